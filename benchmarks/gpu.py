@@ -42,7 +42,6 @@ from tuna.configs.moe import MoeConfig
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.triton.driver import Cuda
 from tuna.libraries.triton.exporters import GAIN
-from tuna.libraries.triton.library import TritonLibrary
 from tuna.libraries.triton.tiles import AXES, tile_of, tile_text
 from tuna.libraries.triton.tuned_files import GRID, read_tiles
 
@@ -285,8 +284,6 @@ class Stage:
         limit = ["--candidates", str(few)] if few else []
         # tiles that spill most registers take 20 seconds of a core, and are slow for it
         limit += ["--option", f"build_timeout_s={60 if self.stand_in else 6}"]
-        if "strategy" not in TritonLibrary.options.model_fields:
-            return limit if few else [*limit, "--candidates", "10000" if exhaustive else "64"]
         return [*limit, *(["--strategy", "exhaustive"] if exhaustive else [])]
 
     def _keep(self, run: Run) -> None:

@@ -276,7 +276,9 @@ def release(engine: sa.Engine, version: int, *, session_id: int, most: int | Non
 
     row = {"library": "noop", "version": version, "state": "promoted", "created_at": _START}
     with writing(engine) as connection:
-        (golden_id,) = connection.execute(sa.insert(Golden).values(row)).inserted_primary_key or ()
+        made = connection.execute(sa.insert(Golden).values(row)).inserted_primary_key
+    assert made is not None
+    (golden_id,) = made
     entry = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.session_id, FindDb.time_ms)
     facts = {
         "golden_id": golden_id,

@@ -210,7 +210,7 @@ def functions(trials: int) -> Outcome:
         for way in ("random", "search"):
             session_id = sessions[way] = api.init_session("tvm", way).id
             api.update_applicability(session_id, model.tag)
-            options = {"candidates": trials, "search": way, "warm_start": False}
+            options = {"candidates": trials, "strategy": way, "warm_start": False}
             api.load_jobs(
                 session_id,
                 tag=None,

@@ -196,8 +196,12 @@ class Scene:
             "golden_report": lambda: "golden/3/report?against=2",
             "sizes": lambda: "sizes",
         }
-        found = {f"page_{name}": (lambda path=path: f"/{path()}") for name, path in pages.items()}
-        return found | {name: (lambda path=path: f"/v1/{path()}") for name, path in tables.items()}
+
+        def below(place: str, path: Callable[[], str]) -> Callable[[], str]:
+            return lambda: f"{place}/{path()}"
+
+        found = {f"page_{name}": below("", path) for name, path in pages.items()}
+        return found | {name: below("/v1", path) for name, path in tables.items()}
 
 
 @dataclass

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes ONNX models with random weights: ResNet-18, ResNet-50, one in the shape of MobileNetV2, a
-block of BERT-base.
+block of BERT-base, two residual blocks for a first try.
 
     python examples/make_models.py resnet18 -o resnet18.onnx
     python examples/make_models.py mobilenetv2 --size 96 -o small.onnx
@@ -134,6 +134,15 @@ def resnet18(network: Network, classes: int) -> str:
     return network.classifier(x, channels, classes)
 
 
+def residual(network: Network, classes: int) -> str:
+    """Two basic blocks of 16 channels: small enough for an emulated board at `--size 32`."""
+    x = network.add("Relu", network.conv("x", (3, 16), 3))
+    for _ in range(2):
+        y = network.add("Relu", network.conv(x, (16, 16), 3))
+        x = network.add("Relu", network.add("Add", network.conv(y, (16, 16), 3), x))
+    return network.classifier(x, 16, classes)
+
+
 def resnet50(network: Network, classes: int) -> str:
     """Bottleneck blocks: 1x1, 3x3 (which has the stride), 1x1, and a shortcut."""
     x = _stem(network)
@@ -210,7 +219,12 @@ def _relu6(network: Network, x: str) -> str:
     return network.add("Clip", x, network.constant(np.array(0.0)), network.constant(np.array(6.0)))
 
 
-IMAGES = {"resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2}
+IMAGES = {
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "mobilenetv2": mobilenetv2,
+    "residual": residual,
+}
 MODELS = (*IMAGES, "bert")
 #: Rows and columns of an image, and tokens of a text.
 _SIZE, _LENGTH, _HIDDEN = 224, 128, 768

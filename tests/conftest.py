@@ -106,7 +106,6 @@ ON_SQLITE = (
 #: The files that take longest, the longest first: begun last, one of them would keep a single core
 #: busy at the end. What is not here takes a few seconds.
 LONG = (
-    "security/test_member_attacks.py",
     "faults/test_faults.py",
     "libraries/test_tvm_faults.py",
     "integration/test_worker_command.py",
@@ -124,12 +123,10 @@ LONG = (
     "libraries/test_tvm_families.py",
     "testing/test_our_libraries.py",
     "libraries/test_miopen.py",
-    "search/test_siblings.py",
     "archives/test_archives.py",
     "libraries/test_tvm_compile.py",
     "cli/test_miopen_commands.py",
     "security/test_hostile_files.py",
-    "membership/test_membership.py",
     "integration/test_joined_workers.py",
     "workers/test_runner.py",
     "integration/test_tvm_end_to_end.py",
@@ -334,6 +331,13 @@ def knows_machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
         (home / "cache" / "machine").symlink_to(shared)
 
     return share
+
+
+@pytest.fixture(autouse=True)
+def fresh_settings() -> Iterator[None]:
+    """Forget the settings after each test: the next one may have other variables."""
+    yield
+    get_settings.cache_clear()
 
 
 @pytest.fixture()

@@ -152,12 +152,19 @@ class Cut(Exception):
     """An upgrade ended here, as a killed one would."""
 
 
+#: On SQLite a cut rolls its revision back, whichever statement it is after.
+_CUT_EACH = 8
+
+
 def upgrade_in_pieces(engine: sa.Engine, most: int = 1000) -> int:
-    """Upgrade, cut off after each of the first `most` statements that change something; returns how
-    often it was cut off."""
+    """Upgrade, cut off after each of the first `most` statements that change something, on SQLite
+    after some of them; returns how often it was cut off."""
     done: set[tuple[str, str]] = set()
+    cuts = 0
+    each = _CUT_EACH if engine.dialect.name == "sqlite" else 1
 
     def cut(_connection: Any, _cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        nonlocal cuts
         words = statement.split(maxsplit=1)
         if words[0] in ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE", "DELETE"):
             # What the cut rolls back is done again, and then not cut off; random values and times
@@ -165,14 +172,16 @@ def upgrade_in_pieces(engine: sa.Engine, most: int = 1000) -> int:
             key = (statement, repr(given) if "alembic_version" in statement else "")
             if key not in done and len(done) < most:
                 done.add(key)
-                raise Cut(statement)
+                if len(done) % each == 0:
+                    cuts += 1
+                    raise Cut(statement)
 
     sa.event.listen(engine, "after_cursor_execute", cut)
     try:
         while True:
             with contextlib.suppress(Cut):
                 database.upgrade(engine)
-                return len(done)
+                return cuts
     finally:
         sa.event.remove(engine, "after_cursor_execute", cut)
 

@@ -63,7 +63,8 @@ def parameters(item: pytest.Item) -> set[str]:
     return {value for value in values if isinstance(value, str)}
 
 
-def _reached(*functions: Any) -> set[str]:
+@functools.cache  # the cases of a test reach the same
+def _reached(*functions: Any) -> frozenset[str]:
     """Return the names of all that functions refer to, directly or through code in `tests`."""
     found: set[str] = set()
     todo = list(functions)
@@ -73,7 +74,7 @@ def _reached(*functions: Any) -> set[str]:
         if name not in found:
             found.add(name)
             todo += _referred(one)
-    return found
+    return frozenset(found)
 
 
 def _name(value: Any) -> str:
@@ -92,6 +93,8 @@ def _referred(value: Any) -> list[Any]:
         methods = [getattr(one, "__wrapped__", one) for one in vars(value).values()]
         return [one for one in methods if isinstance(one, FunctionType)] if inside else []
     value = getattr(value, "__wrapped__", value)
+    # what `given` was applied to is no attribute of what it made
+    value = getattr(getattr(value, "hypothesis", None), "inner_test", value)
     if not isinstance(value, FunctionType) or not _is_ours(sys.modules.get(value.__module__)):
         return []
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -217,14 +219,37 @@ def _packages() -> dict[str, str]:
     return dict(line.split() for line in table.splitlines())
 
 
-def _looked_up(*functions: str) -> Iterator[tuple[str, str]]:
-    """The literal first argument of each call of such a function in tests/, and the file."""
+class _Call(NamedTuple):
+    function: str
+    text: str
+    first: str | None  #: argument, if that is a literal
+    file: str
+
+
+@functools.cache  # no trees: collecting garbage takes longer than parsing
+def _calls() -> list[_Call]:
+    """The calls in tests/ of functions that look for something or skip a test."""
+    found = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                if name in functions and isinstance(first := node.args[0], ast.Constant):
-                    yield str(first.value), str(path.relative_to(ROOT))
+                if name in _LOOKING:
+                    first = node.args[0]
+                    literal = str(first.value) if isinstance(first, ast.Constant) else None
+                    file = str(path.relative_to(ROOT))
+                    found.append(_Call(name, ast.unparse(node), literal, file))
+    return found
+
+
+_LOOKING = {"which", "needed_program", "find_spec", "importorskip", "skipif", "skip"}
+
+
+def _looked_up(*functions: str) -> Iterator[tuple[str, str]]:
+    """The literal first argument of each call of such a function in tests/, and the file."""
+    for call in _calls():
+        if call.function in functions and call.first is not None:
+            yield call.first, call.file
 
 
 def test_each_program_that_a_test_starts_is_one_that_scripts_test_installs() -> None:
@@ -237,11 +262,9 @@ def test_each_program_that_a_test_starts_is_one_that_scripts_test_installs() -> 
     }
     assert not other, "use shared_data.needed_program; add it to scripts/test and scripts/programs"
     skipped = [
-        (node.lineno, str(path.relative_to(ROOT)))
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("skipif", "skip")
-        if "which(" in ast.unparse(node)
+        (call.text, call.file)
+        for call in _calls()
+        if call.function in ("skipif", "skip") and "which(" in call.text
     ]
     assert not skipped, "a program that is absent fails the test in CI: shared_data.needed_program"
     assert set(dict(_looked_up("needed_program"))) == set(PROGRAMS), (

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import markers
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from private_servers import redis_server
 
 pytest_plugins = ["pytester"]
@@ -31,6 +33,8 @@ def test_code_that_is_reached_through_helpers_counts() -> None:
     assert "private_servers.redis_server" in reached & markers.SERVICES
     assert "subprocess" in markers._reached(lambda: [_run() for _ in range(2)]) & markers.SERVICES
     assert "tvm" in markers._reached(_imports_tvm) & markers.TVM
+    of_hypothesis = given(st.none())(lambda _: _imports_tvm())
+    assert "tvm" in markers._reached(of_hypothesis) & markers.TVM
     assert not markers._reached(lambda: Path("x").name) & (markers.SERVICES | markers.TVM)
 
 

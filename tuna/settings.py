@@ -296,6 +296,25 @@ class Settings(BaseSettings):
             " enforced); 0: no limit"
         ),
     )
+    request_mib: int = Field(
+        640,
+        ge=1,
+        le=1023,
+        description=(
+            "largest file of a request of the service; what imports a model needs a few times that"
+            " memory"
+        ),
+    )
+    submit_open: int = Field(8, ge=1, description="open requests of one token with the role submit")
+    submit_trials: int = Field(
+        100_000, ge=1, description="trials that the open requests of such a token may take together"
+    )
+    submit_mib: int = Field(
+        4096, ge=1, description="uploads and results of such a token that are stored"
+    )
+    submit_priority: int = Field(
+        5, ge=0, le=9, description="highest priority that such a token may ask for"
+    )
     allow_exec: bool = Field(
         False, description="allow workers on this machine to run commands of `go_fish.py --exec`"
     )

@@ -78,6 +78,19 @@ class GoldenState(str, Enum):
     WITHDRAWN = "withdrawn"  #: was released, then rolled back; never changes
 
 
+class RequestState(str, Enum):
+    """State of a request of a visitor of the service."""
+
+    ACCEPTED = "accepted"  #: written down; its file is being read
+    KNOWN = "known"  #: answered by what was known, without a trial
+    TUNING = "tuning"  #: its jobs are worked on, or its model is built
+    BUILT = "built"  #: answered by what was tuned for it, as far as its budget allowed
+    FAILED = "failed"  #: there is no answer; its message says why
+    CANCELED = "canceled"  #: its visitor, or an admin, ended it
+
+    __str__ = str.__str__
+
+
 def queue_name(step_is_on_device: bool, toolchain: str, environment: str) -> str:
     """`compile.<toolchain>` for any machine that has it, `eval.<environment>` for its devices."""
     return f"eval.{environment}" if step_is_on_device else f"compile.{toolchain}"

@@ -32,6 +32,7 @@ def master(home: Path) -> Iterator[str]:
     release_services(get_settings())
 
 
+@pytest.mark.service
 def test_a_token_names_the_gateway_of_this_home(master: str) -> None:
     token = JoinToken.parse(api.create_token("eval", 60.0))
     assert token.gateway.url == master
@@ -39,6 +40,7 @@ def test_a_token_names_the_gateway_of_this_home(master: str) -> None:
     assert open_gateways(get_settings().run_dir) == [("127.0.0.1", port)]
 
 
+@pytest.mark.service
 def test_two_gateways_of_one_home_have_one_key(master: str) -> None:
     with api.listening("127.0.0.1", 0) as other:
         pins = {

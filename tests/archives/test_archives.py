@@ -465,7 +465,7 @@ def test_the_archive_is_of_one_moment(
 def test_memory_does_not_grow_with_the_session(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
     def peak(layers: int) -> int:
         session_id = (
-            make_jobs(sqlite_engine, layers) if layers == 100 else _more(sqlite_engine, layers)
+            make_jobs(sqlite_engine, layers) if layers == 50 else _more(sqlite_engine, layers)
         )
         tracemalloc.start()
         archive(sqlite_engine, session_id, tmp_path / str(layers))
@@ -475,7 +475,7 @@ def test_memory_does_not_grow_with_the_session(sqlite_engine: sa.Engine, tmp_pat
 
     # Eight times the rows would take eight times the memory; when garbage is collected changes a
     # peak by up to half.
-    small, large = peak(100), peak(800)
+    small, large = peak(50), peak(400)
     assert large < 3 * small
 
 

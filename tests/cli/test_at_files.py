@@ -113,8 +113,8 @@ def test_workloads_are_layers(folder: Path) -> None:
     )
     found = parse("@w.yaml")["workloads"]
     assert isinstance(found, tuple)
-    assert len({config.key for layers in found[:4] for config in layers}) == 1
-    assert [config.direction.value for config in found[4]] == ["F", "W"]
+    assert len({one.config.key for layers in found[:4] for one in layers}) == 1
+    assert [one.config.direction.value for one in found[4]] == ["F", "W"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
         _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "no session 77")
 
 
+def test_only_a_coordinator_of_all_sessions_stays(type_in: Type) -> None:
+    _refused(type_in("tuna", "enqueue", "--session-id", 1, "--stay"), 2, "--all --stay")
+
+
 def test_an_unknown_tag_step_or_solver_is_named(loaded: Type) -> None:
     _refused(loaded("tuna", "configs", "-t", "nope"), 3, "'nope'", "small")
     _refused(loaded("load_job", "--session_id", 1, "-t", "nope", "-l", "x"), 3, "'nope'")

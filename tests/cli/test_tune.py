@@ -381,7 +381,7 @@ def test_a_model_that_is_not_built_says_how_it_is(
     open_work = partial(api.open_work, model="")
     monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
     monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 1e-6)
-    done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0)
+    done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0, reached=None)
     monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert "`tuna model build net -o net.so`" in ended.out

@@ -110,3 +110,25 @@ def test_a_chore_that_others_kept_from_running_is_logged_as_overdue(clock: Clock
     assert [(one["event"], one["chores"], one["late_s"]) for one in logs] == [
         ("chores overdue", "reclaim", 44.0)
     ]
+
+
+def test_chores_that_an_outage_kept_from_running_are_logged_once_after_it(clock: Clock) -> None:
+    """Each attempt logged them anew: one line every two seconds, all night."""
+    away = [False]
+
+    def read() -> None:
+        if away[0]:
+            raise OSError("away")
+
+    all_ = Chores((Chore("read", 1.0, read), Chore("reclaim", 1.0, lambda: None)))
+    all_.run_due()
+    away[0] = True
+    with capture_logs() as logs:
+        for _ in range(3):
+            clock.now += 60.0
+            with pytest.raises(OSError, match="away"):
+                all_.run_due()
+        assert logs == []
+        away[0] = False
+        all_.run_due()
+    assert [(one["chores"], one["late_s"]) for one in logs] == [("read, reclaim", 179.0)]

@@ -44,6 +44,7 @@ from shared_data import needed_program
 from tuna import policies
 from tuna.cli.main import tuna
 from tuna.coordinator import publisher
+from tuna.coordinator.coordinator import ALIVE
 from tuna.libraries.tvm import toolchain
 from tuna.settings import Settings
 from tuna.vocabulary import queue_name
@@ -198,13 +199,23 @@ def test_the_important_command_lines_were_found() -> None:
     assert {
         ("tuna", "worker", "compile"),
         ("tuna", "worker", "eval"),
-        ("tuna", "enqueue", "--session-id"),
+        ("tuna", "enqueue", "--all"),
     } <= found
     assert {
         ("tuna", "db", "upgrade"),
         ("tuna", "metrics", "--listen"),
         ("celery", "-A", "tuna.celery_app"),
     } <= found
+
+
+def test_containers_of_a_coordinator_look_at_its_sign_of_life() -> None:
+    home = re.search(r"TUNA_HOME=(\S+)", (DOCKER / "Dockerfile").read_text())
+    assert home is not None
+    (pod,) = (one for one in WORKLOADS if one["metadata"]["name"] == "enqueue")
+    (probe,) = (one["livenessProbe"] for one in containers(pod) if "livenessProbe" in one)
+    looks = [SERVICES["enqueue"]["healthcheck"]["test"][-1], probe["exec"]["command"][-1]]
+    for look in looks:
+        assert f"$(find {home[1]}/{ALIVE} -mmin -5)" in look
 
 
 def test_each_variable_is_a_setting() -> None:

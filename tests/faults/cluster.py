@@ -58,10 +58,17 @@ class ClusterError(AssertionError):
 class Cluster:
     """Starts, breaks, repairs and stops its processes; a context manager that leaves only logs."""
 
-    def __init__(self, folder: Path, joined: Sequence[str] = (), *, in_redis: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        joined: Sequence[str] = (),
+        *,
+        in_redis: bool = False,
+        stays: bool = False,
+    ) -> None:
         """`joined`: those of the workers that know a token and nothing else of the cluster, with a
-        gateway for them;
-        `in_redis`: artifacts are there."""
+        gateway for them; `in_redis`: artifacts are there; `stays`: the coordinator goes on without
+        jobs."""
         needed_program("mariadb-install-db")
         self.folder, self.log = folder, folder / "ran"  #: the library's log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -72,6 +79,7 @@ class Cluster:
         self._artifacts = folder / "artifacts"
         self._snapshot = folder / "redis" / "dump.rdb"
         self._joined = joined
+        self._served = ["--all", "--stay"] if stays else ["--session-id", "1"]
         self._tokens: dict[str, list[str]] = {}
         self._homes = {name: folder / f"home-{name}" for name in _WORKERS}
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
@@ -186,6 +194,11 @@ class Cluster:
         _, alive = psutil.wait_procs(children, timeout=60)
         if alive:
             raise ClusterError(f"{alive} outlived the {name} process")
+
+    def terminate(self, name: str) -> int:
+        """SIGTERM to the process itself; returns its exit code."""
+        self._running[name].terminate()
+        return self._running[name].wait(_START_S)
 
     def kill_child(self, name: str) -> bool:
         """SIGKILL to a pool process that has begun an item; False if there is none yet."""
@@ -362,7 +375,7 @@ class Cluster:
 
     def _program(self, name: str) -> list[str]:
         if name == "coordinator":
-            return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
+            return [sys.executable, "-m", "tuna", "enqueue", *self._served]
         if name == "gateway":
             where = ("--listen", self._address, "--port", str(_GATEWAY_PORT))
             return [sys.executable, "-m", "tuna", "gateway", *where]

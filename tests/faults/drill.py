@@ -69,17 +69,18 @@ def run(
     in_redis: bool = False,
     refused_s: float = 0.0,
     slow: bool = False,
+    stays: bool = False,
 ) -> Report:
     """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept.
 
     `joined`: those of the workers that join a gateway with a token; `more`: workers
     besides the usual ones; `in_redis`: artifacts are there; `refused_s`: so long Redis is read-only
     when the coordinator starts; `slow`: items take long until the last fault, so that workers are
-    never idle.
+    never idle; `stays`: the coordinator does not end with the session, but by SIGTERM after it.
     """
     report = Report(seed, job_count)
     began = time.monotonic()
-    with Cluster(folder, joined, in_redis=in_redis) as cluster:
+    with Cluster(folder, joined, in_redis=in_redis, stays=stays) as cluster:
         engine = make_engine(cluster.db_url)
         try:
             expected = _load(engine, folder / "plugin", job_count)
@@ -92,7 +93,11 @@ def run(
             if refused_s:
                 work.wait(refused_s)
                 cluster.accept_writes("READONLY")
+            if stays:
+                work.has_ended = lambda: not history.unfinished(engine)
             work.work_through(plan(seed, LEASE_S, joined) if faults is None else faults)
+            if stays and (code := cluster.terminate("coordinator")):
+                report.objections.append(f"the coordinator ended with {code} after SIGTERM")
             seen = history.read(engine, cluster.log, expected)
             report.runs, report.lost = (
                 len(seen.runs),
@@ -137,6 +142,7 @@ class _Drill:
         self._gateways = gateways
         self._cluster = cluster
         self._report = report
+        self.has_ended = lambda: self._check(may_end=True) == 0
         self._began = time.monotonic()
         self._read = self._begun = 0  # position in the library's log: bytes, lines
         self._seen = 0  # items begun when a fault last began or ended
@@ -202,7 +208,8 @@ class _Drill:
         """Wait for the end of the session; raises TimeoutError."""
         end_by = time.monotonic() + _END_S
         stuck_by = time.monotonic() + _STUCK_S
-        while self._check(may_end=True) != 0:
+        while not self.has_ended():
+            self._check(may_end=True)
             if self._items_begun() > self._seen:
                 self._seen, stuck_by = self._items_begun(), time.monotonic() + _STUCK_S
             if time.monotonic() > min(stuck_by, end_by):

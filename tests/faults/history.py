@@ -79,6 +79,13 @@ class History:
     runs: Sequence[Run]
 
 
+def unfinished(engine: sa.Engine) -> int:
+    """How many jobs have not ended."""
+    query = sa.select(sa.func.count()).where(Job.state.not_in(["evaluated", "errored"]))
+    with reading(engine) as connection:
+        return connection.execute(query).scalar_one()
+
+
 def objections(history: History) -> list[str]:
     """All violations of a history; empty if it is correct."""
     return [

@@ -63,6 +63,17 @@ def test_remote_workers_whose_clocks_are_hours_wrong_lose_nothing(
 
 
 @pytest.mark.drill(only=True)
+def test_a_coordinator_that_stays_is_killed_ten_times_and_nothing_is_done_twice(
+    tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+    kills = [Fault(0.3 * number, True, Kind.KILL, "coordinator", 0.5) for number in range(10)]
+    report = drill.run(0, tmp_path, 2000, kills, stays=True)
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    assert (report.faults, report.lost, report.runs) == (10, 0, 4000)
+
+
+@pytest.mark.drill(only=True)
 @pytest.mark.parametrize("error", REFUSALS)
 def test_a_redis_that_refuses_writes_for_8_s_costs_no_attempt(
     error: str, tmp_path: Path, knows_machine: Callable[[Path], None]

@@ -119,6 +119,7 @@ def master(home: Path) -> Iterator[str]:
     release_services(get_settings())
 
 
+@pytest.mark.service
 def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_own(
     master: str,
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_o
     ]
 
 
+@pytest.mark.service
 def test_a_target_that_no_session_is_for_is_refused_and_its_token_is_left(master: str) -> None:
     other = dataclasses.replace(get_library("noop").environment(), device="another")
     client = MasterClient(master, _place(other), get_settings(), lambda _: None)
@@ -169,6 +171,7 @@ def test_a_target_that_no_session_is_for_is_refused_and_its_token_is_left(master
         assert joined.remote_workers(connection) == []
 
 
+@pytest.mark.service
 def test_a_token_of_one_worker_is_not_a_clients(master: str) -> None:
     client = MasterClient(master, _place(), get_settings(), lambda _: None)
     with pytest.raises(BadInput, match="has two tokens") as raised:
@@ -180,6 +183,7 @@ def test_a_token_of_one_worker_is_not_a_clients(master: str) -> None:
     assert line[-20:-10] not in str(raised.value)
 
 
+@pytest.mark.service
 def test_a_client_of_the_masters_user_makes_its_own_token(
     master: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

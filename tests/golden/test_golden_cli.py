@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from command_lines import Ended
 from golden_scene import ASM, GEMM, A, B, C, Scene
 
+from tuna import api
 from tuna.cli.main import guarded, tuna
 from tuna.cli.mituna.common import respell
 from tuna.cli.mituna.db_files import update_golden
+from tuna.configs import parse_line
 from tuna.settings import get_settings
 
 #: Command line, exit code, part of the output.
@@ -245,6 +249,32 @@ def test_an_entry_is_explained_for_people_and_programs(built: TypeIn, two: Scene
     ended = built("explain", 2, "nonsense")
     assert (ended.code, ended.out) == (3, "")
     assert "has no entry nonsense" in ended.err
+
+
+def test_a_note_stays_with_a_release_and_a_line_of_an_export_is_explained(
+    two: Scene, type_in: TypeIn, tmp_path: Path
+) -> None:
+    assert type_in("build", 1, "--session-id", 1).code == 0
+    assert type_in("promote", 1, "--note", "for ROCm 7").code == 0
+    (listed,) = json.loads(type_in("list", "--json").out)
+    assert listed["note"] == "for ROCm 7"
+    assert listed["promoted_by"].endswith(f"@{socket.gethostname()}")
+    shown = type_in("list").out
+    assert all(word in shown for word in ("for ROCm 7", listed["promoted_by"]))
+    api.export_golden(1, "find", tmp_path, arch="gfx90a", num_cu=104, library="miopen")
+    (file,) = tmp_path.glob("*.fdb.txt")
+    keys = set()
+    for line in (1, 2):
+        (found,) = json.loads(type_in("explain", 1, f"{file}:{line}", "--json").out)
+        keys.add(found["entry"]["config_key"])
+        assert found["history"][0]["note"] == "for ROCm 7"
+    assert keys == {parse_line(one)[0].key for one in (A, B)}
+    ended = type_in("explain", 1, f"{file}:3")
+    assert (ended.code, ended.out) == (2, "")
+    assert "has no line 3" in ended.err
+    ended = type_in("report", 1, "--markdown")
+    assert ended.out.startswith("# Golden version 1 of miopen\n")
+    assert "| ConvAsm3x3U | convolution FP32 F | 2 | 2 | 0 | 0 | 0 | 0 | 2 |" in ended.out
 
 
 def test_what_makes_no_sense_is_one_sentence_and_writes_nothing(built: TypeIn, two: Scene) -> None:

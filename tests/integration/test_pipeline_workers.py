@@ -14,8 +14,10 @@ from private_servers import rabbitmq_server, redis_server
 from processes import Processes, below
 from shared_data import needed_program
 
+from tuna.coordinator.coordinator import ALIVE
 from tuna.db.engine import writing
 from tuna.db.models import Job
+from tuna.queue.connection import connect
 from tuna.services import embedded_redis
 from tuna.settings import get_settings
 
@@ -33,6 +35,22 @@ def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(
     assert trials(engine) == 200
     assert processes.start("tuna", "run", "--session-id", "1").wait(200) == 0
     assert len(accepted(engine)) == 400
+
+
+def test_a_coordinator_that_stays_serves_a_session_that_is_made_later_and_ends_by_sigterm(
+    engine: sa.Engine, processes: Processes, eventually: Eventually
+) -> None:
+    stays = processes.start("tuna", "enqueue", "--all", "--stay")
+    for name in ("compile", "eval"):
+        processes.worker(name)
+    alive = get_settings().home / ALIVE
+    eventually(alive.exists, 60)
+    make_jobs(engine, 2, options={"trials": 1})
+    eventually(lambda: states(engine) == {"evaluated": 20}, 60)
+    stays.terminate()
+    assert stays.wait(60) == 0
+    client = connect(get_settings())
+    assert not list(client.scan_iter("*:lease*")), "it left no lease"
 
 
 def test_a_job_that_kills_its_worker_errs_alone(
@@ -132,7 +150,7 @@ def test_another_environments_work_is_left_for_those_who_have_it(
     worker = processes.worker("eval")
     processes.coordinator()
     eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
-    client = redis.Redis.from_url(embedded_redis.url(get_settings().run_dir))
+    client = connect(get_settings())
     eventually(
         lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30
     )

@@ -15,7 +15,14 @@ from tuna.errors import BadInput
 from tuna.libraries.kernels import Past
 from tuna.libraries.search.proposal import propose
 from tuna.libraries.triton import kernel_import
-from tuna.libraries.triton.artifact import Answer, Artifact, BadArtifact, Buffer, Launch, from_bytes
+from tuna.libraries.triton.artifact import (
+    Artifact,
+    BadArtifact,
+    Buffer,
+    Launch,
+    SampledAnswer,
+    from_bytes,
+)
 from tuna.libraries.triton.device_problems import DeviceProblem
 from tuna.libraries.triton.kernel_import import read_kernel
 from tuna.libraries.triton.space import TileSpace
@@ -299,7 +306,7 @@ def test_inputs_of_whole_numbers_are_whole_numbers_for_the_reference() -> None:
 
 def artifact(**change: Any) -> bytes:
     facts = {"buffer": "y", "rows": (0, 2), "columns": (1,), "values": ((1.0,), (2.5,))}
-    answer = Answer(**{**facts, "tolerance": 1e-4, **change})
+    answer = SampledAnswer(**{**facts, "tolerance": 1e-4, **change})
     launch = Launch(0, "k", (4, 1, 1), 4, 32, 1024, 0, 1, 0, 1, ())
     buffers = (Buffer("x", "bf16", (3, 4), "input"), Buffer("y", "bf16", (3, 4), "output"))
     made = Artifact("sm_90", "3.6.0", "0" * 64, buffers, (launch,), (b"code",), (answer,))

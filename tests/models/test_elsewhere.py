@@ -54,7 +54,7 @@ def test_a_session_decides_the_target_and_its_workers_are_elsewhere(
     refused = type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--session-id", 1)
     assert refused.code == BadInput.exit_code
     assert "The model net was imported for llvm -mcpu=" in refused.err
-    assert "tuna model import net FILE --session-id 1" in refused.err
+    assert "import it again with --session-id 1: `tuna model import net FILE`" in refused.err
     imported = type_in("tuna", "model", "import", "net", model, "--session-id", session)
     assert imported.code == 0
     here, there = (json.loads(one.manifest.target) for one in reversed(api.list_models()))

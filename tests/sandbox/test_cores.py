@@ -68,9 +68,8 @@ def test_cores_to_measure_on_are_the_last_ones_and_first_those_of_other_physical
 
 @pytest.mark.parametrize("before", [None, "0-2"])
 def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, before: str | None
+    monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
-    request.addfinalizer(get_settings.cache_clear)  # the next test has another variable
     monkeypatch.setattr(cores, "available_cpus", lambda: (0, 1, 2, 3))
     monkeypatch.setattr(
         cores, "read_places", lambda cpus: {cpu: cores.CpuTopology() for cpu in cpus}

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+import sqlalchemy as sa
+from private_servers import wait_until
+
+from tuna.db import requests
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.db.models import RequestRow, TrialRow
+from tuna.requests import uploads
 
 
 @contextmanager
-def serving(home: Path, *words: str) -> Iterator[str]:
+def serving(home: Path, *words: str, killed: bool = False) -> Iterator[str]:
     """`tuna serve` on any port; yields the link that it prints."""
     command = [sys.executable, "-m", "tuna", "serve", "--listen", "127.0.0.1:0", *words]
     process = subprocess.Popen(
@@ -26,6 +38,8 @@ def serving(home: Path, *words: str) -> Iterator[str]:
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
+        if killed:
+            return
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (0, -signal.SIGTERM)
     finally:
@@ -56,3 +70,105 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
         refused = type_in("tuna", "serve", "--listen", listen)
         assert (refused.code, refused.err.count("Error: ")) == (2, 1)
     assert not (empty_home / "run" / "serve.token").exists()
+
+
+def visitor_of(link: str) -> httpx.Client:
+    """A program with the token of a link."""
+    address, _, token = link.partition("/login?token=")
+    return httpx.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=60)
+
+
+def ended(visitor: httpx.Client, number: int) -> dict:
+    """A request, once it is over."""
+    found: dict = {}
+
+    def is_over() -> bool:
+        found.update(visitor.get(f"/v1/requests/{number}").json())
+        return found["ended_at"] is not None
+
+    wait_until(is_over, 240, f"end of request {number}: {found}")
+    return found
+
+
+LAYERS = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in (1, 2, 3)]
+ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
+
+
+@pytest.mark.service
+def test_a_request_survives_its_service_and_is_known_from_then_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is killed once the request is written down; the next one answers it."""
+    monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", "/bin/true")
+    key = {"idempotency-key": "k"}
+    with serving(home, killed=True) as link, visitor_of(link) as visitor:
+        asked = visitor.post("/v1/requests", json=ASKED, headers=key).json()
+        assert asked["state"] == "accepted"
+    with serving(home) as link, visitor_of(link) as visitor:
+        again = visitor.post("/v1/requests", json=ASKED, headers=key)
+        assert (again.status_code, again.json()["id"]) == (200, asked["id"])
+        built = ended(visitor, asked["id"])
+        assert (built["state"], built["message"]) == ("built", "")
+        assert (built["progress"]["exact"], built["progress"]["trials"]) == (3, 3)
+        results = visitor.get(f"/v1/requests/{asked['id']}/result?file=results.json").json()
+        assert {one["solver"] for one in results} == {"Rocminfo"}
+        known = visitor.post("/v1/requests", json=ASKED).json()
+        assert (known["state"], known["progress"]["trials"]) == ("known", 0)
+    with reading(open_database()) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar() == 3
+        keys = sa.select(RequestRow.client_key).order_by(RequestRow.id)
+        assert connection.execute(keys).scalars().all() == ["k", None]
+    assert not list((home / "uploads").iterdir())
+
+
+def kill(home: Path, words: str) -> None:
+    """kill -9 of the processes of this home whose command line has these words."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mine = process.environ().get("TUNA_HOME") == str(home)
+            if mine and words in " ".join(process.cmdline()):
+                process.kill()
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("words", ["tuna.requests.process", "enqueue --all --stay", "tuna serve"])
+def test_what_is_killed_ten_times_only_repeats_a_step(
+    words: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = home / "slow"
+    program.write_text("#!/bin/sh\nsleep 0.3\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", str(program))
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    layers = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in range(1, 61)]
+    asked = {"name": "mine", "library": "example", "layers": layers}
+    number = 0
+    for place in range(10):
+        with contextlib.suppress(httpx.HTTPError):
+            with serving(home, killed=True) as link, visitor_of(link) as visitor:
+                if words == "tuna serve":  # while it takes the request in
+                    later = threading.Timer(0.02 * place, kill, (home, words))
+                    later.start()
+                sent = visitor.post("/v1/requests", json=asked, headers={"idempotency-key": "k"})
+                number = sent.json()["id"]
+                time.sleep(3)
+                kill(home, words)
+                time.sleep(2)
+    with serving(home) as link, visitor_of(link) as visitor:
+        sent = visitor.post("/v1/requests", json=asked, headers={"idempotency-key": "k"})
+        number = sent.json()["id"]
+        built = ended(visitor, number)
+        assert (built["state"], built["progress"]["exact"]) == ("built", 60)
+        assert len(visitor.get("/v1/requests").json()["requests"]) == 1
+    with reading(open_database()) as connection:
+        jobs = sa.select(sa.func.count(), sa.func.count(TrialRow.job_id.distinct()))
+        assert connection.execute(jobs.select_from(TrialRow)).one() == (60, 60)
+    for path in (home / "uploads").iterdir():
+        os.utime(path, (0, 0))
+    uploads.sweep()
+    assert not list((home / "uploads").iterdir())
+    with reading(open_database()) as connection:
+        needed = requests.files(connection)
+    kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
+    assert {*kept} <= needed  # example has no artifacts of its own

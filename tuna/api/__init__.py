@@ -35,10 +35,10 @@ __all__ = tuple(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_MODULES[name])
-    # a whole room, such as `golden`, is a module of its parent
-    path = f"{module.__name__}.{name}"
-    found = getattr(module, name) if hasattr(module, name) else importlib.import_module(path)
+    if _MODULES[name] == __name__:  # a module of this package, such as `golden`
+        found: Any = importlib.import_module(f"{__name__}.{name}")
+    else:
+        found = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = found
     return found
 

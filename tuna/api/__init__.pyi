@@ -1,6 +1,6 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
-from tuna import golden as golden
+from tuna.api import golden as golden
 from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model
@@ -90,10 +90,6 @@ from tuna.api.preparation import list_solvers as list_solvers
 from tuna.api.preparation import prepare_tuning as prepare_tuning
 from tuna.api.preparation import update_applicability as update_applicability
 from tuna.api.preparation import update_solvers as update_solvers
-from tuna.api.releases import explain_entries as explain_entries
-from tuna.api.releases import list_entries as list_entries
-from tuna.api.releases import list_golden as list_golden
-from tuna.api.releases import report_golden as report_golden
 from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
@@ -127,6 +123,7 @@ from tuna.api.sessions import set_session as set_session
 from tuna.api.sessions import warm_starts as warm_starts
 from tuna.api.sessions import watcher as watcher
 from tuna.api.sessions import workers_aside as workers_aside
+from tuna.api.sessions import write_timeline as write_timeline
 from tuna.api.workers import Worker as Worker
 from tuna.api.workers import WorkerBoards as WorkerBoards
 from tuna.api.workers import count_workers as count_workers

@@ -1,4 +1,4 @@
-"""What the API returns as JSON and CSV: the same for `--json`, `--csv` and the service."""
+"""JSON and CSV of the API's answers: the same for `--json`, `--csv` and the service."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tuna.api.services import namespace
+from tuna.api.services import artifact_store, namespace
 from tuna.configs import GemmConfig, read_one
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
@@ -222,12 +222,13 @@ def reproduce(
         solver=solver,
         config=layer.to_json(),
         body=layer.body_digest,
+        data=layer.data_digests,
         target=tuned.environment().target if origin.target is None else origin.target,
         conditions=chosen(tuned.conditions, origin.conditions, library),
         seed=origin.seed,
         options=check(tuned.options, options or {}, library),
     )
-    return run_steps(tuned, item, step, index, _body(item.body))
+    return run_steps(tuned, item, step, index, _given(item))
 
 
 def reproduce_trial(trial: int) -> tuple[list[StepResult], str]:
@@ -241,12 +242,22 @@ def reproduce_trial(trial: int) -> tuple[list[StepResult], str]:
     with reading(open_database()) as connection:
         library, item = trial_item(connection, trial)
     (candidate,) = item.candidates
-    return run_steps(library, item, item.step, candidate.index, _body(item.body)), item.layer.text()
+    return run_steps(library, item, item.step, candidate.index, _given(item)), item.layer.text()
 
 
-def _body(digest: str | None) -> bytes | None:
-    """The body of a layer that has one, from the database."""
-    if digest is None:
-        return None
-    with reading(open_database()) as connection:
-        return configs.body(connection, digest)
+def _given(item: WorkItem) -> list[bytes]:
+    """The artifacts that a config names: its body from the database, its data from the store.
+    Raises NotFound for one that is gone."""
+    engine, found = open_database(), list[bytes]()
+    if item.body is not None:
+        with reading(engine) as connection:
+            found.append(configs.body(connection, item.body))
+    for digest in item.data:
+        try:
+            found.append(artifact_store(engine).get(digest))
+        except KeyError:
+            raise NotFound(
+                f"The artifact {digest} of {item.layer.label} is not in the store any more.",
+                hint="build the model again",
+            ) from None
+    return found

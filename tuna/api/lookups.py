@@ -13,7 +13,7 @@ from tuna import api
 from tuna.archives import sizes
 from tuna.archives.sizes import SessionSize
 from tuna.db import overview
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
 from tuna.db.overview import Overview
@@ -41,7 +41,7 @@ def status(session_id: int | None = None, *, commands: bool = True) -> list[Over
     return api.with_commands(engine, found)
 
 
-def status_page(limit: int, before: int = 0) -> Page[Overview]:
+def status_page(limit: int, before: int = 0) -> RowPage[Overview]:
     """The same for `limit` sessions, the newest first, behind `next` of the page before."""
     ids, engine = session_page(limit, before), open_database()
     found = overview.read(engine, *ids.rows) if ids.rows else []
@@ -51,13 +51,13 @@ def status_page(limit: int, before: int = 0) -> Page[Overview]:
     return ids.map(by_id.__getitem__)
 
 
-def session_page(limit: int, before: int = 0) -> Page[int]:
+def session_page(limit: int, before: int = 0) -> RowPage[int]:
     """The ids of `limit` sessions, the newest first, behind `next` of the page before."""
     query = sa.select(session.c.id).order_by(session.c.id.desc()).limit(limit + 1)
     if before:
         query = query.where(session.c.id < before)
     with reading(open_database()) as connection:
-        return Page.of(connection.execute(query).all(), limit).map(lambda row: row.id)
+        return RowPage.of(connection.execute(query).all(), limit).map(lambda row: row.id)
 
 
 def require_session(session_id: int) -> None:
@@ -103,7 +103,7 @@ def winners(session_id: int, tag: str | None = None, *, with_commands: bool = Tr
 
 def winner_page(
     wanted: ResultFilter, *, with_commands: bool = True, after: int = 0
-) -> Page[ResultRow]:
+) -> RowPage[ResultRow]:
     """The same for `limit` layers that meet a filter, behind `next` of the page before."""
     with reading(open_database()) as connection:
         return result_query.winners(connection, wanted, with_commands=with_commands, after=after)

@@ -151,7 +151,7 @@ class _Outcome:
         return self.state is State.EVALUATED or wrong
 
     def measured(self, name: str) -> MeasuredModel:
-        """What was found; raises BadInput if the model could not be built or run, ServiceError if
+        """The measurement; raises BadInput if the model could not be built or run, ServiceError if
         its job was canceled."""
         if self.state is State.CANCELED:
             raise ServiceError(f"The job {self.job_id} of the model {name} was canceled.")

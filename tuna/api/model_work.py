@@ -136,7 +136,7 @@ def environment_of(session_id: int | None) -> Environment:
     if found.library != "tvm":
         raise BadInput(
             f"Session {session_id} belongs to {found.library}, which compiles no models.",
-            hint="`tuna init-session tvm` makes one that does",
+            hint="`tuna init-session tvm -l WHY` makes one that does",
         )
     return found
 
@@ -153,11 +153,11 @@ def find_model(name: str, work: ModelWork) -> StoredModel:
         same = model.name == latest.name and model.version.startswith(version)
         if same and _without_cores(model.manifest.target) == wanted:
             return model
-    here = "" if work.number is None else f" --session-id {work.number}"
+    of_session = "" if work.number is None else f" with --session-id {work.number}"
     raise BadInput(
         f"The model {latest.name} was imported for {_words(latest.manifest.target)}, and this is"
         f" for {_words(work.target)}.",
-        hint=f"import it again: tuna model import {latest.name} FILE{here}",
+        hint=f"import it again{of_session}: `tuna model import {latest.name} FILE`",
     )
 
 

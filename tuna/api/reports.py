@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuna.db import overview, sessions
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
@@ -24,7 +24,7 @@ from tuna.reports.html import write
 from tuna.reports.job_list import (
     JobFigures,
     JobFilter,
-    JobLine,
+    ListedJob,
     TrialFigures,
     read_job,
     read_page,
@@ -133,13 +133,13 @@ def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulat
     return run(scenario, POLICIES[policy], seed)
 
 
-def list_jobs(wanted: JobFilter) -> Page[JobLine]:
+def list_jobs(wanted: JobFilter) -> RowPage[ListedJob]:
     """A page of a session's jobs; raises NotFound, BadInput."""
     with reading(open_database()) as connection:
         return read_page(connection, wanted)
 
 
-def list_trials(job_id: int, limit: int, after: int = 0) -> Page[TrialFigures]:
+def list_trials(job_id: int, limit: int, after: int = 0) -> RowPage[TrialFigures]:
     """A page of a job's trials; raises NotFound."""
     with reading(open_database()) as connection:
         return read_trials(connection, job_id, limit, after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,15 +60,20 @@ def enqueue(
     policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     events: RunEvents = _SILENT,
+    stop: threading.Event | None = None,
 ) -> Progress:
     """Fill the queues and drain results until every job is finished, as `run` does; the workers run
     elsewhere.
 
-    `policy`: as `Settings.policy`, its default.
+    `policy`: as `Settings.policy`, its default. `stop`: for all sessions (None) alone: go on until
+    it is set, whether there are jobs or not, also through outages of servers and changes of
+    sessions; raises SchemaError after an upgrade of the database.
     """
+    if stop is not None and session_id is not None:
+        raise BadInput("A coordinator that stays serves all sessions.")
     if on_progress is not None:
         events = replace(events, on_progress=on_progress)
-    return _work_through(session_id, steps, lambda _: (), policy, events)
+    return _work_through(session_id, steps, lambda _: (), policy, replace(events, stop=stop))
 
 
 def _work_through(
@@ -103,6 +109,8 @@ def _work_through(
             lasting=lasting,
             events=events,
         )
+    if session_id is None:
+        return found
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:
         raise BadInput(

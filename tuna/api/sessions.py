@@ -16,7 +16,9 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.session_options import SessionOptions
 from tuna.errors import ServiceError
+from tuna.reports import timeline
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
+from tuna.reports.timeline import Timeline
 from tuna.search.history import WarmStart, warm_starts_of_session
 from tuna.settings import get_settings
 
@@ -47,6 +49,12 @@ def restore_session(
     already.
     """
     return restore(open_database(), path, reason, on_jobs)
+
+
+def write_timeline(session_id: int, path: Path) -> Timeline:
+    """Write when each attempt of a session was where, as Chrome trace events (JSON) for Perfetto;
+    raises NotFound, BadInput, StorageFull."""
+    return timeline.write_timeline(open_database(), session_id, path)
 
 
 def check_deletion(session_id: int, *, cancels: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""The trace of a session: a file to which changes of its jobs are appended, with results.
+"""The trace file of a session: changes of its jobs are appended to it, with results. (What
+`tuna session trace` writes is a timeline, of `reports.timeline`.)
 
 Lines of JSON. The first names the session and its environment, each other one a job (config,
 solver, steps) with its state and attempt and, for a job that has ended, its result: trials, its

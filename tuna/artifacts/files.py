@@ -16,7 +16,7 @@ import errno
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,9 @@ FULL_TIMEOUT_S = 300.0
 #: Threads that delete files.
 _REMOVERS = 8
 _POLL_S = 0.5
+#: Bytes of a large file that are in memory at a time, and the largest that Redis, which takes a
+#: value as a whole, is given in parts.
+PART_BYTES, _WHOLE_BYTES = 1 << 20, 128 << 20
 #: Marker file that distinguishes a prepared store from an empty or unmounted directory.
 _MARKER = "tuna-artifacts"
 
@@ -55,6 +58,12 @@ class Files(Protocol):
 
     def write(self, name: str, data: bytes) -> None:
         """Store atomically; raises StorageFull, or StoreUnavailable for any other failure."""
+
+    def read_parts(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes, PART_BYTES at a time; raises what `read` does, at the first part."""
+
+    def write_parts(self, name: str, parts: Iterable[bytes]) -> None:
+        """Store as `write` does, without having all of it in memory where the back-end can."""
 
     def prepare(self) -> None:
         """Write the marker that `check` looks for; raises what `write` does."""
@@ -117,6 +126,22 @@ class UrlFiles:
         """Store the bytes atomically."""
         self._write(self._place(name), data)
 
+    def read_parts(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes; raises FileNotFoundError if missing or above MAX_BYTES."""
+        place = self._place(name)
+        with self._translated_errors("read"):
+            if self._fs.size(place) > MAX_BYTES or (
+                not self.is_remote and Path(place).is_symlink()
+            ):
+                raise FileNotFoundError(place)
+            with self._fs.open(place, "rb") as file:
+                while part := file.read(PART_BYTES):
+                    yield part
+
+    def write_parts(self, name: str, parts: Iterable[bytes]) -> None:
+        """Store atomically what comes in parts."""
+        self._write(self._place(name), parts)
+
     def prepare(self) -> None:
         """Write the marker file unless it exists."""
         try:
@@ -137,13 +162,18 @@ class UrlFiles:
                 f"The artifact store {self._root} does not exist or is empty.", hint=hint
             )
 
-    def _write(self, place: str, data: bytes) -> None:
+    def _write(self, place: str, data: bytes | Iterable[bytes]) -> None:
         """Write a temporary file beside `place`, then rename it."""
         temporary = f"{place}.{uuid.uuid4().hex}.tmp"
         with self._translated_errors("written"):
             try:
                 self._fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
-                self._fs.pipe_file(temporary, data)
+                if isinstance(data, bytes):
+                    self._fs.pipe_file(temporary, data)
+                else:
+                    with self._fs.open(temporary, "wb") as file:
+                        for part in data:
+                            file.write(part)
                 self._fs.mv(temporary, place)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -247,6 +277,31 @@ class RedisFiles:
                         ),
                     )
                 time.sleep(_POLL_S)
+
+    def read_parts(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes; raises FileNotFoundError if missing or expired."""
+        key, start = self._prefix + name, 0
+        while True:
+            with _translated_redis_errors():
+                part: Any = self._client.getrange(key, start, start + PART_BYTES - 1)
+                if not part and not self._client.exists(key):
+                    raise FileNotFoundError(name)
+            if not part:
+                return
+            yield bytes(part)
+            start += len(part)
+
+    def write_parts(self, name: str, parts: Iterable[bytes]) -> None:
+        """Store as `write` does; raises StorageFull above _WHOLE_BYTES."""
+        data = bytearray()
+        for part in parts:
+            data += part
+            if len(data) > _WHOLE_BYTES:
+                raise StorageFull(
+                    f"Redis takes no file of more than {_WHOLE_BYTES >> 20} MiB.",
+                    hint="set TUNA_ARTIFACTS_URL to a shared folder or S3",
+                )
+        self.write(name, bytes(data))
 
     def prepare(self) -> None:
         """Redis needs no marker."""

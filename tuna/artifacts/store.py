@@ -8,13 +8,14 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
+from typing import IO
 
 import structlog
 
-from tuna.artifacts.files import FULL_TIMEOUT_S, Files, RedisFiles, UrlFiles, folder_url
+from tuna.artifacts.files import FULL_TIMEOUT_S, PART_BYTES, Files, RedisFiles, UrlFiles, folder_url
 from tuna.artifacts.signatures import Keys
 from tuna.files import own_folder
 from tuna.services import redis_client
@@ -180,6 +181,30 @@ class Artifacts:
             self._write(digest, data)
         return digest
 
+    def put_file(self, file: IO[bytes]) -> str:
+        """Store the content of a file, which may be large, as `put` does; it is read from its
+        beginning, a part at a time."""
+        digest = _digest(_parts(file))
+        self._sign(digest)
+        self._files.write_parts(digest, _parts(file))
+        return digest
+
+    def copy(self, digest: str, file: IO[bytes]) -> int:
+        """Write the bytes of `digest`, which may be many, to a file, a part at a time; return their
+        number. Raises what `get` does, and then a part may have been written."""
+        _check(digest)
+        found, size_bytes = hashlib.sha256(), 0
+        try:
+            for part in self._files.read_parts(digest):
+                found.update(part)
+                size_bytes += file.write(part)
+        except FileNotFoundError:
+            raise KeyError(digest) from None
+        if found.hexdigest() != digest:
+            raise KeyError(digest)
+        self._check_signed(digest, self.keys)
+        return size_bytes
+
     def try_out(self, data: bytes) -> bool:
         """Write bytes, even if they exist, and read them again; raises StoreUnavailable."""
         digest = hashlib.sha256(data).hexdigest()
@@ -189,11 +214,14 @@ class Artifacts:
         return same
 
     def _write(self, digest: str, data: bytes) -> None:
+        self._sign(digest)
+        self._files.write(digest, data)
+
+    def _sign(self, digest: str) -> None:
+        """Write the signature: before the bytes, so that they never exist without one."""
         keys = self.keys
-        # signature first, so that the bytes never exist without one
         if keys is not None and keys.signs:
             self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
-        self._files.write(digest, data)
 
     def _is_good(self, digest: str) -> bool:
         """Whether the bytes are there, signed with the current key."""
@@ -234,11 +262,14 @@ class Artifacts:
             raise KeyError(digest) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise KeyError(digest)
+        self._check_signed(digest, keys)
+        return data
+
+    def _check_signed(self, digest: str, keys: Keys | None) -> None:
         if keys is not None and not any(
             self._is_signed(digest, keys, key_id) for key_id in keys.ids
         ):
             raise ArtifactRefused(digest)
-        return data
 
     def _is_signed(self, digest: str, keys: Keys, key_id: str) -> bool:
         """Whether there is a valid signature by the key of this id."""
@@ -368,6 +399,19 @@ def store_url(settings: Settings) -> str:
 def _redis_of(settings: Settings) -> str:
     shared = settings.redis_url or settings.broker_url
     return shared.get_secret_value() if shared else ""
+
+
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while part := file.read(PART_BYTES):
+        yield part
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def _check(digest: str) -> None:

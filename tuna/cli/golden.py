@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -92,11 +93,7 @@ def golden() -> None:
 def build(version: int, base: int | None, wanted: Accepted, **chosen: Any) -> None:
     """Build a version from a base version, a session, or both; where both have a result the
     session's counts."""
-    print_build(
-        api.golden.build(
-            api.open_database(), version=version, base_version=base, **chosen, **asdict(wanted)
-        )
-    )
+    print_build(api.golden.build(version, base_version=base, **chosen, **asdict(wanted)))
 
 
 def print_build(report: api.golden.BuildReport) -> None:
@@ -113,13 +110,16 @@ def print_build(report: api.golden.BuildReport) -> None:
 @options.as_json
 def list_versions(library: str | None, as_json: bool) -> None:
     """List the versions; the current one is marked."""
-    found = api.list_golden(library)
+    found = api.golden.versions(library)
     if as_json:
         print_json(found)
     elif not found:
         say("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
-        columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
+        columns = (
+            *("library", "version", "", "state", "base", "entries", "built", "promoted"),
+            *("by", "note"),
+        )
         print_table(columns, map(_row, found), right=(1, 4, 5))
 
 
@@ -129,7 +129,8 @@ def _row(one: api.golden.Version) -> tuple[object, ...]:
         f"{at:%Y-%m-%d %H:%M}" if at else "-" for at in (one.created_at, one.promoted_at)
     )
     mark = "current" if one.current else ""
-    return (one.library, one.version, mark, one.state.value, base, one.entries, built, promoted)
+    facts = (one.library, one.version, mark, one.state.value, base, one.entries)
+    return (*facts, built, promoted, one.promoted_by, one.note)
 
 
 @golden.command()
@@ -138,6 +139,7 @@ def _row(one: api.golden.Version) -> tuple[object, ...]:
 @click.option(
     "--session-id", type=options.ID, help="Compare what this session found with VERSION instead."
 )
+@click.option("--markdown", is_flag=True, help="Print Markdown, for release notes.")
 @_gate
 @_library
 @options.as_json
@@ -145,10 +147,10 @@ def report(
     version: int,
     against: int | None,
     session_id: int | None,
-    max_regression: float | None,
-    min_gain: float | None,
     library: str | None,
+    markdown: bool,
     as_json: bool,
+    **limits: float | None,
 ) -> int:
     """Compare a version with its base by model and layer; exit code 1 if it violates a limit that
     is given.
@@ -160,14 +162,15 @@ def report(
         raise click.UsageError(
             "With --session-id, VERSION is what is compared with: leave --against away."
         )
-    with api.reading(api.open_database()) as connection:
-        if session_id is None:
-            found = api.golden.report(connection, version, against, library)
-        else:
-            found = api.golden.report_session(connection, session_id, version, library)
-    violations = api.golden.check_gate(found, max_regression, min_gain)
+    if session_id is None:
+        found = api.golden.report(version, against, library)
+    else:
+        found = api.golden.report_session(session_id, version, library)
+    violations = api.golden.check_gate(found, **limits)
     if as_json:
         print_json(found.as_json() | {"violations": violations})
+    elif markdown:
+        click.echo(api.golden.to_markdown(found), nl=False)
     else:
         for line in found.lines():
             say(line)
@@ -183,12 +186,13 @@ def report(
     is_flag=True,
     help="Accept results that were measured on a device that was not quiet.",
 )
+@click.option("--note", default="", help="Why, for `golden list` and `golden explain`.")
 @_gate
 @_library
 def promote(version: int, library: str | None, **wishes: Any) -> None:
     """Release a draft, if it keeps the limits beside the current version (its base, where none is);
     then it is frozen."""
-    found = api.golden.promote(api.open_database(), version, library=library, **wishes)
+    found = api.golden.promote(version, library=library, **wishes)
     t = found.total
     beside = (
         ""
@@ -202,7 +206,7 @@ def promote(version: int, library: str | None, **wishes: Any) -> None:
 @options.library_argument
 def rollback(library: str) -> None:
     """Withdraw the newest release of LIBRARY; the one before it is current again."""
-    withdrawn, now = api.golden.rollback(api.open_database(), library)
+    withdrawn, now = api.golden.rollback(library)
     after = f"version {now.version} is current again" if now else "no version is current"
     say(f"golden version {withdrawn.version} of {library} is withdrawn; {after}")
 
@@ -214,13 +218,17 @@ def rollback(library: str) -> None:
 @_library
 @options.as_json
 def explain(version: int, key: str, solver: str | None, library: str | None, as_json: bool) -> None:
-    """Show where the entries of KEY come from, and what the base had.
+    """Show where the entries of KEY come from, what speaks for them, and what other versions had.
 
     KEY is the number of an entry, or names a layer: config key, problem key, label or driver
-    command.
+    command. FILE:LINE is a line of a find db, a perf db in text, or a json export, of which the
+    fastest solver's entry is shown, or --solver's.
     """
-    with api.reading(api.open_database()) as connection:
-        found = api.golden.explain(connection, version, key, solver, library)
+    file, _, line = key.rpartition(":")
+    if line.isdecimal() and Path(file).is_file():
+        found = api.golden.explain_line(version, Path(file), int(line), solver, library)
+    else:
+        found = api.golden.explain(version, key, solver, library)
     if as_json:
         print_json(found)
         return

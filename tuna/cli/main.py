@@ -26,7 +26,7 @@ _GC_THRESHOLD = 100_000
 COMMANDS = {
     "quickstart": ("tune", "Tune some ResNet-50 layers on this machine, end to end."),
     "init-session": ("setup", "Start a tuning effort in this machine's environment."),
-    "session": ("session", "List, archive, restore and delete sessions; set their options."),
+    "session": ("session", "List, archive, restore, delete sessions; options, timelines."),
     "import": ("setup", "Import layers from a file of driver commands or a log."),
     "capture": ("setup", "Run a program and import the layers that it asks its libraries for."),
     "configs": ("setup", "List the layers that carry a tag."),

@@ -31,7 +31,7 @@ _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 @click.group()
 def session() -> None:
-    """List, archive, restore and delete sessions; set their options."""
+    """List, archive, restore, delete sessions; options, timelines."""
 
 
 @session.command("list")
@@ -128,6 +128,25 @@ def restore(file: Path, reason: str | None) -> None:
         f"session {found.session_id} ({found.library}: {found.reason}) restored:"
         f" {counted(found.jobs, 'job')}{new}"
     )
+
+
+@session.command()
+@_ID
+@click.option("-o", "--output", "file", type=options.OUTPUT_FILE, required=True, help="A new file.")
+def trace(session_id: int, file: Path) -> None:
+    """Write the timeline of a session: Chrome trace events, which https://ui.perfetto.dev opens.
+
+    It has which worker or device did what and when, what a job waited for its next step, failures,
+    and the rounds of searches.
+    """
+    found = api.write_timeline(session_id, file)
+    machines = counted(found.machines, "machine")
+    say(
+        f"session {session_id}, {counted(found.items, 'item')} on {machines}: {file},"
+        f" {size(found.size_bytes)}; open it at https://ui.perfetto.dev"
+    )
+    if found.untimed:
+        say(f"{counted(found.untimed, 'attempt')} left out, of which no worker said when.")
 
 
 @session.command()

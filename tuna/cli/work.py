@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from tuna import api
 from tuna.cli import options, remote_workers
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
+from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
+
+if TYPE_CHECKING:
+    from tuna.coordinator.session_run import Progress
 
 
 @click.command()
@@ -42,13 +49,31 @@ def run(
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @options.policy
+@click.option("--stay", is_flag=True, help="With --all: go on without jobs, until SIGTERM.")
 def enqueue(
-    session_ids: tuple[int, ...], every: bool, steps: str | None, policy: str | None
+    session_ids: tuple[int, ...], every: bool, steps: str | None, policy: str | None, stay: bool
 ) -> int:
     """Fill the queues and drain results until every job is through; workers run in other terminals
     or machines."""
     chosen = options.sessions(session_ids, every=every)
-    return 1 if work_through(chosen, options.split(steps), policy=policy) else 0
+    if not stay:
+        return 1 if work_through(chosen, options.split(steps), policy=policy) else 0
+    if chosen is not None:
+        raise BadInput("A coordinator that stays serves all sessions.", hint="--all --stay")
+    work_through(None, options.split(steps), policy=policy, stop=_set_by_sigterm())
+    return 0
+
+
+def _set_by_sigterm() -> threading.Event:
+    """Return an event that the first SIGTERM sets; the second one ends the process."""
+    stop = threading.Event()
+
+    def ask(*_: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ask)
+    return stop
 
 
 def work_through(
@@ -58,11 +83,12 @@ def work_through(
     workers: bool = False,
     processes: int | None = None,
     policy: str | None = None,
+    stop: threading.Event | None = None,
 ) -> int:
     """Run or enqueue the steps with a view of the progress; returns the number of jobs that
     errored.
 
-    `session_ids`: None for all sessions that have open jobs.
+    `session_ids`: None for all sessions that have open jobs. `stop`: see `api.enqueue`.
     """
     with ProgressView(_title(session_ids), _notice() if workers else "") as view:
 
@@ -73,7 +99,10 @@ def work_through(
             )
             view.say(f"Waiting: the workers first do what was published before: {whose}.")
 
-        events = api.RunEvents(on_wait=view.stopping, on_behind=say_behind)
+        def say_ended(session_id: int, progress: Progress) -> None:
+            view.say(_end(session_id, progress))
+
+        events = api.RunEvents(on_wait=view.stopping, on_behind=say_behind, on_ended=say_ended)
         if workers:
             end = api.run(
                 session_ids,
@@ -86,14 +115,23 @@ def work_through(
             )
         else:
             end = api.enqueue(
-                session_ids, steps, policy=policy, on_progress=view.update, events=events
+                session_ids,
+                steps,
+                policy=policy,
+                on_progress=view.update,
+                events=events,
+                stop=stop,
             )
     for key, one in sorted(end.sessions.items()):
-        rounds = f"rounds of searches: {by_state(one.rounds)}" if one.rounds else ""
-        say(f"session {key}: {'; '.join(filter(None, (by_state(one.states), rounds)))}")
-    if not end.sessions:
+        say(_end(key, one))
+    if not end.sessions and stop is None:
         say("No session has open jobs.")
     return end.errored
+
+
+def _end(session_id: int, end: Progress) -> str:
+    rounds = f"rounds of searches: {by_state(end.rounds)}" if end.rounds else ""
+    return f"session {session_id}: {'; '.join(filter(None, (by_state(end.states), rounds)))}"
 
 
 def _notice() -> str:

@@ -92,10 +92,10 @@ class Chores:
         due = [chore for chore in self.all if chore.throttle.is_due]
         overdue = {chore.name: chore.throttle.late_s for chore in due}
         overdue = {name: late_s for name, late_s in overdue.items() if late_s >= _OVERDUE_S}
-        if overdue:
-            late_s = max(overdue.values())
-            log.warning("chores overdue", chores=", ".join(overdue), late_s=round(late_s, 1))
         for chore in due:
             with chore.throttle.running():
                 moved += chore.run() or 0
+        if overdue:  # once, after an outage, in which each attempt ends at the first of them
+            late_s = max(overdue.values())
+            log.warning("chores overdue", chores=", ".join(overdue), late_s=round(late_s, 1))
         return moved

@@ -11,6 +11,7 @@ import contextvars
 import gc
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
@@ -27,7 +28,7 @@ from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
 from tuna.coordinator.snapshots import Snapshots
-from tuna.db import server_errors, sessions
+from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
@@ -42,7 +43,10 @@ from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
 
-_IDLE_MS = 200
+#: Name of the file in `TUNA_HOME` whose time says that a coordinator which stays is at work.
+ALIVE = "coordinator.alive"
+#: How long an idle round waits for results: while sessions are served, and while none is.
+_IDLE_MS, _UNSERVED_MS = 200, 500
 #: Rounds of claiming, publishing and draining that move something come this far apart on average,
 #: so that results gather: a transaction costs the same for one as for a thousand. So many may
 #: follow each other at once after a time with fewer, so that what ends while little goes on is
@@ -51,8 +55,10 @@ _ROUND_S, _BURST = 0.1, 10
 #: New objects before the garbage collector looks: more than a batch has, or it looks through all of
 #: Tuna for each batch, which was a third of the CPU time.
 _GC_THRESHOLD = 100_000
-#: How long an outage of Redis, the broker or SQL is retried.
+#: How long an outage of Redis, the broker or SQL is retried by a coordinator that does not stay.
 _OUTAGE_S = 600.0
+#: Seconds between two signs of life.
+_ALIVE_S = 5.0
 
 
 def _log_first(details: instrumentation.RetryDetails) -> None:
@@ -125,9 +131,12 @@ class Coordinator:
         )
         self._has_published_bootstrap = False
         self._pace = RateLimit(_ROUND_S, _BURST)
+        self._alive_path = settings.home / ALIVE
+        self._alive = Throttle(_ALIVE_S)
         self._drainer: futures.Executor | None = None
         self.chores = Chores(
             (
+                Chore("check the schema", 1.0, lambda: database.require(engine, embedded=False)),
                 Chore("read the sessions to serve", 0.5, self._read_works),
                 Chore("note the time of searches", rounds.NOTE_EVERY_S, self._note_served),
                 Chore("open rounds of searches", 2.0, self._open_rounds, share=0.05),
@@ -142,12 +151,21 @@ class Coordinator:
             )
         )
 
-    def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
+    def run(
+        self,
+        tick: Callable[[], None],
+        finished: Callable[[], bool],
+        stop: threading.Event | None = None,
+    ) -> None:
         """Work until `finished()`, which is polled when idle, is True; `tick` is called in each
-        round."""
+        round.
+
+        With `stop` it stays: it ends after the round in which that is set, waits for servers
+        without a limit, and touches `ALIVE` in `TUNA_HOME`, also while it waits.
+        """
         going = True
         with contextlib.ExitStack() as stack:
-            if len(self._works) == 1:
+            if len(self._works) == 1 and stop is None:
                 stack.enter_context(
                     structlog.contextvars.bound_contextvars(session=self._works[0].session_id)
                 )
@@ -161,14 +179,26 @@ class Coordinator:
                 stack.callback(setattr, self, "_drainer", None)
             while going:
                 for attempt in stamina.retry_context(
-                    server_errors.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
+                    server_errors.is_passing,
+                    attempts=None,
+                    timeout=_OUTAGE_S if stop is None else None,
+                    wait_max=2.0,
                 ):
                     with attempt:
+                        if stop is not None:
+                            self._show_alive()
+                            if stop.is_set():
+                                return
                         if attempt.num > 1:  # nor could workers renew their leases meanwhile
                             self.reaper.patience.wait(self._settings.lease_s / 2)
                         going = self._round(tick, finished)
                 if attempt.num > 1:
                     log.warning("servers work again")
+
+    def _show_alive(self) -> None:
+        if self._alive.is_due:
+            with self._alive.running():
+                self._alive_path.touch()
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
         """One round; False when nothing was left to do. It is idempotent, so an error in the middle
@@ -185,7 +215,7 @@ class Coordinator:
         elif finished() and not self._stream.backlog() and not self._load():
             return False
         else:
-            self.drain.once(block_ms=_IDLE_MS)
+            self.drain.once(block_ms=_IDLE_MS if self._works else _UNSERVED_MS)
         return True
 
     def _publish_and_drain(self) -> int:
@@ -229,6 +259,7 @@ class Coordinator:
     def _read_works(self) -> None:
         if self._refresh is not None:
             self._works = self._refresh()
+            self.drain.forget_others({work.session_id for work in self._works})
 
     def _note_served(self) -> None:
         works = self.quarantine.others(self._works)

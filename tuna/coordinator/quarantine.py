@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator
 
 import sqlalchemy as sa
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from tuna.coordinator.chores import Throttle
-from tuna.db import server_errors, sessions
+from tuna.db import database, server_errors, sessions
 from tuna.db.engine import transaction
 from tuna.db.server_errors import ErrorKind
 from tuna.jobs.serving import SessionWork
@@ -43,6 +44,8 @@ class Quarantine:
         except Exception as error:  # a plug-in's own code
             if server_errors.kind(error) is not ErrorKind.BUG:
                 raise
+            if isinstance(error, DBAPIError):
+                database.check_not_upgraded(self._engine)
             fault = (
                 f"the code of the library {work.library.name} failed: {type(error).__name__}:"
                 f" {error}"

@@ -4,21 +4,23 @@ jobs are done."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.quarantine import Quarantine
-from tuna.db import jobs, searches, server_errors, sessions
+from tuna.db import database, jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
 from tuna.errors import ServiceError, TunaError
-from tuna.jobs.serving import SessionWork, read_works
+from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
@@ -160,7 +162,7 @@ def total(parts: Mapping[int, Progress]) -> Progress:
 
 @dataclass(frozen=True)
 class RunEvents:
-    """Callbacks of a run."""
+    """Callbacks of a run, and what ends it."""
 
     on_progress: Callable[[Progress], None] = lambda _: None
     #: as of `local_workers`, when they end before their work
@@ -169,6 +171,10 @@ class RunEvents:
     on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
     #: with the jobs of which results were stored (`Drain`)
     on_stored: Callable[[Collection[int]], None] = lambda _: None
+    #: with a session that has no open jobs any more, and its progress, where the coordinator stays
+    on_ended: Callable[[int, Progress], None] = lambda *_: None
+    #: the run goes on until it is set, whether there are jobs or not
+    stop: threading.Event | None = None
 
 
 def run_sessions(
@@ -188,6 +194,9 @@ def run_sessions(
     with the run, or are `lasting` ones.
     """
     events = events or RunEvents()
+    stop = events.stop
+    quarantine = Quarantine(engine)
+    _load_followers(engine, session_ids, steps, quarantine)
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
         for session_id in sorted(set(session_ids or ()) - {work.session_id for work in works}):
@@ -198,13 +207,9 @@ def run_sessions(
             name in {step.name for step in work.steps} for work in works
         ):
             works[0].library.step(name)
-    quarantine = Quarantine(engine)
-    for work in works:
-        with quarantine.guard(work):
-            finals.load_followers(engine, work)  # the last run may have ended before it could
-    watch = _Watch(engine, works, session_ids, steps, events.on_progress, quarantine)
+    watch = _Watch(engine, works, session_ids, steps, events, quarantine)
     state = watch.now()
-    if not state.unfinished:
+    if not state.unfinished and stop is None:
         if quarantine.faults:
             fault = next(iter(quarantine.faults.values()))
             raise TunaError(f"No session could be served: {fault}.")
@@ -230,21 +235,40 @@ def run_sessions(
             else:
                 watch.workers = lasting.start(wanted)
                 stack.push(lasting.ended)
-        with _outage_in_a_sentence():
-            coordinator.run(lambda: watch.tick(coordinator.ahead, events.on_behind), watch.finished)
-    return watch.now()
+        with _in_a_sentence(engine):
+            coordinator.run(lambda: watch.tick(coordinator.ahead), watch.finished, stop)
+    return watch.now() if stop is None else total(watch.counts)
+
+
+def _load_followers(
+    engine: sa.Engine,
+    session_ids: Collection[int] | None,
+    steps: Sequence[str],
+    quarantine: Quarantine,
+) -> None:
+    """Make the jobs that follow others, which the last run may have ended before it could."""
+    with reading(engine) as connection:
+        works = read_works(connection, session_ids, steps)
+        if session_ids is None:  # it may have no open jobs because of that
+            lately = lately_worked(connection) - {work.session_id for work in works}
+            works += read_works(connection, sorted(lately), steps)
+    for work in works:
+        with quarantine.guard(work):
+            finals.load_followers(engine, work)
 
 
 @contextlib.contextmanager
-def _outage_in_a_sentence() -> Iterator[None]:
+def _in_a_sentence(engine: sa.Engine) -> Iterator[None]:
     """Raise ServiceError in place of the error of a server that was unreachable for longer than the
-    coordinator waits."""
+    coordinator waits, and SchemaError in place of what an upgrade of the schema causes."""
     try:
         yield
     except TunaError:
         raise
     except Exception as error:
         if not server_errors.is_passing(error):
+            if isinstance(error, DBAPIError):
+                database.check_not_upgraded(engine)
             raise
         sentence = (
             f"Redis or the broker could not be used for ten minutes: {server_errors.words(error)}"
@@ -271,15 +295,17 @@ class _Watch:
         works: Sequence[SessionWork],
         session_ids: Collection[int] | None,
         steps: Sequence[str],
-        on_progress: Callable[[Progress], None],
+        events: RunEvents,
         quarantine: Quarantine,
     ) -> None:
         self._engine = engine
         self._quarantine = quarantine
         self._works = {work.session_id: work for work in works}
+        self._open = dict(self._works)
         self._session_ids = session_ids
         self._steps = steps
-        self._on_progress = on_progress
+        self._events = events
+        self._stays = events.stop is not None
         self._counts = Throttle(_COUNT_EVERY_S, _COUNT_SHARE)
         self._idle_counts = Throttle(share=_IDLE_COUNT_SHARE)
         self._still = Throttle()
@@ -292,8 +318,28 @@ class _Watch:
         """The sessions that are to be served now, with their priorities."""
         with reading(self._engine) as connection:
             works = read_works(connection, self._session_ids, self._steps, self._works)
-        self._works |= {work.session_id: work for work in works}
-        return works
+        found = {work.session_id: work for work in works}
+        for session_id in self._open.keys() - found.keys():
+            # Its last results may have been stored since its followers were looked for.
+            work = self._open[session_id]
+            with self._quarantine.guard(work):
+                if finals.load_followers(self._engine, work):
+                    found[session_id] = work
+                elif self._stays:
+                    self._forget(work)
+        self._open = found
+        self._works |= found
+        return list(found.values())
+
+    def _forget(self, work: SessionWork) -> None:
+        """Count the session for the last time: one that stays counts those with open jobs alone."""
+        with reading(self._engine) as connection:
+            served = [step.name for step in work.steps]
+            last = progress(connection, work.library, work.session_id, served)
+        self._works.pop(work.session_id, None)
+        self.counts.pop(work.session_id, None)
+        if last.total:  # else it was deleted
+            self._events.on_ended(work.session_id, last)
 
     def now(self) -> Progress:
         before = total(self.counts)
@@ -312,12 +358,10 @@ class _Watch:
         state = total(self.counts)
         if state.unfinished != before.unfinished:
             self._still.wait(_STILL_S)
-        self._on_progress(state)
+        self._events.on_progress(state)
         return state
 
-    def tick(
-        self, ahead: Callable[[], Mapping[int, int]], on_behind: Callable[[Mapping[int, int]], None]
-    ) -> None:
+    def tick(self, ahead: Callable[[], Mapping[int, int]]) -> None:
         if self.workers is not None:
             self.workers.check()
         if self._counts.is_due:
@@ -326,11 +370,11 @@ class _Watch:
                 self._still.wait(_STILL_S)
                 behind = ahead()
                 if behind and behind.keys() != self._behind.keys():
-                    on_behind(behind)
+                    self._events.on_behind(behind)
                 self._behind = behind
 
     def finished(self) -> bool:
-        return self._idle_counts.is_due and not self.now().unfinished
+        return not self._stays and self._idle_counts.is_due and not self.now().unfinished
 
 
 def default_workers(

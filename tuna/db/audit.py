@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.db.models import ActionRow, TokenRow
 
 
@@ -45,7 +45,7 @@ def set_details(connection: sa.Connection, action_id: int, details: Mapping[str,
 
 def latest(
     connection: sa.Connection, limit: int, before: int | None = None, subject: str | None = None
-) -> Page[Action]:
+) -> RowPage[Action]:
     """Return actions, the newest first; those with a smaller id than `before`, about `subject`."""
     query = (
         sa.select(ActionRow.__table__, TokenRow.label)
@@ -69,4 +69,4 @@ def latest(
         )
         for row in connection.execute(query)
     ]
-    return Page.of(found, limit)
+    return RowPage.of(found, limit)

@@ -77,19 +77,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Page(Generic[T]):
+class RowPage(Generic[T]):
     """Rows of a list, and where the list goes on."""
 
     rows: tuple[T, ...]
     #: if there are others behind them: the id of the last of these rows, or another cursor
     next: Any
 
-    def map(self, change: Callable[[T], Any]) -> Page[Any]:
+    def map(self, change: Callable[[T], Any]) -> RowPage[Any]:
         """Return the page with each row changed."""
-        return Page(tuple(map(change, self.rows)), self.next)
+        return RowPage(tuple(map(change, self.rows)), self.next)
 
     @classmethod
-    def of(cls, rows: Sequence[Any], limit: int) -> Page[Any]:
+    def of(cls, rows: Sequence[Any], limit: int) -> RowPage[Any]:
         """Return the first `limit` of rows, of which one more was read."""
         kept = tuple(rows[:limit])
         return cls(kept, kept[-1].id if len(rows) > limit else None)

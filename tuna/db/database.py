@@ -78,9 +78,9 @@ def _make_private(path: Path) -> None:
 
 #: The newest revision in tuna/db/migrations/versions. Repeated here because importing alembic takes
 #: 0.2 s; a test compares.
-HEAD = "0037"
+HEAD = "0039"
 #: Revisions that `upgrade` can start from, oldest first.
-KNOWN = tuple(f"{number:04}" for number in range(1, 38))
+KNOWN = tuple(f"{number:04}" for number in range(1, 40))
 
 
 def migrations_dir() -> Path:
@@ -132,6 +132,18 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
         f"The database {engine.url.render_as_string(hide_password=True)} {state}.",
         hint="run: `tuna db upgrade`",
     )
+
+
+def check_not_upgraded(engine: sa.Engine) -> None:
+    """Raise SchemaError if the schema has been upgraded since `open_database`, or is being
+    upgraded."""
+    require(engine, embedded=False)
+    if engine.dialect.name != "sqlite":  # where a revision and its number are one transaction
+        with reading(engine) as connection:
+            if connection.execute(sa.text("SELECT IS_USED_LOCK('tuna_schema')")).scalar():
+                raise SchemaError(
+                    "The database is being upgraded.", hint="start it again after that"
+                )
 
 
 def upgrade(engine: sa.Engine) -> None:

@@ -161,6 +161,10 @@ class Drain:
         self.counts.configs -= found
         return {config_id for _, config_id in found}
 
+    def forget_others(self, session_ids: Collection[int]) -> None:
+        """Forget what follows jobs of sessions that are not served here."""
+        self.counts.configs = {pair for pair in self.counts.configs if pair[0] in session_ids}
+
     def take_due(self) -> set[tuple[int, str]]:
         """Session and step of jobs that a result since the last call let wait for that step."""
         found, self.counts.due = self.counts.due, set()

@@ -34,6 +34,8 @@ from tuna.libraries.exporter import (
     ExportTally,
     FileOptions,
     ImportedResult,
+    LineNames,
+    base_name,
 )
 from tuna.libraries.results import (
     NO_TIME,
@@ -219,6 +221,14 @@ class JsonExporter(GenericExporter):
     def recognises(self, path: Path, head: bytes) -> bool:
         """By the header, whatever its version."""
         return head.startswith(f'{{"format":"{_FORMAT}"'.encode())
+
+    def names_at(self, path: Path, number: int) -> LineNames:
+        """The layer, solver and device of the result in a line."""
+        if number == 1:
+            raise BadInput(f"{path}:1 is the header; each line after it has a result.")
+        found = from_json(compressed.line(path, number, self.title), f"{path}:{number}")
+        where = base_name(found.environment.arch, found.environment.num_cu)
+        return LineNames((found.solver,), where, config_key=found.config_key)
 
     def read(self, path: Path) -> Iterator[ResultRecord]:
         """Line by line."""

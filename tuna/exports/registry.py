@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.exports.csv_table import CsvExporter
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries import compressed, registry
-from tuna.libraries.exporter import Exporter
+from tuna.libraries.exporter import Exporter, LineNames
 from tuna.messages import choices
 
 AnyExporter: TypeAlias = Exporter[Any]
@@ -57,6 +58,23 @@ def exporter(form: str) -> AnyExporter:
             f"Several libraries bring a form {form!r}: {claimed}.", hint="uninstall one of them"
         )
     return found[0]
+
+
+def line_names(path: Path, number: int) -> LineNames:
+    """The layer, solvers and device that a line of a database is about; raises BadInput.
+
+    Libraries are loaded until one knows the format, since loading all of them takes a second.
+    """
+    head = compressed.head(path)
+    found: Iterable[AnyExporter] = _GENERIC
+    for name in (None, *registry.names()):
+        if name is not None:
+            with contextlib.suppress(LibraryMissing):
+                found = registry.get_library(name).exporters
+        for one in found:
+            if not one.is_directory and one.recognises(path, head):
+                return one.names_at(path, number)
+    raise BadInput(f"{path} is no database that can be read.", hint="see: `tuna export --help`")
 
 
 def exporter_of(path: Path) -> AnyExporter:

@@ -2,7 +2,8 @@
 
 from tuna.golden.build import BuildReport, build
 from tuna.golden.compare import PromotionReport, report, report_session
-from tuna.golden.explain import Explanation, explain
+from tuna.golden.explain import Explanation, explain, explain_line
+from tuna.golden.markdown import to_markdown
 from tuna.golden.release import check_gate, promote, rollback
 from tuna.golden.versions import (
     EntryFilter,
@@ -37,9 +38,11 @@ __all__ = [
     "current",
     "entry_page",
     "explain",
+    "explain_line",
     "promote",
     "report",
     "report_session",
     "rollback",
+    "to_markdown",
     "versions",
 ]

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from tuna.db import networks
 from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
+from tuna.golden.solver_counts import SolverCount, count_solvers
 from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.messages import counted
 from tuna.results.selectable import Results
@@ -101,6 +102,7 @@ class PromotionReport:
     #: of every slower layer, largest first
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)
     left_out: int = 0  #: results of the session that are not releasable and therefore not compared
+    solvers: tuple[SolverCount, ...] = ()  #: of `report` and `report_session`
 
     def lines(self) -> list[str]:
         """The report as lines of text."""
@@ -153,6 +155,7 @@ class PromotionReport:
             ],
             "missing_layers": [entry.as_json() for entry in self.missing_layers],
             "left_out": self.left_out,
+            "solvers": [count.as_json() for count in self.solvers],
         }
 
 
@@ -182,7 +185,10 @@ def report(
     subject = find(connection, version, library)
     number = subject.base_version if against is None else against
     other = None if number is None else find(connection, number, subject.library)
-    return compare(connection, subject, other)
+    counts = count_solvers(
+        connection, entries_of(subject), None if other is None else entries_of(other)
+    )
+    return replace(compare(connection, subject, other), solvers=counts)
 
 
 def report_session(
@@ -199,7 +205,10 @@ def report_session(
     subject = _Side(environment.library, releasable.releasable(wanted), None, session_id)
     device = entries_of(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
-    return replace(found, left_out=releasable.refused(connection, wanted))
+    left_out = releasable.refused(connection, wanted)
+    return replace(
+        found, left_out=left_out, solvers=count_solvers(connection, subject.rows, device)
+    )
 
 
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:

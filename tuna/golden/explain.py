@@ -15,7 +15,9 @@ from tuna.db.bulk import parts
 from tuna.db.models import ConfigRow, GoldenEntry, SolverRow
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
+from tuna.golden.evidence import Evidence, read_evidence
 from tuna.golden.versions import KEY, ReleaseEntry, Version, entries_of, find, read_entries
+from tuna.libraries.exporter import LineNames, base_name
 from tuna.results.selectable import RELEASES
 
 _COMPARED = (
@@ -34,6 +36,7 @@ class Explanation:
     base_version: int | None
     base: ReleaseEntry | None
     base_kernels: tuple[str, ...]
+    evidence: Evidence
     #: why the search that found it ended; "": none did, or its session has another result now
     search_ended: str = ""
 
@@ -71,7 +74,7 @@ class Explanation:
         found.append(f"  {self.verdict}")
         if self.base is not None and self.changes:
             found += _result_lines("before: ", self.base, self.base_kernels)
-        return found
+        return found + self.evidence.lines()
 
     def as_json(self) -> dict[str, Any]:
         """The explanation, JSON-serialisable."""
@@ -83,6 +86,7 @@ class Explanation:
             "changes": list(self.changes),
             "verdict": self.verdict,
             "search_ended": self.search_ended,
+            **self.evidence.as_json(),
         }
 
 
@@ -99,17 +103,73 @@ def explain(
     Ordered by device, layer and time. Raises NotFound if there is none.
     """
     subject = find(connection, version, library)
-    query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))
-    if solver is not None:
-        named = sa.select(SolverRow.id).where(SolverRow.name == solver)
-        query = query.where(GoldenEntry.solver_id.in_(named))
-    order = ("arch", "num_cu", "config_id", "time_ms", "id")
-    query = query.order_by(*(getattr(GoldenEntry, name) for name in order))
-    ids = list(connection.execute(query).scalars())
-    if not ids:
+    found = _ids(connection, subject, _named(key), [solver] if solver else ())
+    if not found:
         with_solver = f" with {solver}" if solver else ""
         raise NotFound(f"The {subject} has no entry {key}{with_solver}.", hint=_KEYS)
-    return _explanations(connection, subject, ids)
+    return _explanations(connection, subject, [entry_id for entry_id, _ in found])
+
+
+def explain_line(
+    connection: sa.Connection,
+    version: int,
+    names: LineNames,
+    solver: str | None = None,
+    library: str | None = None,
+) -> list[Explanation]:
+    """The fastest entry of the version, or `solver`'s, that a line of an exported database is of.
+
+    Where none is of the device that the file is named after, one for each device. Raises NotFound.
+    """
+    subject = find(connection, version, library)
+    row, key = ConfigRow, GoldenEntry.problem_key
+    of_line: sa.ColumnElement[bool]
+    if names.config_key:
+        of_line = GoldenEntry.config_id.in_(sa.select(row.id).where(row.key == names.config_key))
+    else:
+        named = sa.select(row.id, row.problem_key).where(_begins(row.problem_key, names))
+        known = connection.execute(named).all()
+        told = sa.select(key).where(GoldenEntry.golden_id == subject.id, _begins(key, names))
+        keys = {text for text in connection.execute(told).scalars() if names.is_key(text or "")}
+        of_line = sa.or_(
+            GoldenEntry.config_id.in_([one.id for one in known if names.is_key(one.problem_key)]),
+            sa.and_(key.in_(keys), GoldenEntry.config_id.in_(_KEYLESS)),
+        )
+    solvers = names.solvers if solver is None else [one for one in names.solvers if one == solver]
+    found = _ids(connection, subject, of_line, solvers) if solvers else []
+    if not found:
+        there = ", ".join(names.solvers)
+        raise NotFound(
+            f"The {subject} has no such entry of this line's layer; its solvers are {there}.",
+            hint="is the file an export of this version?",
+        )
+    fastest: dict[tuple[str, int], int] = {}
+    for entry_id, device in found:
+        fastest.setdefault(device, entry_id)
+    mine = [key for device, key in fastest.items() if base_name(*device) == names.device]
+    return _explanations(connection, subject, mine or list(fastest.values()))
+
+
+def _begins(key: Any, names: LineNames) -> sa.ColumnElement[bool]:
+    found: sa.ColumnElement[bool] = key.startswith(names.keys_begin, autoescape=True)
+    return found
+
+
+def _ids(
+    connection: sa.Connection,
+    subject: Version,
+    where: sa.ColumnElement[bool],
+    solvers: Sequence[str],
+) -> list[tuple[int, tuple[str, int]]]:
+    """The ids of entries with their devices, by device, layer and time; `solvers`: all if empty."""
+    row = GoldenEntry
+    query = sa.select(row.id, row.arch, row.num_cu).where(row.golden_id == subject.id, where)
+    if solvers:
+        named = sa.select(SolverRow.id).where(SolverRow.name.in_(solvers))
+        query = query.where(row.solver_id.in_(named))
+    order = ("arch", "num_cu", "config_id", "time_ms", "id")
+    query = query.order_by(*(getattr(row, name) for name in order))
+    return [(one.id, (one.arch, one.num_cu)) for one in connection.execute(query)]
 
 
 _KEYS = (
@@ -147,6 +207,7 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
         found |= read_entries(connection, entries_of(older), before.values())
     kernels, ended = _kernels(connection, list(found)), _searches_ended(connection, ids)
+    evidence = read_evidence(connection, subject, ids)
     return [
         Explanation(
             entry=found[number],
@@ -154,6 +215,7 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
             base_version=subject.base_version,
             base=found[before[number]] if number in before else None,
             base_kernels=kernels.get(before[number], ()) if number in before else (),
+            evidence=evidence[number],
             search_ended=ended.get(number, ""),
         )
         for number in ids

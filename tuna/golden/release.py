@@ -26,6 +26,8 @@ from tuna.vocabulary import GoldenState
 
 #: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
 _TOLERANCE = 1e-9
+#: Of the column.
+_MAX_BY_CHARS = 255
 
 
 def promote(
@@ -36,12 +38,15 @@ def promote(
     min_gain: float | None = None,
     library: str | None = None,
     allow_noisy: bool = False,
+    by: str = "",
+    note: str = "",
 ) -> PromotionReport:
     """Release a draft if it passes the gate against the current version, or against its base if
     there is none.
 
-    Raises NotFound, GoldenFrozen for a version that was promoted before, NotReleasable for results
-    that were simulated, or noisy unless `allow_noisy`, GateViolated with the violations.
+    `by`: who does, and `note`: why; they are kept with the version. Raises NotFound, GoldenFrozen
+    for a version that was promoted before, NotReleasable for results that were simulated, or noisy
+    unless `allow_noisy`, GateViolated with the violations.
     """
 
     def release(connection: sa.Connection) -> PromotionReport:
@@ -62,7 +67,8 @@ def promote(
                 f"The {draft} is not promoted: {'; '.join(violations)}.",
                 hint=f"look at: `tuna golden report {version}{against}`",
             )
-        _move(connection, draft, GoldenState.PROMOTED)
+        said = {"promoted_at": utc_now(), "promoted_by": by[:_MAX_BY_CHARS], "note": note or None}
+        _move(connection, draft, GoldenState.PROMOTED, **said)
         return report
 
     return transaction(engine, release)
@@ -148,10 +154,8 @@ def _withdraw_newest(connection: sa.Connection, library: str) -> tuple[Version, 
     return newest, current(one for one in there if one is not newest)
 
 
-def _move(connection: sa.Connection, version: Version, state: GoldenState) -> None:
-    values = {"state": state.value} | (
-        {"promoted_at": utc_now()} if state is GoldenState.PROMOTED else {}
-    )
+def _move(connection: sa.Connection, version: Version, state: GoldenState, **said: object) -> None:
+    values = {"state": state.value, **said}
     connection.execute(sa.update(Golden).where(Golden.id == version.id).values(**values))
 
 

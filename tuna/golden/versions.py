@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.bulk import Page, parts
+from tuna.db.bulk import RowPage, parts
 from tuna.db.models import Golden, GoldenEntry
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.results.selectable import RELEASES, Results
@@ -66,6 +66,8 @@ class Version:
     base_version: int | None
     created_at: datetime
     promoted_at: datetime | None
+    promoted_by: str  #: user and host, or the visitor of a service; empty: not known
+    note: str  #: of who promoted it
     entries: int = 0  #: set by `versions` only, as is the next
     current: bool = False  #: promoted last of its library, of those that are not withdrawn
 
@@ -76,9 +78,10 @@ class Version:
         """The version without its id, JSON-serialisable."""
         names = ("library", "version", "state", "current", "base_version", "entries")
         moments = {name: getattr(self, name) for name in ("created_at", "promoted_at")}
-        return {name: getattr(self, name) for name in names} | {
+        document = {name: getattr(self, name) for name in names} | {
             name: moment.isoformat() if moment else None for name, moment in moments.items()
         }
+        return document | {"promoted_by": self.promoted_by, "note": self.note}
 
 
 _COUNTED = ("entries", "current")
@@ -155,7 +158,8 @@ def current(there: Iterable[Version]) -> Version | None:
 
 def _version(row: Any) -> Version:
     values = dict(row._mapping)
-    return Version(**{**values, "state": GoldenState(values["state"])})
+    values |= {"state": GoldenState(values["state"]), "note": values["note"] or ""}
+    return Version(**values)
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ class EntryFilter:
     after: int = 0  #: id of the last entry of the page before
 
 
-def entry_page(connection: sa.Connection, wanted: EntryFilter) -> Page[ReleaseEntry]:
+def entry_page(connection: sa.Connection, wanted: EntryFilter) -> RowPage[ReleaseEntry]:
     """Return entries by id; raises NotFound for a version that there is not."""
     results = entries_of(find(connection, wanted.version, wanted.library))
     where = [results["id"] > wanted.after]
@@ -242,7 +246,7 @@ def entry_page(connection: sa.Connection, wanted: EntryFilter) -> Page[ReleaseEn
         named = sa.func.instr(results["layer"], wanted.layer) > 0
         where.append(sa.or_(named, results["config_key"] == wanted.layer))
     query = results.select(*_ENTRY).where(*where).order_by(results["id"]).limit(wanted.limit + 1)
-    return Page.of(list(map(_entry, connection.execute(query))), wanted.limit)
+    return RowPage.of(list(map(_entry, connection.execute(query))), wanted.limit)
 
 
 _ENTRY = ["golden" if name == "version" else name for name in ReleaseEntry.__dataclass_fields__]

@@ -3,8 +3,8 @@ alone.
 
 Artifacts are shared by content: one compiled by a job may be what another waits for. Table
 `job_artifact` has a row for each artifact that a job needs, from the result that named it until the
-job ends. A store that expires entries keeps what has a row, and the files of imported models; the
-rest expires.
+job ends. A store that expires entries keeps what has a row, and the files of imported models and
+of requests; the rest expires.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 
 from tuna.artifacts.store import Artifacts
-from tuna.db import networks
+from tuna.db import networks, requests
 from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.engine import reading, transaction
 from tuna.db.models import Job, JobArtifact
@@ -70,14 +70,14 @@ def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
 
 
 def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
-    """Renew what jobs and models need, and release what canceled jobs, and those whose workers were
-    lost, needed.
+    """Renew what jobs, models and requests need, and release what canceled jobs, and those whose
+    workers were lost, needed.
 
     It may run in several coordinators at once. Memory is that of a page, whatever the number of
     jobs.
     """
     with reading(engine) as connection:
-        files = networks.files(connection)
+        files = networks.files(connection) | requests.files(connection)
     artifacts.renew(files)
     last = ""
     while True:

@@ -13,13 +13,16 @@ import sqlalchemy as sa
 
 from tuna.db import sessions
 from tuna.db.bulk import rows_among
-from tuna.db.models import EnvironmentRow, Job, Session
+from tuna.db.models import EnvironmentRow, Job, Session, StepResultRow
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
 from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
+
+#: A drain writes about 5000 in one transaction at most.
+_LATEST_ATTEMPTS = 10_000
 
 
 def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library | str]:
@@ -135,6 +138,19 @@ def read_works(
             )
             found.append(work)
     return found
+
+
+def lately_worked(connection: sa.Connection) -> set[int]:
+    """Return the sessions of the latest attempts, among them those of the last transaction of a
+    drain that was killed."""
+    latest = (
+        sa.select(StepResultRow.job_id)
+        .order_by(StepResultRow.id.desc())
+        .limit(_LATEST_ATTEMPTS)
+        .subquery()
+    )
+    query = sa.select(Job.session_id).join(latest, latest.c.job_id == Job.id).distinct()
+    return set(connection.execute(query).scalars())
 
 
 def works_of(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, SessionWork]:

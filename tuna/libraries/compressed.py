@@ -109,6 +109,17 @@ def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
         raise BadInput(f"{path} is no {what}: it is not valid UTF-8.") from error
 
 
+def line(path: Path, wanted: int, what: str) -> str:
+    """The line with this number; raises BadInput if there is none, it is blank, or the file is no
+    `what`."""
+    for number, text in lines(path, what):
+        if number == wanted:
+            return text
+        if number > wanted:
+            raise BadInput(f"{path}:{wanted} is blank.")
+    raise BadInput(f"{path} has no line {wanted}.")
+
+
 @contextlib.contextmanager
 def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
     """Lend the path of a plain file: `path` itself, or a temporary copy in TMPDIR if it is packed.

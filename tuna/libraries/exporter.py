@@ -89,6 +89,17 @@ class Entry(NamedTuple):
 VALUES = 3
 
 
+class LineNames(NamedTuple):
+    """The layer, the solvers and the device that a line of a text database is about."""
+
+    solvers: tuple[str, ...]
+    device: str  #: as `base_name` has it
+    config_key: str = ""
+    #: else of MIOpen's keys of the layer: how they begin, and whether one is of the line
+    keys_begin: str = ""
+    is_key: Callable[[str], bool] = bool
+
+
 @dataclass(frozen=True)
 class Pair:
     """The values of two files for the same key and solver; not both None."""
@@ -229,6 +240,11 @@ class Exporter(ABC, Generic[Options]):
     def mergeable(self) -> bool:
         """Whether there is a `write_merged`."""
         return type(self).write_merged is not Exporter.write_merged
+
+    def names_at(self, path: Path, number: int) -> LineNames:
+        """The names in a line of a file, packed or not; raises BadInput. Not supported by
+        default."""
+        raise BadInput(f"A line of a {self.title} names no entry of a golden version.")
 
     def imported(self, path: Path) -> Iterator[ImportedResult]:
         """The results in a file, for an import into a session; raises BadInput. Not supported by

@@ -46,12 +46,10 @@ def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> di
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"])) or "options"
         own = first.get("ctx", {}).get("error")  # of a validator of the model's own
-        fault = (
-            "is not known"
-            if first["type"] == "extra_forbidden"
-            else f"cannot be so: {own or first['msg'].lower()}"
-        )
-        there = choices(name, model.model_fields, f"options of {library}")
+        fault, meant = f"cannot be so: {own or first['msg'].lower()}", ""
+        if first["type"] == "extra_forbidden":
+            fault, meant = "is not known", name
+        there = choices(meant, model.model_fields, f"options of {library}")
         raise BadInput(
             f"The job option {name} {fault}.",
             hint=f"{there}; see: `tuna solvers {library} --options`",

@@ -61,7 +61,7 @@ def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repe
         mine = [row for row in whole if row.search_id is None]
         for item in work_items(connection, work, step, mine, bare=True):
             same = [one for one in by_job[item.job_id] if one.step == step]
-            found |= {one: _command(work.library, item, one.candidate) for one in same}
+            found |= {one: item_command(work.library, item, one.candidate) for one in same}
     return found
 
 
@@ -130,7 +130,7 @@ def _of_finals(connection: sa.Connection, work: SessionWork, row: ClaimedJob) ->
     return " && ".join(
         _of_trial(trials[rival.index])
         if rival.index in trials
-        else _command(work.library, work.library.of_rival(item, rival), rival.number)
+        else item_command(work.library, work.library.of_rival(item, rival), rival.number)
         for rival in item.rivals
     )
 
@@ -161,7 +161,9 @@ def _latest(failure: Failure) -> Repeated:
     return Repeated(failure.job_id, failure.step)
 
 
-def _command(library: Library, item: WorkItem, index: int | None) -> str:
+def item_command(library: Library, item: WorkItem, index: int | None = None) -> str:
+    """The command line that repeats an item, or one candidate of it; empty where the library's code
+    fails to say it."""
     try:
         return library.reproduce(item, index)
     except (

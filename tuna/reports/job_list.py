@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import overview
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
@@ -38,7 +38,7 @@ class JobFilter:
 
 
 @dataclass(frozen=True)
-class JobLine:
+class ListedJob:
     """One job in a list."""
 
     id: int
@@ -90,7 +90,7 @@ class TrialFigures:
 
 
 @dataclass(frozen=True)
-class JobFigures(JobLine):
+class JobFigures(ListedJob):
     """One job with its attempts and trials."""
 
     session_id: int
@@ -114,7 +114,7 @@ _LINE = (
 _MOST_TRIALS = 100
 
 
-def read_page(connection: sa.Connection, wanted: JobFilter) -> Page[JobLine]:
+def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob]:
     """Return a page of jobs; raises NotFound for a session or solver that there is not, BadInput
     for a state that is none."""
     overview.require_session(connection, wanted.session_id)
@@ -134,7 +134,7 @@ def read_page(connection: sa.Connection, wanted: JobFilter) -> Page[JobLine]:
         for group in _groups(connection, wanted)
     ]
     rows = list(heapq.merge(*parts, key=attrgetter("id")))[: wanted.limit + 1]
-    return Page.of([JobLine(**row._mapping) for row in rows], wanted.limit)
+    return RowPage.of([ListedJob(**row._mapping) for row in rows], wanted.limit)
 
 
 def _lines() -> Any:
@@ -209,7 +209,7 @@ def read_job(connection: sa.Connection, job_id: int) -> JobFigures:
 
 def read_trials(
     connection: sa.Connection, job_id: int, limit: int, after: int = 0
-) -> Page[TrialFigures]:
+) -> RowPage[TrialFigures]:
     """Return a page of a job's trials by id; raises NotFound."""
     if connection.execute(sa.select(Job.id).where(Job.id == job_id)).first() is None:
         raise _missing(job_id)
@@ -222,14 +222,14 @@ def _missing(job_id: int) -> NotFound:
 
 def _trials(
     connection: sa.Connection, job_id: int, limit: int, after: int = 0
-) -> Page[TrialFigures]:
+) -> RowPage[TrialFigures]:
     query = (
         sa.select(TrialRow.__table__)
         .where(TrialRow.job_id == job_id, TrialRow.id > after)
         .order_by(TrialRow.id)
         .limit(limit + 1)
     )
-    return Page.of(list(map(_trial, connection.execute(query))), limit)
+    return RowPage.of(list(map(_trial, connection.execute(query))), limit)
 
 
 def _trial(row: Any) -> TrialFigures:

@@ -81,7 +81,7 @@ class Watcher:
         """A snapshot; a long history is read in parts of about `budget_s` seconds. `session_ids`:
         of these alone, as far as they are there. Raises NotFound."""
         with self._one_at_a_time, reading(self._engine) as connection:
-            wanted = self._only
+            wanted: tuple[int, ...] | None = self._only
             if session_ids is not None:
                 wanted = overview.existing(connection, session_ids)
             whole = self._totals.advance(connection, budget_s)
@@ -245,11 +245,11 @@ def _outlook(
         seconds, queues = left.seconds(times), defaultdict[Resource, set[str]](set)
         for kind in left.stages:
             queues[library.step(kind.step).resource].add(kind.queue)
-        counts = {resource: _workers(info, resource, workers, totals) for resource in queues}
-        if all(counts.values()):
+        there = {resource: _workers(info, resource, workers, totals) for resource in queues}
+        if all(there.values()):
             eta_s = max(
                 sum(seconds[queue] for queue in queues[resource]) / (count or 1)
-                for resource, count in counts.items()
+                for resource, count in there.items()
             )
     return Outlook(left.jobs, eta_s, left.error(times), info.options.deadline)
 

@@ -141,8 +141,8 @@ def _measured(results: Results) -> Results:
     return results.only(here, *results.measured, by=["environment_id"])
 
 
-_ENVIRONMENTS = sa.bindparam("environments", expanding=True)
-_VALUES = sa.bindparam("named", expanding=True)
+_ENVIRONMENTS: sa.BindParameter[Any] = sa.bindparam("environments", expanding=True)
+_VALUES: sa.BindParameter[Any] = sa.bindparam("named", expanding=True)
 
 
 @functools.cache  # to build them costs more than to run them
@@ -245,7 +245,7 @@ class LayerIndex:
         for layer in layers:
             if (like := family(layer)) in self._families and like is not None:
                 alike[like].append(layer)
-        found = {}
+        found: dict[Config, list[int]] = {}
         for like, those in alike.items():
             there = self._families[like]
             if among is not None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput
 from tuna.results.core_tables import config
@@ -98,7 +98,7 @@ def winners(
     *,
     with_commands: bool = True,
     after: int = 0,
-) -> Page[ResultRow]:
+) -> RowPage[ResultRow]:
     """The fastest result of each layer, a baseline where it is the only one, for `limit` layers
     behind the config `after`; conditions, commands and errors are those of `query`."""
     meant = conditions(connection, wanted)
@@ -113,7 +113,7 @@ def winners(
     rows = list(found.values())
     more, rows = len(rows) > wanted.limit, rows[: wanted.limit]
     described = tuple(_described(connection, rows, with_commands=with_commands))
-    return Page(described, rows[-1].config_id if more else None)
+    return RowPage(described, rows[-1].config_id if more else None)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response, StreamingResponse
 
 from tuna.api.documents import csv_lines, json_text
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.results.result_rows import DEFAULT_LIMIT
 
 #: Rows of a page at most; with fewer, if these are long.
 MOST_ROWS, _MOST_CHARS = 500, 480_000
 _LARGEST_ID = 2**63 - 1
-Form = Literal["json", "csv"]
+Format = Literal["json", "csv"]
 RowId = Annotated[int, Path(ge=1, le=_LARGEST_ID)]
 Number = Annotated[int, Query(ge=1, le=_LARGEST_ID)]
 
@@ -26,7 +26,7 @@ def answered(document: Any) -> Response:
     return Response(json_text(document), media_type="application/json")
 
 
-def table(name: str, rows: Iterable[Any], form: Form, document: Any = None) -> Response:
+def table(name: str, rows: Iterable[Any], form: Format, document: Any = None) -> Response:
     """Return a document, which is the rows unless another one is given, or the rows as a file in
     CSV."""
     if form == "json":
@@ -41,7 +41,7 @@ class Paged(BaseModel):
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MOST_ROWS)
     cursor: int = Field(0, ge=0, le=_LARGEST_ID, description="`next` of the page before")
-    format: Form = "json"
+    format: Format = "json"
 
     @model_validator(mode="before")
     @classmethod
@@ -51,7 +51,7 @@ class Paged(BaseModel):
             return given
         return {name: value for name, value in given.items() if value != ""}
 
-    def answer(self, name: str, read: Callable[[int, int], Page[Any]]) -> Response:
+    def answer(self, name: str, read: Callable[[int, int], RowPage[Any]]) -> Response:
         """Return a page, `{name: rows, "next": cursor}`, or a file; `read`: returns so many rows at
         most behind a cursor."""
         if self.format == "csv":
@@ -66,7 +66,7 @@ class Paged(BaseModel):
             limit = max(1, limit * _MOST_CHARS * 4 // 5 // len(text))
 
 
-def _texts(page: Page[Any], read: Callable[[Any], Page[Any]]) -> Iterator[str]:
+def _texts(page: RowPage[Any], read: Callable[[Any], RowPage[Any]]) -> Iterator[str]:
     yield "".join(csv_lines(page.rows))
     while page.next is not None:
         page = read(page.next)

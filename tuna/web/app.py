@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from tuna.api.documents import json_text
 from tuna.db import server_errors
 from tuna.errors import (
     BadInput,
@@ -27,10 +28,12 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
+from tuna.requests.asked import LimitReached
+from tuna.requests.uploads import UploadTooLarge
 from tuna.results.best import LayerIndex
 from tuna.settings import Settings
 from tuna.version import __version__
-from tuna.web import changes, events, lookups, machine, pages
+from tuna.web import changes, events, lookups, machine, pages, request_pages, submissions
 from tuna.web.guard import BodyTooLarge, Guard
 from tuna.web.visitors import Visitors
 
@@ -39,7 +42,9 @@ log = structlog.get_logger(__name__)
 #: HTTP status of errors that a visitor can act on; of a class that is not named, its base's.
 _STATUS: dict[type[TunaError], int] = {
     NotFound: 404,
+    UploadTooLarge: 413,
     BadInput: 422,
+    LimitReached: 429,
     LibraryMissing: 501,
     DatabaseError: 503,
     ServiceError: 503,
@@ -50,7 +55,7 @@ _STATUS: dict[type[TunaError], int] = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a service stands on, and where it is reached."""
+    """The database, the settings and the addresses of a service."""
 
     engine: sa.Engine
     settings: Settings
@@ -71,15 +76,21 @@ def create_app(site: Site) -> ASGIApp:
     app.state.collector = Collector(site.engine, site.settings)
     app.state.layers = LayerIndex()
     app.state.sizes = lookups.Sizes()
-    app.state.live = events.LiveSessions(
+    app.state.session_texts = events.SessionTexts(
         site.engine,
         {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)},
     )
-    for router in (machine.router, lookups.router, changes.router, events.router, pages.router):
+    app.state.live = events.Live(app.state.session_texts)
+    app.state.live_requests = events.Live(
+        submissions.RequestTexts({"json": json_text, "html": request_pages.live_html})
+    )
+    app.state.receiving = set()
+    routers = (machine, lookups, changes, events, submissions, request_pages, pages)
+    for router in (module.router for module in routers):
         app.include_router(router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return Guard(app, site.hosts, site.engine)
+    return Guard(app, site.hosts, site.engine, submissions.UPLOADS)
 
 
 def _sentence(request: Request, status: int, error: str, hint: str = "") -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tuna import api
 from tuna.db import audit
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.db.engine import reading, writing
 from tuna.errors import TunaError
 from tuna.vocabulary import Cause
@@ -41,7 +41,7 @@ def kept(
     return answered({"action": action, **outcome})
 
 
-class Retried(BaseModel):
+class JobsToRetry(BaseModel):
     """Jobs of a session that failed for good."""
 
     model_config = ConfigDict(extra="forbid")
@@ -50,7 +50,7 @@ class Retried(BaseModel):
 
 
 @router.post("/sessions/{session_id}/retry")
-def retry_session(visitor: Admin, session_id: RowId, asked: Retried) -> Response:
+def retry_session(visitor: Admin, session_id: RowId, asked: JobsToRetry) -> Response:
     """Send errored jobs of a session back to the step that failed."""
     cause = asked.cause.value if asked.cause else None
     subject, given = f"session {session_id}", {"cause": cause} if cause else {}
@@ -64,7 +64,7 @@ def retry_job(visitor: Admin, job_id: RowId) -> Response:
     return kept(visitor, "retry", f"job {job_id}", {}, lambda: api.retry(session_id, jobs=[job_id]))
 
 
-class Canceled(BaseModel):
+class JobsToCancel(BaseModel):
     """Jobs of a session that are not finished."""
 
     model_config = ConfigDict(extra="forbid")
@@ -74,7 +74,7 @@ class Canceled(BaseModel):
 
 
 @router.post("/sessions/{session_id}/cancel")
-def cancel(visitor: Admin, session_id: RowId, asked: Canceled) -> Response:
+def cancel(visitor: Admin, session_id: RowId, asked: JobsToCancel) -> Response:
     """End jobs that are not finished."""
     given = asked.model_dump(exclude_defaults=True)
 
@@ -113,18 +113,18 @@ def change_worker(
     return kept(visitor, state, f"worker {name}", {}, lambda: api.set_worker_state(name, state))
 
 
-class WantedActions(Paged):
+class ActionQuery(Paged):
     """A page of changes, the newest first."""
 
     subject: str | None = Field(None, description="as `session 3`")
 
-    def read(self, limit: int, before: int) -> Page[Any]:
+    def read(self, limit: int, before: int) -> RowPage[Any]:
         """Return changes behind a cursor."""
         with reading(api.open_database()) as connection:
             return audit.latest(connection, limit, before or None, self.subject)
 
 
 @router.get("/actions")
-def actions(_: Reader, wanted: Annotated[WantedActions, Query()]) -> Response:
+def actions(_: Reader, wanted: Annotated[ActionQuery, Query()]) -> Response:
     """Return what visitors changed, the newest first."""
     return wanted.answer("actions", wanted.read)

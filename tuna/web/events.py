@@ -1,4 +1,4 @@
-"""Server-sent events: the state of sessions, read once a second for all who watch."""
+"""Server-sent events: the state of sessions and requests, read once a second for all who watch."""
 
 from __future__ import annotations
 
@@ -35,37 +35,36 @@ _SETTLED_S, _IDLE_S = 70.0, 15.0
 _ALIVE_S = 15.0
 
 
-class LiveSessions:
-    """The latest state of each session that somebody watches, in some forms of text; read once for
-    all who do."""
+#: Texts by form, by the id of what they are of.
+Texts = Mapping[int, Mapping[str, str]]
 
-    def __init__(
-        self, engine: sa.Engine, forms: Mapping[str, Callable[[LiveSession], str]]
-    ) -> None:
-        self._engine = engine
-        self._forms = forms
-        self._watcher: Watcher | None = None
-        self._changes = Changes(engine)
-        self._texts: dict[int, dict[str, str] | None] = {}  #: None: the session is not there
+
+class Live:
+    """The latest state of what somebody watches, in some forms of text; read once for all who
+    do."""
+
+    def __init__(self, read: Callable[[frozenset[int]], Texts | None]) -> None:
+        """`read` returns the texts of those that are there of these ids, or None where all were
+        read before and nothing has changed."""
+        self._read = read
+        self._texts: dict[int, Mapping[str, str] | None] = {}  #: None: it is not there
         self._ticked: asyncio.Condition | None = None
         self._task: asyncio.Task[None] | None = None
-        self._viewers = Counter[int]()  #: by session
-        self._of: frozenset[int] = frozenset()  #: sessions of the last read
-        self._read_at = 0.0
+        self._viewers = Counter[int]()  #: by id
 
-    async def watch(self, session_id: int, form: str) -> AsyncIterator[str | None]:
-        """Yield the state of a session where it changed, else None, about once a second; ends where
-        the session is deleted."""
+    async def watch(self, number: int, form: str) -> AsyncIterator[str | None]:
+        """Yield the state where it changed, else None, about once a second; ends where what is
+        watched is deleted."""
         if self._ticked is None:
             self._ticked = asyncio.Condition()
-        self._viewers[session_id] += 1
+        self._viewers[number] += 1
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read_on(self._ticked), name="live sessions")
+            self._task = asyncio.create_task(self._read_on(self._ticked), name="live texts")
         sent = ""
         try:
             while True:
-                if session_id in self._texts:
-                    found = self._texts[session_id]
+                if number in self._texts:
+                    found = self._texts[number]
                     if found is None:
                         return
                     yield found[form] if found[form] != sent else None
@@ -73,10 +72,54 @@ class LiveSessions:
                 async with self._ticked:
                     await self._ticked.wait()  # notified after each read, also after a failed one
         finally:
-            self._viewers[session_id] -= 1
-            if not self._viewers[session_id]:
-                del self._viewers[session_id]
-                self._texts.pop(session_id, None)
+            self._viewers[number] -= 1
+            if not self._viewers[number]:
+                del self._viewers[number]
+                self._texts.pop(number, None)
+
+    async def _read_on(self, ticked: asyncio.Condition) -> None:
+        """Read until nobody watches."""
+        while self._viewers:
+            began_at = time.monotonic()
+            try:
+                wanted = frozenset(self._viewers)
+                texts = await to_thread.run_sync(self._read, wanted)
+                if texts is not None:
+                    known = {one: texts.get(one) for one in wanted if one in self._viewers}
+                    self._texts.update(known)
+            except Exception as error:
+                level = log.warning if server_errors.is_passing(error) else log.error
+                level("live state not read", error=str(error)[:300])
+            async with ticked:
+                ticked.notify_all()
+            took_s = time.monotonic() - began_at
+            await asyncio.sleep(max(_EVERY_S, min(took_s / _SHARE, _AT_MOST_S)) - took_s)
+
+
+class SessionTexts:
+    """Reads the state of sessions."""
+
+    def __init__(
+        self, engine: sa.Engine, forms: Mapping[str, Callable[[LiveSession], str]]
+    ) -> None:
+        self._forms = forms
+        self._watcher: Watcher | None = None
+        self._changes = Changes(engine)
+        self._of: frozenset[int] = frozenset()  #: sessions of the last read
+        self._read_at = 0.0
+
+    def __call__(self, watched: frozenset[int]) -> Texts | None:
+        """Return the texts of sessions, by id and form; None where nothing has changed."""
+        now = time.monotonic()
+        unchanged_s = self._changes.unchanged_s()
+        if watched <= self._of and unchanged_s > _SETTLED_S and now - self._read_at < _IDLE_S:
+            return None
+        found = {
+            one.overview.session_id: {name: form(one) for name, form in self._forms.items()}
+            for one in self._watching().look(session_ids=watched).sessions
+        }
+        self._of, self._read_at = watched, now
+        return found
 
     def devices(self, session_id: int) -> Sequence[DeviceFigures]:
         """The use of each device of a session; raises NotFound, or ServiceError while the history
@@ -87,35 +130,6 @@ class LiveSessions:
         if self._watcher is None:
             self._watcher = api.watcher()
         return self._watcher
-
-    async def _read_on(self, ticked: asyncio.Condition) -> None:
-        """Read until nobody watches."""
-        while self._viewers:
-            began_at = time.monotonic()
-            try:
-                texts = await to_thread.run_sync(self._read, frozenset(self._viewers))
-                self._texts |= {one: text for one, text in texts.items() if one in self._viewers}
-            except Exception as error:
-                level = log.warning if server_errors.is_passing(error) else log.error
-                level("live state not read", error=str(error)[:300])
-            async with ticked:
-                ticked.notify_all()
-            took_s = time.monotonic() - began_at
-            await asyncio.sleep(max(_EVERY_S, min(took_s / _SHARE, _AT_MOST_S)) - took_s)
-
-    def _read(self, wanted: frozenset[int]) -> dict[int, dict[str, str] | None]:
-        """Return the texts of these sessions; nothing where the same were read and nothing has
-        changed."""
-        now = time.monotonic()
-        unchanged_s = self._changes.unchanged_s()
-        if wanted <= self._of and unchanged_s > _SETTLED_S and now - self._read_at < _IDLE_S:
-            return {}
-        found = {
-            one.overview.session_id: {name: form(one) for name, form in self._forms.items()}
-            for one in self._watching().look(session_ids=wanted).sessions
-        }
-        self._of, self._read_at = wanted, now
-        return {one: found.get(one) for one in wanted}
 
 
 def live_json(live: LiveSession) -> str:
@@ -141,10 +155,15 @@ async def session_live(request: Request, _: Reader, session_id: RowId) -> Stream
 
 async def _stream(request: Request, session_id: int, form: str, event: str) -> StreamingResponse:
     await to_thread.run_sync(api.require_session, session_id)
+    return streamed(request, request.app.state.live, session_id, form, event)
+
+
+def streamed(request: Request, live: Live, number: int, form: str, event: str) -> StreamingResponse:
+    """Return the stream of what is watched, which must be there; it ends with its token."""
 
     async def stream() -> AsyncIterator[str]:
         told_at = time.monotonic()
-        async for text in request.app.state.live.watch(session_id, form):
+        async for text in live.watch(number, form):
             if await request.app.state.visitors.visitor(request) is None:
                 break  # revoked, or expired
             if text is None and time.monotonic() - told_at < _ALIVE_S:

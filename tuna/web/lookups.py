@@ -16,24 +16,24 @@ from starlette.responses import Response
 
 from tuna import api
 from tuna.api.documents import model_document, overview_document, size_document, tasks_document
-from tuna.db.bulk import Page
+from tuna.db.bulk import RowPage
 from tuna.golden.versions import MAX_VERSION
 from tuna.reports.job_list import JobFilter
 from tuna.results.best import MOST_LAYERS, LayerIndex
 from tuna.results.result_rows import ResultFilter, moment
-from tuna.web.answers import Form, Number, Paged, RowId, answered, table
+from tuna.web.answers import Format, Number, Paged, RowId, answered, table
 from tuna.web.visitors import Anyone, Reader
 
 router = APIRouter(prefix="/v1")
 #: Jobs of a session that is reported, and layers of sessions that are compared.
 _MOST_REPORTED, _MOST_COMPARED = 500, 2000
-#: Layers of a tag whose coverage is asked for.
+#: LayerQuery of a tag whose coverage is asked for.
 _MOST_COVERED = 2000
 #: Sizes are counted again after this: to do so reads each trial.
 _SIZES_S = 60.0
 
 
-class Wanted(Paged):
+class ResultQuery(Paged):
     """The conditions of `tuna query`, and a page."""
 
     cursor: str = Field("", max_length=4096, description="`next` of the page before")  # type: ignore[assignment]
@@ -62,18 +62,18 @@ class Wanted(Paged):
 
 
 @router.get("/query")
-def query(_: Reader, wanted: Annotated[Wanted, Query()]) -> Response:
+def query(_: Reader, wanted: Annotated[ResultQuery, Query()]) -> Response:
     """Return results, as `tuna query` has them."""
 
-    def read(limit: int, cursor: Any) -> Page[Any]:
+    def read(limit: int, cursor: Any) -> RowPage[Any]:
         found = api.query(wanted.filter(limit), cursor=cursor)
-        return Page(found.rows, found.cursor or None)
+        return RowPage(found.rows, found.cursor or None)
 
     return wanted.answer("rows", read)
 
 
 class BestQuery(BaseModel):
-    """Layers, and what they are to run on."""
+    """LayerQuery, and what they are to run on."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,7 +108,7 @@ def best(
     return answered(found)
 
 
-class Covered(Paged):
+class CoverageQuery(Paged):
     """What a model, network or tag is to be covered on, and a page of its layers."""
 
     cursor: str = Field("", max_length=64, description="`next` of the page before")  # type: ignore[assignment]
@@ -118,21 +118,21 @@ class Covered(Paged):
 
     def read(self, name: str, index: LayerIndex) -> api.Coverage:
         """Return the coverage; raises BadInput for a tag with too many layers."""
-        scope = {"arch": self.arch, "device": self.device, "library": self.library}
-        return api.coverage(name, **scope, index=index, most_layers=_MOST_COVERED)
+        scope = {"device": self.device, "library": self.library}
+        return api.coverage(name, self.arch, **scope, index=index, most_layers=_MOST_COVERED)
 
-    def page(self, layers: Sequence[api.CoveredLayer]) -> Page[api.CoveredLayer]:
+    def page(self, layers: Sequence[api.CoveredLayer]) -> RowPage[api.CoveredLayer]:
         """Return the layers behind the one that the cursor names."""
         keys = [one.config_key for one in layers]
         first = keys.index(self.cursor) + 1 if self.cursor in keys else 0
         there = layers[first : first + self.limit]
         more = first + self.limit < len(layers)
-        return Page(tuple(there), there[-1].config_key if more else None)
+        return RowPage(tuple(there), there[-1].config_key if more else None)
 
 
 @router.get("/coverage/{name:path}")
 def coverage(
-    request: Request, _: Reader, name: str, wanted: Annotated[Covered, Query()]
+    request: Request, _: Reader, name: str, wanted: Annotated[CoverageQuery, Query()]
 ) -> Response:
     """Return the part of a model, network or tag that has results on an architecture, as `tuna
     coverage` does, with a page of its layers; in CSV all of them."""
@@ -146,7 +146,7 @@ def coverage(
 def sessions(_: Reader, wanted: Annotated[Paged, Query()]) -> Response:
     """Return sessions, the newest first, as `tuna status` does."""
 
-    def read(limit: int, before: int) -> Page[Any]:
+    def read(limit: int, before: int) -> RowPage[Any]:
         return api.status_page(limit, before).map(overview_document)
 
     return wanted.answer("sessions", read)
@@ -181,7 +181,7 @@ class Sizes:
 def sizes(request: Request, _: Reader, wanted: Annotated[Paged, Query()]) -> Response:
     """Return sessions with what they take, the newest first, as `tuna session list` does."""
 
-    def read(limit: int, before: int) -> Page[Any]:
+    def read(limit: int, before: int) -> RowPage[Any]:
         return api.session_page(limit, before).map(request.app.state.sizes.of)
 
     return wanted.answer("sessions", read)
@@ -194,10 +194,10 @@ def size(request: Request, _: Reader, session_id: RowId) -> Response:
 
 
 @router.get("/sessions/{session_id}/devices")
-def devices(request: Request, _: Reader, session_id: RowId, format: Form = "json") -> Response:
+def devices(request: Request, _: Reader, session_id: RowId, format: Format = "json") -> Response:
     """Return the devices that measured for a session, each with the share of the time in which it
     was idle, as `tuna report` has them."""
-    return table("devices", request.app.state.live.devices(session_id), format)
+    return table("devices", request.app.state.session_texts.devices(session_id), format)
 
 
 @router.get("/sessions/{session_id}/report")
@@ -206,21 +206,21 @@ def report(_: Reader, session_id: RowId, against: Number | None = None) -> Respo
     return answered(api.report(session_id, against, most_jobs=_MOST_REPORTED))
 
 
-class Layers(Paged):
+class LayerQuery(Paged):
     """A page of a session's layers, or of those with a tag."""
 
     tag: str | None = None
 
     def winners(
         self, session_id: int, limit: int, after: int, *, with_commands: bool = True
-    ) -> Page[Any]:
+    ) -> RowPage[Any]:
         """Return the fastest results of layers behind a cursor."""
         conditions = ResultFilter(session_id=session_id, tag=self.tag, limit=limit)
         return api.winner_page(conditions, after=after, with_commands=with_commands)
 
 
 @router.get("/sessions/{session_id}/results")
-def results(_: Reader, session_id: RowId, wanted: Annotated[Layers, Query()]) -> Response:
+def results(_: Reader, session_id: RowId, wanted: Annotated[LayerQuery, Query()]) -> Response:
     """Return the fastest result of each layer of a session, as `tuna results` does."""
     return wanted.answer("rows", partial(wanted.winners, session_id))
 
@@ -234,7 +234,7 @@ class ComparedPage:
     next: int | None
 
 
-class Compared(Layers):
+class ComparisonQuery(LayerQuery):
     """Sessions that are compared."""
 
     session_id: list[Annotated[int, Field(ge=1)]] = Field(min_length=2, max_length=20)
@@ -249,7 +249,7 @@ class Compared(Layers):
 
 
 @router.get("/compare")
-def compare(_: Reader, wanted: Annotated[Compared, Query()]) -> Response:
+def compare(_: Reader, wanted: Annotated[ComparisonQuery, Query()]) -> Response:
     """Return sessions side by side, as `tuna compare` does, with a page of their layers; not large
     ones, unless by tag."""
     found = wanted.read()
@@ -258,7 +258,7 @@ def compare(_: Reader, wanted: Annotated[Compared, Query()]) -> Response:
     return table("layers", document["layers"], wanted.format, document)
 
 
-class WantedJobs(Paged):
+class JobQuery(Paged):
     """Conditions on jobs of a session, and a page."""
 
     state: str | None = None
@@ -267,14 +267,14 @@ class WantedJobs(Paged):
     solver: str | None = None
     layer: str | None = Field(None, description="text in the label, or the whole key")
 
-    def read(self, session_id: int, limit: int, after: int) -> Page[Any]:
+    def read(self, session_id: int, limit: int, after: int) -> RowPage[Any]:
         """Return jobs of a session behind a cursor that meet the conditions."""
         given = self.model_dump(exclude={"limit", "cursor", "format"})
         return api.list_jobs(JobFilter(session_id, **given, limit=limit, after=after))
 
 
 @router.get("/sessions/{session_id}/jobs")
-def jobs(_: Reader, session_id: RowId, wanted: Annotated[WantedJobs, Query()]) -> Response:
+def jobs(_: Reader, session_id: RowId, wanted: Annotated[JobQuery, Query()]) -> Response:
     """Return a session's jobs by id."""
     return wanted.answer("jobs", partial(wanted.read, session_id))
 
@@ -286,7 +286,7 @@ def job(_: Reader, job_id: RowId) -> Response:
 
 
 @router.get("/jobs/{job_id}/attempts")
-def attempts(_: Reader, job_id: RowId, format: Form = "json") -> Response:
+def attempts(_: Reader, job_id: RowId, format: Format = "json") -> Response:
     """Return every accepted attempt at a job."""
     return table("attempts", api.show_job(job_id).attempts, format)
 
@@ -298,40 +298,40 @@ def trials(_: Reader, job_id: RowId, wanted: Annotated[Paged, Query()]) -> Respo
 
 
 @router.get("/workers")
-def workers(_: Reader, format: Form = "json") -> Response:
+def workers(_: Reader, format: Format = "json") -> Response:
     """Return live workers, and those that joined, as `tuna workers list` does."""
     return table("workers", api.list_workers(), format)
 
 
 @router.get("/models")
-def models(_: Reader, format: Form = "json") -> Response:
+def models(_: Reader, format: Format = "json") -> Response:
     """Return imported models, the latest first, as `tuna model list` does."""
     return table("models", map(model_document, api.list_models()), format)
 
 
 @router.get("/models/{name:path}")
-def model(_: Reader, name: str, format: Form = "json") -> Response:
+def model(_: Reader, name: str, format: Format = "json") -> Response:
     """Return the tasks of a model with their fastest results, as `tuna model show` does."""
     document = tasks_document(*api.show_model(name))
     return table("tasks", document["tasks"], format, document)
 
 
 @router.get("/benchmarks")
-def benchmarks(_: Reader, model: str | None = None, format: Form = "json") -> Response:
+def benchmarks(_: Reader, model: str | None = None, format: Format = "json") -> Response:
     """Return times of whole models, as `tuna model benchmarks` does."""
     return table("benchmarks", api.list_benchmarks(model), format)
 
 
 @router.get("/golden")
-def golden_versions(_: Reader, library: str | None = None, format: Form = "json") -> Response:
+def golden_versions(_: Reader, library: str | None = None, format: Format = "json") -> Response:
     """Return golden versions, as `tuna golden list` does."""
-    return table("golden", api.list_golden(library), format)
+    return table("golden", api.golden.versions(library), format)
 
 
 Version = Annotated[int, Path(ge=0, le=MAX_VERSION)]
 
 
-class WantedEntries(Paged):
+class EntryQuery(Paged):
     """Conditions on entries of a golden version, and a page."""
 
     library: str | None = Field(None, description="where several have a version of this number")
@@ -339,16 +339,16 @@ class WantedEntries(Paged):
     solver: str | None = None
     layer: str | None = Field(None, description="text in the label, or the whole key")
 
-    def read(self, version: int, limit: int, after: int) -> Page[Any]:
+    def read(self, version: int, limit: int, after: int) -> RowPage[Any]:
         """Return entries of a version behind a cursor that meet the conditions."""
         given = self.model_dump(exclude={"limit", "cursor", "format"})
-        return api.list_entries(api.golden.EntryFilter(version, **given, limit=limit, after=after))
+        return api.golden.entries(
+            api.golden.EntryFilter(version, **given, limit=limit, after=after)
+        )
 
 
 @router.get("/golden/{version}/entries")
-def golden_entries(
-    _: Reader, version: Version, wanted: Annotated[WantedEntries, Query()]
-) -> Response:
+def golden_entries(_: Reader, version: Version, wanted: Annotated[EntryQuery, Query()]) -> Response:
     """Return entries of a golden version by id."""
     return wanted.answer("entries", partial(wanted.read, version))
 
@@ -358,7 +358,7 @@ def explain(
     _: Reader, version: Version, key: str, solver: str | None = None, library: str | None = None
 ) -> Response:
     """Return where the entries of a key come from, as `tuna golden explain` does."""
-    return answered(api.explain_entries(version, key, solver, library))
+    return answered(api.golden.explain(version, key, solver, library))
 
 
 _Share = Annotated[float, Query(ge=0, allow_inf_nan=False, description="0.05 is 5 %")]
@@ -376,6 +376,9 @@ def golden_report(
 ) -> Response:
     """Return a version compared with its base or another one, or a session with it, as `tuna golden
     report` does."""
-    found = api.report_golden(version, against=against, session_id=session_id, library=library)
+    if session_id is None:
+        found = api.golden.report(version, against, library)
+    else:
+        found = api.golden.report_session(session_id, version, library)
     violations = api.golden.check_gate(found, max_regression, min_gain)
     return answered(found.as_json() | {"violations": violations})

@@ -22,13 +22,23 @@ from tuna.reports import formats
 from tuna.vocabulary import Cause, State
 from tuna.web import changes
 from tuna.web.answers import Paged, RowId
-from tuna.web.lookups import Compared, Covered, Layers, Version, Wanted, WantedEntries, WantedJobs
-from tuna.web.visitors import Admin, Reader, Role, Visitor
+from tuna.web.lookups import (
+    ComparisonQuery,
+    CoverageQuery,
+    EntryQuery,
+    JobQuery,
+    LayerQuery,
+    ResultQuery,
+    Version,
+)
+from tuna.web.visitors import Admin, Anyone, Reader, Role, Visitor
 
 router = APIRouter(include_in_schema=False)
 
+_REQUESTS = ("/requests", "Requests")
 _PLACES = (
     ("/sessions", "Sessions"),
+    _REQUESTS,
     ("/query", "Results"),
     ("/models", "Models"),
     ("/golden", "Golden"),
@@ -36,14 +46,14 @@ _PLACES = (
     ("/actions", "Changes"),
 )
 _STATIC = {"tuna.css": "text/css", "live.js": "text/javascript"}
-#: Layers without a result that are shown.
+#: LayerQuery without a result that are shown.
 _MOST_LAYERS = 500
 
 
 @router.get("/")
-def front() -> Response:
+def front(visitor: Anyone) -> Response:
     """Go to the first page."""
-    return RedirectResponse("/sessions", 303)
+    return RedirectResponse(_places(visitor)[0][0], 303)
 
 
 @router.get("/static/{name}")
@@ -57,8 +67,8 @@ def static(name: Literal["tuna.css", "live.js"]) -> Response:
 def sessions(visitor: Reader, wanted: Annotated[Paged, Query()]) -> Response:
     """List sessions."""
     page = api.status_page(wanted.limit, wanted.cursor)
-    facts = {"sessions": page.rows, **_links("/sessions", wanted, page.next)}
-    return _page("sessions.html.j2", visitor, "Sessions", "/sessions", **facts)
+    facts = {"sessions": page.rows, **table_links("/sessions", wanted, page.next)}
+    return html_page("sessions.html.j2", visitor, "Sessions", "/sessions", **facts)
 
 
 @router.get("/sessions/{session_id}")
@@ -69,7 +79,7 @@ def session(visitor: Reader, session_id: RowId, told: str = "") -> Response:
         actions = audit.latest(connection, 10, subject=f"session {session_id}")
     title = f"Session {session_id}: {found.reason}"
     facts = {"session": found, "actions": actions.rows, "more": "", "csv": ""}
-    return _page("session.html.j2", visitor, title, "/sessions", told=told[:300], **facts)
+    return html_page("session.html.j2", visitor, title, "/sessions", told=told[:300], **facts)
 
 
 @router.get("/sessions/{session_id}/size")
@@ -77,11 +87,11 @@ def size(request: Request, visitor: Reader, session_id: RowId) -> Response:
     """Show what a session takes."""
     found = request.app.state.sizes.of(session_id)
     title = f"Size of session {session_id}"
-    return _page("size.html.j2", visitor, title, "/sessions", size=found)
+    return html_page("size.html.j2", visitor, title, "/sessions", size=found)
 
 
 @router.get("/sessions/{session_id}/jobs")
-def jobs(visitor: Reader, session_id: RowId, wanted: Annotated[WantedJobs, Query()]) -> Response:
+def jobs(visitor: Reader, session_id: RowId, wanted: Annotated[JobQuery, Query()]) -> Response:
     """List jobs of a session."""
     page = wanted.read(session_id, wanted.limit, wanted.cursor)
     facts = {
@@ -90,70 +100,78 @@ def jobs(visitor: Reader, session_id: RowId, wanted: Annotated[WantedJobs, Query
         "wanted": wanted.model_dump(),
         "states": [one.value for one in State],
         "causes": [one.value for one in Cause],
-        **_links(f"/sessions/{session_id}/jobs", wanted, page.next),
+        **table_links(f"/sessions/{session_id}/jobs", wanted, page.next),
     }
-    return _page("jobs.html.j2", visitor, f"Jobs of session {session_id}", "/sessions", **facts)
+    return html_page("jobs.html.j2", visitor, f"Jobs of session {session_id}", "/sessions", **facts)
 
 
 @router.get("/sessions/{session_id}/results")
-def results(visitor: Reader, session_id: RowId, wanted: Annotated[Layers, Query()]) -> Response:
+def results(visitor: Reader, session_id: RowId, wanted: Annotated[LayerQuery, Query()]) -> Response:
     """List the fastest result of each layer of a session."""
     page = wanted.winners(session_id, wanted.limit, wanted.cursor, with_commands=False)
     place = f"/sessions/{session_id}/results"
-    facts = {"rows": page.rows, "filtered": False, **_links(place, wanted, page.next)}
+    facts = {"rows": page.rows, "filtered": False, **table_links(place, wanted, page.next)}
     title = f"Fastest results of session {session_id}"
-    return _page("query.html.j2", visitor, title, "/sessions", wanted=wanted.model_dump(), **facts)
+    return html_page(
+        "query.html.j2", visitor, title, "/sessions", wanted=wanted.model_dump(), **facts
+    )
 
 
-class JobView(Paged):
+class JobPageQuery(Paged):
     """A page of a job's trials, and what came of a change."""
 
     told: str = ""
 
 
 @router.get("/jobs/{job_id}")
-def job(visitor: Reader, job_id: RowId, wanted: Annotated[JobView, Query()]) -> Response:
+def job(visitor: Reader, job_id: RowId, wanted: Annotated[JobPageQuery, Query()]) -> Response:
     """Show a job with every attempt and its trials."""
     found = api.show_job(job_id)
     page = api.list_trials(job_id, wanted.limit, wanted.cursor)
-    more = _links(f"/jobs/{job_id}", wanted, page.next)["more"]
+    more = table_links(f"/jobs/{job_id}", wanted, page.next)["more"]
     facts = {"job": found, "trials": page.rows, "more": more, "told": wanted.told[:300]}
-    return _page("job.html.j2", visitor, f"Job {job_id}", "/sessions", **facts)
+    return html_page("job.html.j2", visitor, f"Job {job_id}", "/sessions", **facts)
 
 
 @router.get("/query")
-def query(visitor: Reader, wanted: Annotated[Wanted, Query()]) -> Response:
+def query(visitor: Reader, wanted: Annotated[ResultQuery, Query()]) -> Response:
     """List results that meet a filter."""
     found = api.query(wanted.filter(), cursor=wanted.cursor, with_commands=False)
-    facts = {"rows": found.rows, "filtered": True, **_links("/query", wanted, found.cursor or None)}
-    return _page("query.html.j2", visitor, "Results", "/query", wanted=wanted.model_dump(), **facts)
+    facts = {
+        "rows": found.rows,
+        "filtered": True,
+        **table_links("/query", wanted, found.cursor or None),
+    }
+    return html_page(
+        "query.html.j2", visitor, "Results", "/query", wanted=wanted.model_dump(), **facts
+    )
 
 
 @router.get("/golden")
 def golden_versions(visitor: Reader) -> Response:
     """List golden versions."""
-    facts = {"versions": api.list_golden(), "more": "", "csv": "/v1/golden?format=csv"}
-    return _page("golden.html.j2", visitor, "Golden versions", "/golden", **facts)
+    facts = {"versions": api.golden.versions(), "more": "", "csv": "/v1/golden?format=csv"}
+    return html_page("golden.html.j2", visitor, "Golden versions", "/golden", **facts)
 
 
 @router.get("/golden/{version}/entries")
 def golden_entries(
-    visitor: Reader, version: Version, wanted: Annotated[WantedEntries, Query()]
+    visitor: Reader, version: Version, wanted: Annotated[EntryQuery, Query()]
 ) -> Response:
     """List entries of a golden version."""
     page = wanted.read(version, wanted.limit, wanted.cursor)
     facts = {"entries": page.rows, "version": version, "wanted": wanted.model_dump()}
-    links = _links(f"/golden/{version}/entries", wanted, page.next)
+    links = table_links(f"/golden/{version}/entries", wanted, page.next)
     title = f"Golden version {version}"
-    return _page("entries.html.j2", visitor, title, "/golden", **facts, **links)
+    return html_page("entries.html.j2", visitor, title, "/golden", **facts, **links)
 
 
 @router.get("/golden/{version}/explain")
 def explain(visitor: Reader, version: Version, key: str, library: str | None = None) -> Response:
     """Show where the entries of a key come from."""
-    found = api.explain_entries(version, key, library=library or None)
+    found = api.golden.explain(version, key, library=library or None)
     title = f"{key[:100]} in golden version {version}"
-    return _page("explain.html.j2", visitor, title, "/golden", found=found)
+    return html_page("explain.html.j2", visitor, title, "/golden", found=found)
 
 
 @router.get("/models")
@@ -161,12 +179,12 @@ def models(request: Request, visitor: Reader, name: str = "", arch: str = "") ->
     """List models, with the coverage of one."""
     coverage = None
     if name and arch:
-        coverage = Covered(arch=arch).read(name, request.app.state.layers)
+        coverage = CoverageQuery(arch=arch).read(name, request.app.state.layers)
     wanted = {"name": name, "arch": arch}
     csv = f"/v1/coverage/{quote(name)}?{urlencode({'arch': arch, 'format': 'csv'})}"
     facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
-    facts |= {"csv_of_coverage": csv, "most": _MOST_LAYERS}
-    return _page("models.html.j2", visitor, "Models", "/models", wanted=wanted, **facts)
+    more = {"wanted": wanted, "csv_of_coverage": csv, "most": _MOST_LAYERS}
+    return html_page("models.html.j2", visitor, "Models", "/models", **facts, **more)
 
 
 @router.get("/models/{name:path}")
@@ -178,18 +196,18 @@ def model(visitor: Reader, name: str) -> Response:
     csv = f"/v1/models/{quote(name)}?format=csv"
     csv_of_times = f"/v1/benchmarks?{urlencode({'model': name, 'format': 'csv'})}"
     facts = {"tasks": tasks, "times": times, "csv": csv, "csv_of_times": csv_of_times}
-    return _page("model.html.j2", visitor, title, "/models", **facts)
+    return html_page("model.html.j2", visitor, title, "/models", **facts)
 
 
 @router.get("/workers")
 def workers(visitor: Reader, told: str = "") -> Response:
     """List workers."""
     facts = {"workers": api.list_workers(), "csv": "/v1/workers?format=csv"}
-    return _page("workers.html.j2", visitor, "Workers", "/workers", told=told[:300], **facts)
+    return html_page("workers.html.j2", visitor, "Workers", "/workers", told=told[:300], **facts)
 
 
 @router.get("/compare")
-def compare(visitor: Reader, wanted: Annotated[Compared, Query()]) -> Response:
+def compare(visitor: Reader, wanted: Annotated[ComparisonQuery, Query()]) -> Response:
     """Show sessions side by side."""
     found = wanted.read()
     layers = [
@@ -210,19 +228,19 @@ def compare(visitor: Reader, wanted: Annotated[Compared, Query()]) -> Response:
     columns = [(f"session {number}, ms", True) for number in wanted.session_id]
     columns += [(f"{number} / {first}", True) for number in others] + [("fastest", True)]
     facts = {"layers": layers, "columns": columns, "compared": found.whole}
-    facts |= _links("/compare", wanted, found.next)
+    facts |= table_links("/compare", wanted, found.next)
     title = " beside ".join(f"session {number}" for number in wanted.session_id)
-    return _page(
+    return html_page(
         "compare.html.j2", visitor, title, "/sessions", wanted=wanted.model_dump(), **facts
     )
 
 
 @router.get("/actions")
-def actions(visitor: Reader, wanted: Annotated[changes.WantedActions, Query()]) -> Response:
+def actions(visitor: Reader, wanted: Annotated[changes.ActionQuery, Query()]) -> Response:
     """List what visitors changed."""
     page = wanted.read(wanted.limit, wanted.cursor)
-    facts = {"actions": page.rows, **_links("/actions", wanted, page.next)}
-    return _page("actions.html.j2", visitor, "Changes", "/actions", **facts)
+    facts = {"actions": page.rows, **table_links("/actions", wanted, page.next)}
+    return html_page("actions.html.j2", visitor, "Changes", "/actions", **facts)
 
 
 # -- what changes something: a question, then the form that it has
@@ -234,28 +252,28 @@ def ask_retry(visitor: Admin, session_id: RowId, cause: str = "") -> Response:
     (found,) = api.status(session_id, commands=False)
     number = found.jobs.get(State.ERRORED.value, 0) + found.searches.parts.get("errored", 0)
     question = f"{number} jobs of session {session_id} failed for good. Send them back?"
-    return _ask(visitor, question, "Retry", f"/sessions/{session_id}", {"cause": cause})
+    return ask(visitor, question, "Retry", f"/sessions/{session_id}", {"cause": cause})
 
 
 @router.post("/sessions/{session_id}/retry")
 def retry(visitor: Admin, session_id: RowId, cause: Annotated[str, Form()] = "") -> Response:
     """Send failed jobs of a session back."""
-    asked = changes.Retried.model_validate({"cause": cause or None})
-    return _done(changes.retry_session(visitor, session_id, asked), f"/sessions/{session_id}")
+    asked = changes.JobsToRetry.model_validate({"cause": cause or None})
+    return done(changes.retry_session(visitor, session_id, asked), f"/sessions/{session_id}")
 
 
 @router.get("/sessions/{session_id}/cancel")
 def ask_cancel(visitor: Admin, session_id: RowId) -> Response:
     """Ask before jobs are ended."""
     question = f"End all jobs of session {session_id} that are not finished?"
-    return _ask(visitor, question, "Cancel them", f"/sessions/{session_id}", danger=True)
+    return ask(visitor, question, "Cancel them", f"/sessions/{session_id}", danger=True)
 
 
 @router.post("/sessions/{session_id}/cancel")
 def cancel(visitor: Admin, session_id: RowId) -> Response:
     """End jobs of a session."""
-    done = changes.cancel(visitor, session_id, changes.Canceled())
-    return _done(done, f"/sessions/{session_id}")
+    canceled = changes.cancel(visitor, session_id, changes.JobsToCancel())
+    return done(canceled, f"/sessions/{session_id}")
 
 
 @router.get("/sessions/{session_id}/options")
@@ -264,26 +282,26 @@ def ask_options(visitor: Admin, session_id: RowId) -> Response:
     (found,) = api.status(session_id, commands=False)
     inputs = [("priority", "Priority, 0 to 9: the highest is served first", found.options.priority)]
     question = f"Options of session {session_id}"
-    return _ask(visitor, question, "Set", f"/sessions/{session_id}", inputs=inputs)
+    return ask(visitor, question, "Set", f"/sessions/{session_id}", inputs=inputs)
 
 
 @router.post("/sessions/{session_id}/options")
 def set_options(visitor: Admin, session_id: RowId, priority: Annotated[int, Form()]) -> Response:
     """Set the priority of a session."""
     asked = changes.SessionChange(priority=priority)
-    return _done(changes.change_session(visitor, session_id, asked), f"/sessions/{session_id}")
+    return done(changes.change_session(visitor, session_id, asked), f"/sessions/{session_id}")
 
 
 @router.get("/jobs/{job_id}/retry")
 def ask_retry_job(visitor: Admin, job_id: RowId) -> Response:
     """Ask before a job is sent back."""
-    return _ask(visitor, f"Send job {job_id} back?", "Retry", f"/jobs/{job_id}")
+    return ask(visitor, f"Send job {job_id} back?", "Retry", f"/jobs/{job_id}")
 
 
 @router.post("/jobs/{job_id}/retry")
 def retry_job(visitor: Admin, job_id: RowId) -> Response:
     """Send a failed job back."""
-    return _done(changes.retry_job(visitor, job_id), f"/jobs/{job_id}")
+    return done(changes.retry_job(visitor, job_id), f"/jobs/{job_id}")
 
 
 @router.get("/workers/{name}/{state}")
@@ -291,16 +309,16 @@ def ask_worker(visitor: Admin, name: str, state: Literal["active", "cordoned"]) 
     """Ask before a worker is cordoned, or takes work again."""
     verb = "Cordon" if state == "cordoned" else "Uncordon"
     question = f"{verb} the worker {name}? A cordoned one takes nothing new."
-    return _ask(visitor, question, verb, "/workers", action=f"/workers/{name}/{state}")
+    return ask(visitor, question, verb, "/workers", action=f"/workers/{name}/{state}")
 
 
 @router.post("/workers/{name}/{state}")
 def change_worker(visitor: Admin, name: str, state: Literal["active", "cordoned"]) -> Response:
     """Cordon a worker, or let it take work again."""
-    return _done(changes.change_worker(visitor, name, state), "/workers")
+    return done(changes.change_worker(visitor, name, state), "/workers")
 
 
-def _ask(
+def ask(
     visitor: Visitor,
     question: str,
     verb: str,
@@ -309,20 +327,21 @@ def _ask(
     **more: Any,
 ) -> Response:
     facts = {"hidden": hidden or {}, "inputs": [], "danger": False, "action": "", **more}
-    return _page(
+    return html_page(
         "confirm.html.j2", visitor, verb, "", question=question, verb=verb, back=back, **facts
     )
 
 
-def _done(answer: Response, back: str) -> Response:
+def done(answer: Response, back: str) -> Response:
     outcome = json.loads(bytes(answer.body))
     told = urlencode({"told": f"Done: {json.dumps(outcome['done'])}"})
     return RedirectResponse(f"{back}?{told}", 303)
 
 
-def _links(place: str, wanted: Paged, following: object) -> dict[str, str]:
+def table_links(place: str, wanted: Paged, following: object) -> dict[str, str]:
     """Return the addresses of the next page, empty if there is none, and of the whole as CSV."""
-    given = wanted.model_dump(exclude={"cursor", "format", "told"}, exclude_defaults=True)
+    without = {"cursor", "format", "told"}
+    given = wanted.model_dump(mode="json", exclude=without, exclude_defaults=True)
     more = {**given, "cursor": following}
     return {
         "more": "" if following is None else f"{place}?{urlencode(more, doseq=True)}",
@@ -330,11 +349,15 @@ def _links(place: str, wanted: Paged, following: object) -> dict[str, str]:
     }
 
 
-def _page(template: str, visitor: Visitor, title: str, place: str, **facts: Any) -> Response:
+def html_page(template: str, visitor: Visitor, title: str, place: str, **facts: Any) -> Response:
     may_change = visitor.role is Role.ADMIN
     common = {"visitor": visitor, "title": title, "place": place, "may_change": may_change}
-    text = render(template, **{"told": "", **common, **facts})
+    text = render(template, **{"told": "", "places": _places(visitor), **common, **facts})
     return HTMLResponse(text)
+
+
+def _places(visitor: Visitor) -> tuple[tuple[str, str], ...]:
+    return (_REQUESTS,) if visitor.role is Role.SUBMIT else _PLACES
 
 
 def refused(request: Request, status: int, error: str, hint: str = "") -> Response:
@@ -358,7 +381,7 @@ def wants_html(request: Request) -> bool:
 
 def render(template: str, **facts: Any) -> str:
     """Return a template with these facts; every text in it is escaped."""
-    return _environment().get_template(template).render(places=_PLACES, **facts)
+    return _environment().get_template(template).render({"places": _PLACES, **facts})
 
 
 @functools.cache

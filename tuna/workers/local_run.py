@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,22 @@ from tuna.workers.devices import device_for, measuring_on
 
 
 def run_steps(
-    library: Library, item: WorkItem, last: str, index: int | None = None, body: bytes | None = None
+    library: Library,
+    item: WorkItem,
+    last: str,
+    index: int | None = None,
+    given: Iterable[bytes] = (),
 ) -> list[StepResult]:
     """The results of the library's steps up to `last`; of candidate `index` alone when it is given.
 
     The first of them builds the candidates of the item; if it has none, those that the library
-    proposes. `body`: what `item.body` names, for a config that has one.
+    proposes. `given`: the artifacts that it names, such as the body of its config.
     """
     results: list[StepResult] = []
     with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
         artifacts = Artifacts(folder_url(Path(folder, "artifacts")), Path(folder, "cache"))
-        if body is not None:
-            artifacts.put(body)
+        for data in given:
+            artifacts.put(data)
         for name in library.path_to(library.step(last).name):
             step = library.step(name)
             device = (

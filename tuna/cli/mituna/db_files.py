@@ -152,7 +152,7 @@ def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path
 def update_golden(ctx: click.Context, /, wanted: Accepted, **chosen: Any) -> int:
     """Build a golden version from a session, an earlier version, or both."""
     library = ctx.obj if isinstance(ctx.obj, str) else None
-    print_build(api.golden.build(api.open_database(), library=library, **chosen, **asdict(wanted)))
+    print_build(api.golden.build(library=library, **chosen, **asdict(wanted)))
     return 0
 
 

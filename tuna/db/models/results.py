@@ -90,6 +90,8 @@ class Golden(Base):
     base_version: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     promoted_at: Mapped[datetime | None]
+    promoted_by: Mapped[str] = text(255, default="", server_default="")
+    note: Mapped[str | None] = mapped_column(LongText)  #: of who promoted it
     __table_args__ = table(UniqueConstraint("library", "version"))
 
 

@@ -363,3 +363,37 @@ class ActionRow(Base):
     subject: Mapped[str] = text(255)  #: such as `job 12` or `session 3`
     details: Mapped[str] = mapped_column(LongText)  #: JSON: what was asked for and what changed
     __table_args__ = table()
+
+
+class RequestRow(Base):
+    """What a visitor of the service asked for: a model or layers, for an environment, within a
+    budget; see `tuna.requests`."""
+
+    __tablename__ = "request"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
+    #: the visitor's own name for it, which makes a repeated submission the same request
+    client_key: Mapped[str | None] = text(128)
+    digest: Mapped[str] = text(64)  #: SHA-256 of all that was asked for
+    kind: Mapped[str] = text(16)  #: model or layers
+    name: Mapped[str] = text(128)
+    wanted: Mapped[str] = mapped_column(LongText)  #: JSON: see `requests.asked.Asked`
+    upload: Mapped[str] = text(64)  #: SHA-256 of the file, in the artifact store
+    upload_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    trials: Mapped[int]  #: that it may take, for the bound of those of a token
+    priority: Mapped[int]
+    state: Mapped[str] = text(16)
+    session_id: Mapped[int | None] = mapped_column(
+        ForeignKey("session.id", ondelete="SET NULL"), index=True
+    )
+    #: of its layers, once they are stored
+    tag: Mapped[str] = text(128, server_default="")
+    message: Mapped[str] = mapped_column(LongText)  #: why it failed, or what it did not reach
+    progress: Mapped[str] = mapped_column(LongText)  #: JSON: numbers of jobs, trials, ...
+    files: Mapped[str] = mapped_column(LongText)  #: JSON: name, digest and bytes of each
+    files_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    tuning_at: Mapped[datetime | None]  #: when its first job was loaded
+    ended_at: Mapped[datetime | None] = mapped_column(index=True)  #: None: there is work to do
+    __table_args__ = table(UniqueConstraint("token_id", "client_key"))

@@ -198,10 +198,9 @@ def _ranked(
     taken."""
     if space.size() > SMALL:
         return evolved(space, costs, trials, chance)
-    known = {space.point_of(params) for params in taken}
-    points = [point for point in space.points() if point not in known]
+    points, known = list(space.points()), {space.point_of(params) for params in taken}
     chance.shuffle(points)  # trees give many points the same
-    return _different(points, costs)
+    return _different([point for point in points if point not in known], costs)
 
 
 def _different(points: Sequence[Point], costs: Costs) -> Iterator[Point]:

@@ -90,7 +90,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SampledAnswer:
     """The right answer in some places of an output, where whoever measures cannot compute it."""
 
     buffer: str
@@ -110,7 +110,7 @@ class Artifact:
     buffers: tuple[Buffer, ...]
     launches: tuple[Launch, ...]
     binaries: tuple[bytes, ...]
-    answers: tuple[Answer, ...] = ()  #: of each output of a kernel that came in a file
+    answers: tuple[SampledAnswer, ...] = ()  #: of each output of a kernel that came in a file
 
     def to_bytes(self) -> bytes:
         """Return the file's content, equal for equal artifacts."""
@@ -182,8 +182,8 @@ def _launch(facts: Mapping[str, Any]) -> Launch:
     return Launch(**{**facts, "grid": tuple(facts["grid"]), "params": params})
 
 
-def _answer(facts: Mapping[str, Any]) -> Answer:
-    return Answer(
+def _answer(facts: Mapping[str, Any]) -> SampledAnswer:
+    return SampledAnswer(
         buffer=str(facts["buffer"]),
         rows=tuple(facts["rows"]),
         columns=tuple(facts["columns"]),

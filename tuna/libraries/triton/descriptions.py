@@ -10,7 +10,7 @@ from pathlib import Path
 from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.triton import kernel_file
-from tuna.libraries.triton.artifact import Answer
+from tuna.libraries.triton.artifact import SampledAnswer
 from tuna.libraries.triton.kernel_arguments import BLOCK_FP8, GEMM, MOE, KernelFamily
 from tuna.libraries.triton.kernel_file import KernelFile
 from tuna.libraries.triton.tiles import (
@@ -67,7 +67,7 @@ class TunedKernel(ABC):
         compiled."""
         return 0
 
-    def answers(self, config: Config) -> tuple[Answer, ...]:
+    def answers(self, config: Config) -> tuple[SampledAnswer, ...]:
         """Return the right answers for the artifact; none where whoever measures computes them."""
         return ()
 

@@ -22,7 +22,7 @@ from tuna.configs import Config, GemmConfig
 from tuna.configs.moe import MoeConfig
 from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
-from tuna.libraries.triton.artifact import ELEMENT_BYTES, Answer, Buffer
+from tuna.libraries.triton.artifact import ELEMENT_BYTES, Buffer, SampledAnswer
 from tuna.libraries.triton.kernel_arguments import block_sizes
 
 Floats = NDArray[np.float64]
@@ -138,7 +138,7 @@ class DeviceProblem:
     """Inputs and answers of one config for the buffers of a candidate, by their names."""
 
     def __init__(
-        self, config: Config, buffers: Mapping[str, Buffer], answers: Sequence[Answer] = ()
+        self, config: Config, buffers: Mapping[str, Buffer], answers: Sequence[SampledAnswer] = ()
     ) -> None:
         """`answers`: of a kernel that came in a file, as its artifacts have them."""
         if not isinstance(config, GemmConfig | MoeConfig | TritonKernelConfig):

@@ -22,8 +22,8 @@ from tuna.libraries.triton.artifact import (
     GLOBAL_SCRATCH,
     PROFILE_SCRATCH,
     ROLES,
-    Answer,
     Buffer,
+    SampledAnswer,
 )
 from tuna.libraries.triton.descriptions import KernelSpace, TunedKernel
 from tuna.libraries.triton.device_problems import DeviceProblem
@@ -103,7 +103,7 @@ class UserKernel(TunedKernel):
         arguments = {**given.values, **tile}
         return Plan(given.buffers, (KernelCall(arguments, self._grid(layer, tile)),))
 
-    def answers(self, config: Config) -> tuple[Answer, ...]:
+    def answers(self, config: Config) -> tuple[SampledAnswer, ...]:
         """Return the right answer in some places of each output, computed once."""
         return self._answers(_layer(config))
 
@@ -226,7 +226,7 @@ class UserKernel(TunedKernel):
         less = "" if constant or not isinstance(plain, bool | str) else " without tl.constexpr"
         raise self._fault("arguments", config, f"{name} as {value!r:.80}{less}")
 
-    def _reference(self, config: TritonKernelConfig) -> tuple[Answer, ...]:
+    def _reference(self, config: TritonKernelConfig) -> tuple[SampledAnswer, ...]:
         given = self._given(config)
         outputs = given.outputs()
         problem = DeviceProblem(config, {one.name: one for one in given.buffers})
@@ -241,7 +241,7 @@ class UserKernel(TunedKernel):
 
     def _answer(
         self, config: TritonKernelConfig, output: Buffer, found: Any, problem: DeviceProblem
-    ) -> Answer:
+    ) -> SampledAnswer:
         array = np.asarray(found)
         kinds = "iub" if output.element[0] == "i" else "iubf"
         if array.shape != output.shape or array.dtype.kind not in kinds:
@@ -259,7 +259,9 @@ class UserKernel(TunedKernel):
         values = tuple(tuple(float(f"{one:.{_DIGITS}g}") for one in row) for row in chosen)
         tolerance = self.file.tolerance
         usual = problem.tolerance(output.name) if tolerance is None else tolerance
-        return Answer(output.name, tuple(map(int, rows)), tuple(map(int, columns)), values, usual)
+        return SampledAnswer(
+            output.name, tuple(map(int, rows)), tuple(map(int, columns)), values, usual
+        )
 
 
 def _provided() -> dict[str, types.SimpleNamespace]:

@@ -51,7 +51,7 @@ _MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
 
 @dataclass(frozen=True)
 class ModelBody:
-    """What is to be compiled of a model."""
+    """Functions of a model that are to be compiled."""
 
     choices: str  #: where its kernels come from, in words
     #: the functions that each timed function of the program calls, in order

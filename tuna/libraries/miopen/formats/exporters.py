@@ -11,6 +11,7 @@ import math
 from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from tuna.errors import BadInput
+from tuna.libraries import compressed
 from tuna.libraries.exporter import (
     UNSAFE,
     Check,
@@ -26,13 +28,14 @@ from tuna.libraries.exporter import (
     Exporter,
     ExportTally,
     FileOptions,
+    LineNames,
     Options,
     Pair,
     sort_rows,
 )
 from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import check, find_db, kernel_db, perf_db
-from tuna.libraries.miopen.formats.database_file import has_table, text_key
+from tuna.libraries.miopen.formats.database_file import has_table, is_sqlite, text_key
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
@@ -106,6 +109,13 @@ class FindExporter(_MiopenExporter[FindOptions]):
                 yield Entry(
                     record.key, item.solver, (item.time_ms, item.workspace_bytes, item.algorithm)
                 )
+
+    def names_at(self, path: Path, number: int) -> LineNames:
+        """The key and the solvers of a line."""
+        record = find_db.parse_line(compressed.line(path, number, self.title))
+        solvers = tuple(item.solver for item in record.items)
+        key = record.key
+        return LineNames(solvers, _device(path), keys_begin=key, is_key=lambda text: text == key)
 
     def type_of(self, key: str) -> str:
         """Read them from the end of a find-db key."""
@@ -198,6 +208,19 @@ class PerfExporter(_MiopenExporter[PerfOptions]):
                 before, text = record.key, record.key.text()
             yield Entry(text, record.solver, (record.params,))
 
+    def names_at(self, path: Path, number: int) -> LineNames:
+        """The key and the solvers of a line of the text form; keys of find dbs that have its fields
+        are of it."""
+        if is_sqlite(compressed.head(path)):
+            raise BadInput(f"{path} has no lines: it is an SQLite database.")
+        records = perf_db.parse_line(compressed.line(path, number, self.title))
+        perf = records[0].key
+        sizes = (perf.in_channels, *([perf.in_d] if perf.spatial_dim == 3 else []))
+        begin = "".join(f"{size}-" for size in (*sizes, perf.in_h, perf.in_w))
+        solvers = tuple(record.solver for record in records)
+        is_key = partial(_has_fields, perf)
+        return LineNames(solvers, _device(path), keys_begin=begin, is_key=is_key)
+
     def type_of(self, key: str) -> str:
         """Read them from the key's fields."""
         perf = PerfKey.parse(key)
@@ -208,6 +231,18 @@ class PerfExporter(_MiopenExporter[PerfOptions]):
     ) -> None:
         """Write the rows by key and solver; `name` ends in `.txt` for the text form."""
         _write_params(path, _merged_params(pairs), name.endswith(".txt"))
+
+
+def _device(path: Path) -> str:
+    """The beginning of a file's name, which is a device's (`base_name`) unless a user chose it."""
+    return compressed.plain_name(path).partition(".")[0]
+
+
+def _has_fields(perf: PerfKey, key: str) -> bool:
+    try:
+        return problem_key.parse(key).perf() == perf
+    except BadInput:
+        return False
 
 
 def _write_params(path: Path, records: Iterator[PerfRecord], text: bool) -> int:

@@ -1,0 +1,119 @@
+"""Exact results of layers in one environment, and the documents that say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import Config
+from tuna.db.bulk import parts
+from tuna.db.types import timed
+from tuna.libraries.base import Environment
+from tuna.libraries.registry import SIMULATED_GROUP
+from tuna.models.coverage import Coverage, CoveredLayer
+from tuna.results.best import Cover
+from tuna.results.core_tables import config
+from tuna.results.selectable import BOTH
+from tuna.vocabulary import BASELINE
+
+#: Of a result, as `tuna query` names them.
+_FIELDS = (
+    *("layer", "config_key", "kind", "driver", "solver", "params", "time_ms", "low_ms", "high_ms"),
+    *("noisy", "simulated", "library_version", "session_id", "golden", "kept_at"),
+)
+
+
+@dataclass(frozen=True)
+class ExactResult:
+    """The fastest result of a layer in the environment."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def time_ms(self) -> float:
+        """Its time."""
+        return float(self.fields["time_ms"])
+
+    def meets(self, target_ms: float | None) -> bool:
+        """Whether it is as fast as was asked for."""
+        return target_ms is None or self.time_ms <= target_ms
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `tuna query --json` shows a row."""
+        shown = {name: value for name, value in self.fields.items() if name != "kept_at"}
+        marks = {name: bool(shown[name]) for name in ("noisy", "simulated")}
+        at = self.fields["kept_at"]
+        return {**shown, **marks, "measured_at": at.isoformat() if at else None}
+
+
+def is_simulated(environment: Environment) -> bool:
+    """Whether all results of an environment are: of a library that measures nothing, or of an
+    emulated board. There they count."""
+    return "emulator" in environment.flags or bool(
+        entry_points(group=SIMULATED_GROUP, name=environment.library)
+    )
+
+
+def exact(
+    connection: sa.Connection, environment: Environment, ids: Sequence[int]
+) -> dict[int, ExactResult]:
+    """Return the fastest result of each config in an environment, of sessions and golden versions;
+    baselines, and what was simulated for a real device, left out."""
+    found: dict[int, Any] = {}
+    columns = ("config_id", *_FIELDS)
+    for part in parts(ids):
+        for results in BOTH:
+            where = [
+                results["environment"] == environment.key,
+                results["family"] != BASELINE,
+                timed(results["time_ms"]),
+            ]
+            if not is_simulated(environment):
+                where.append(results["simulated"].is_(False))
+            here = results.only(*where, by=("environment", "family", "simulated"))
+            for row in connection.execute(
+                here.select(*columns).where(results["config_id"].in_(part))
+            ):
+                before = found.get(row.config_id)
+                if before is None or (row.time_ms, row.solver) < (before.time_ms, before.solver):
+                    found[row.config_id] = row
+    return {
+        key: ExactResult({name: getattr(row, name) for name in _FIELDS})
+        for key, row in found.items()
+    }
+
+
+def stored_ids(connection: sa.Connection, layers: Iterable[Config]) -> dict[str, int]:
+    """Return the ids of those of these layers that the database has, by key."""
+    found: dict[str, int] = {}
+    for part in parts(sorted(layer.key for layer in layers)):
+        query = sa.select(config.c.key, config.c.id).where(config.c.key.in_(part))
+        found |= {row.key: row.id for row in connection.execute(query)}
+    return found
+
+
+def coverage_of(
+    subject: str,
+    arch: str,
+    layers: Mapping[int, tuple[Config, int]],
+    found: Mapping[int, ExactResult],
+) -> Coverage:
+    """Return the coverage of layers, each with its weight, by exact results."""
+    covered = []
+    for config_id, (layer, weight) in layers.items():
+        about = layer.label, layer.key, weight, layer.flops
+        result = found.get(config_id)
+        if result is None:
+            covered.append(CoveredLayer(*about, Cover.NONE))
+            continue
+        fields = result.fields
+        covered.append(
+            CoveredLayer(
+                *about, Cover.EXACT, fields["solver"], result.time_ms, bool(fields["noisy"])
+            )
+        )
+    return Coverage(subject, arch, tuple(covered))
