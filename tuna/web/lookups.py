@@ -36,7 +36,7 @@ _SIZES_S = 60.0
 class ResultQuery(Paged):
     """The conditions of `tuna query`, and a page."""
 
-    cursor: str = Field("", max_length=4096, description="`next` of the page before")  # type: ignore[assignment]
+    cursor: str = Field("", max_length=4096)  # type: ignore[assignment]
     model: str | None = Field(None, description="a model or network: NAME or NAME@VERSION")
     tag: str | None = None
     layer: str | None = Field(None, description="key, label, driver command or JSON")
@@ -111,7 +111,7 @@ def best(
 class CoverageQuery(Paged):
     """What a model, network or tag is to be covered on, and a page of its layers."""
 
-    cursor: str = Field("", max_length=64, description="`next` of the page before")  # type: ignore[assignment]
+    cursor: str = Field("", max_length=64)  # type: ignore[assignment]
     arch: str
     device: str | None = None
     library: str | None = None
