@@ -395,6 +395,8 @@ def test_a_request_is_streamed_whenever_it_changed(
     async def watch(number: int) -> list[str]:
         states = []
         async for text in live.watch(number, "json"):
+            if text is None:
+                continue
             states.append(json.loads(text)["state"])
             if len(states) == 1:
                 visitor.post(f"/v1/requests/{number}/cancel")
