@@ -56,15 +56,14 @@ class Live:
             self._changed = asyncio.Condition()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_on(), name="live texts")
-        seen, sent, told_at = -1, "", time.monotonic()
+        joined, sent, told_at = self._reads, "", time.monotonic()
         try:
             while True:
-                if seen == self._reads:
-                    await self._next_read()
+                await self._next_read()
                 text = self._texts.get(number, {}).get(form)
-                if text is None and self._reads > max(seen, 0):
+                # the first read may have begun before this viewer came
+                if text is None and self._reads > joined + 1:
                     return  # it was deleted
-                seen = self._reads
                 if text is not None and text != sent:
                     sent, told_at = text, time.monotonic()
                     yield text

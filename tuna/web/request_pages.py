@@ -15,7 +15,7 @@ from tuna.vocabulary import RequestState
 from tuna.web import submissions
 from tuna.web.events import streamed
 from tuna.web.pages import ask, done, html_page, next_page, render
-from tuna.web.submissions import WantedRequests, find, page_of, receive
+from tuna.web.submissions import RequestId, WantedRequests, find, page_of, receive
 from tuna.web.visitors import Anyone, Role, Submitter, Visitor
 
 router = APIRouter(include_in_schema=False)
@@ -46,7 +46,7 @@ async def submit(request: Request, visitor: Submitter) -> Response:
 
 
 @router.get("/requests/{request_id}")
-def show_request(visitor: Anyone, request_id: int, told: str = "") -> Response:
+def show_request(visitor: Anyone, request_id: RequestId, told: str = "") -> Response:
     """Show a request; its state is streamed to it."""
     found = find(visitor, request_id)
     facts = {"request": found, "told": told[:300], "may_submit": _may_submit(visitor)}
@@ -55,14 +55,14 @@ def show_request(visitor: Anyone, request_id: int, told: str = "") -> Response:
 
 
 @router.get("/requests/{request_id}/live")
-async def live(request: Request, visitor: Anyone, request_id: int) -> StreamingResponse:
+async def live(request: Request, visitor: Anyone, request_id: RequestId) -> StreamingResponse:
     """Stream the state of a request for its page."""
     await to_thread.run_sync(find, visitor, request_id)  # raises NotFound
     return streamed(request.app.state.live_requests, request_id, "html", "html")
 
 
 @router.get("/requests/{request_id}/cancel")
-def ask_cancel(visitor: Submitter, request_id: int) -> Response:
+def ask_cancel(visitor: Submitter, request_id: RequestId) -> Response:
     """Ask before a request is ended."""
     found = find(visitor, request_id)
     question = f"End the request {found.id}, {found.name}, and the jobs that no other one wants?"
@@ -70,13 +70,13 @@ def ask_cancel(visitor: Submitter, request_id: int) -> Response:
 
 
 @router.post("/requests/{request_id}/cancel")
-def cancel(visitor: Submitter, request_id: int) -> Response:
+def cancel(visitor: Submitter, request_id: RequestId) -> Response:
     """End a request."""
     return done(submissions.cancel_request(visitor, request_id), f"/requests/{request_id}")
 
 
 @router.get("/requests/{request_id}/delete")
-def ask_delete(visitor: Submitter, request_id: int) -> Response:
+def ask_delete(visitor: Submitter, request_id: RequestId) -> Response:
     """Ask before a request is deleted."""
     found = find(visitor, request_id)
     question = f"Delete the request {found.id}, {found.name}, and its files? Results stay known."
@@ -84,7 +84,7 @@ def ask_delete(visitor: Submitter, request_id: int) -> Response:
 
 
 @router.post("/requests/{request_id}/delete")
-def delete(visitor: Submitter, request_id: int) -> Response:
+def delete(visitor: Submitter, request_id: RequestId) -> Response:
     """Delete a request that is over."""
     return done(submissions.delete_request(visitor, request_id), _PLACE)
 

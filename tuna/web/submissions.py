@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from anyio import CancelScope, to_thread
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
@@ -36,7 +36,9 @@ router = APIRouter(prefix="/v1")
 UPLOADS = ("/v1/requests", "/requests")
 #: Bytes of a body in JSON, and uploads that are received at a time.
 _JSON_BYTES, _AT_A_TIME = 4 << 20, 8
+_KEY_CHARS = 128
 _FORM = "multipart/form-data"
+RequestId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _Asked = TypeVar("_Asked", bound=Asked)
 
 
@@ -73,7 +75,7 @@ def _body_schema() -> dict[str, Any]:
 async def submit(
     request: Request,
     visitor: Submitter,
-    idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
+    idempotency_key: Annotated[str | None, Header(max_length=_KEY_CHARS)] = None,
 ) -> Response:
     """Ask for a model or layers: a form with a file, or layers in JSON. Sent again under the same
     `Idempotency-Key` it is the same request."""
@@ -95,7 +97,9 @@ async def receive(
         if request.headers.get("content-type", "").startswith(_FORM):
             form = FormReader(request.headers["content-type"], upload)
             await form.read(request.stream())
-            client_key = form.fields.pop("client_key", "")[:128] or client_key
+            client_key = form.fields.pop("client_key", "") or client_key
+            if client_key is not None and len(client_key) > _KEY_CHARS:
+                raise BadInput(f"client_key: it has more than {_KEY_CHARS} characters.")
             sent: Form | Layers = _from_form(form.fields, form.filename)
             filename = form.filename
         else:
@@ -208,7 +212,7 @@ def find(visitor: Visitor, request_id: int) -> TuningRequest:
 
 
 @router.get("/requests/{request_id}")
-def show_request(visitor: Anyone, request_id: int) -> Response:
+def show_request(visitor: Anyone, request_id: RequestId) -> Response:
     """Return one request."""
     return answered(find(visitor, request_id))
 
@@ -230,14 +234,16 @@ class RequestTexts:
 
 
 @router.get("/requests/{request_id}/events")
-async def request_events(request: Request, visitor: Anyone, request_id: int) -> StreamingResponse:
+async def request_events(
+    request: Request, visitor: Anyone, request_id: RequestId
+) -> StreamingResponse:
     """Stream a request whenever it changed, as server-sent events with JSON."""
     await to_thread.run_sync(find, visitor, request_id)  # raises NotFound
     return streamed(request.app.state.live_requests, request_id, "json", "request")
 
 
 @router.post("/requests/{request_id}/cancel")
-def cancel_request(visitor: Submitter, request_id: int) -> Response:
+def cancel_request(visitor: Submitter, request_id: RequestId) -> Response:
     """End a request that is not over, and its jobs that no other one wants."""
     found = find(visitor, request_id)
 
@@ -249,7 +255,7 @@ def cancel_request(visitor: Submitter, request_id: int) -> Response:
 
 
 @router.delete("/requests/{request_id}")
-def delete_request(visitor: Submitter, request_id: int) -> Response:
+def delete_request(visitor: Submitter, request_id: RequestId) -> Response:
     """Delete a request that is over, with its files; what was tuned stays known."""
     found = find(visitor, request_id)
 
@@ -262,7 +268,7 @@ def delete_request(visitor: Submitter, request_id: int) -> Response:
 
 @router.get("/requests/{request_id}/result")
 async def request_result(
-    visitor: Anyone, request_id: int, file: str | None = Query(None, max_length=255)
+    visitor: Anyone, request_id: RequestId, file: str | None = Query(None, max_length=255)
 ) -> Response:
     """Return the answer: one of its files, or all in a zip archive."""
     found = await to_thread.run_sync(find, visitor, request_id)
