@@ -11,6 +11,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 BUDGET_S = 1.0
-_PER_LAYER = 10
+PER_LAYER = 10
 _SESSIONS, _ENVIRONMENTS = 20, 4
 _BATCH = 10_000
 _REPEATS = 3
@@ -48,7 +50,8 @@ def _measure(db: str, rows: int) -> int:
 
     engine = make_engine(get_settings().sql_url)
     upgrade(engine)
-    fill(engine, rows // _PER_LAYER)
+    fill(engine, Filling(rows // PER_LAYER))
+    release(engine, 1, session_id=2)
     engine.dispose()
     figures: dict[str, float] = {"rows": rows}
     engine = open_database()
@@ -105,8 +108,24 @@ def _questions() -> dict[str, Any]:
     }
 
 
-def fill(engine: sa.Engine, layers: int) -> None:
-    """Store results with jobs, attempts and two trials, imports in session 1, a golden version."""
+def _halves(layer: Any, solver: Any) -> Any:
+    """Solver s of a layer was tuned in session s or s + 10, so that each session has a twentieth of
+    the results."""
+    return solver + PER_LAYER * (layer % 2)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Results of a database: ten solvers of each layer, each in one session."""
+
+    layers: int
+    trials: int = 2  #: of each job
+    session_of: Callable[[Any, Any], Any] = _halves  #: id by those of layer and solver
+    imported: int = 1  #: id of the session whose results are from a file
+
+
+def fill(engine: sa.Engine, wanted: Filling) -> None:
+    """Store results with jobs, attempts and trials."""
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig
@@ -115,8 +134,6 @@ def fill(engine: sa.Engine, layers: int) -> None:
     from tuna.db.models import (
         ConfigRow,
         FindDb,
-        Golden,
-        GoldenEntry,
         Job,
         ModelConfig,
         SolverRow,
@@ -125,22 +142,9 @@ def fill(engine: sa.Engine, layers: int) -> None:
     )
     from tuna.libraries.base import Environment
 
-    def add(table: Any, query: Any, **values: Any) -> None:
-        """`query` selects the columns named in `values` first; literals follow."""
-        columns = table.__table__.c
-        literals = [
-            sa.literal(value, columns[name].type).label(name) for name, value in values.items()
-        ]
-        names = [*query.selected_columns.keys(), *values]
-        with writing(engine) as connection:
-            connection.execute(
-                sa.insert(table).from_select(
-                    names, query.add_columns(*literals), include_defaults=False
-                )
-            )
-
-    for start in range(0, layers, _BATCH):
-        numbers = range(start, min(layers, start + _BATCH))
+    add = partial(_add, engine)
+    for start in range(0, wanted.layers, _BATCH):
+        numbers = range(start, min(wanted.layers, start + _BATCH))
         with writing(engine) as connection:
             configs.store(
                 connection, [GemmConfig(m=16, n=16, k=number + 1) for number in numbers], "bench"
@@ -152,7 +156,7 @@ def fill(engine: sa.Engine, layers: int) -> None:
                 "noop", "1", f"arch{where}", 1, "toolchain", device=f"device {where}"
             )
             sessions.create(connection, here, f"night {number}")
-        names = [*(f"Solver{number}" for number in range(_PER_LAYER)), "Rare"]
+        names = [*(f"Solver{number}" for number in range(PER_LAYER)), "Rare"]
         facts: dict[str, Any] = {
             "library": "noop",
             "kinds": "gemm",
@@ -176,16 +180,13 @@ def fill(engine: sa.Engine, layers: int) -> None:
         ConfigRow.id.label("config_id"),
     )
     add(ModelConfig, net.where(ConfigRow.id % 200 == 0), gpu_count=1, weight=3)
-    # Solver s of a layer was tuned in session s or s + 10, so that each session has a twentieth of
-    # the results.
-    session_id = SolverRow.id + _PER_LAYER * (ConfigRow.id % 2)
     keys = sa.select(
-        session_id.label("session_id"),
+        wanted.session_of(ConfigRow.id, SolverRow.id).label("session_id"),
         ConfigRow.id.label("config_id"),
         SolverRow.id.label("solver_id"),
     )
     jobs = keys.select_from(ConfigRow).join(
-        SolverRow, sa.and_(SolverRow.name != "Rare", SolverRow.id <= _PER_LAYER)
+        SolverRow, sa.and_(SolverRow.name != "Rare", SolverRow.id <= PER_LAYER)
     )
     facts = {
         "steps": "measure",
@@ -197,7 +198,7 @@ def fill(engine: sa.Engine, layers: int) -> None:
     add(Job, jobs, **facts, attempt=1, failures=0, isolate=False, updated_at=_START)
     time_ms = 0.01 + (Job.id * 7919 + Job.solver_id * 104729) % 100003 / sa.literal(1000.0)
     trial = sa.select(Job.id.label("job_id"), time_ms.label("time_ms"))
-    for number in range(2):
+    for number in range(wanted.trials):
         slower = sa.select(Job.id.label("job_id"), (time_ms + number).label("time_ms"))
         texts = {
             "params": f"p{number}",
@@ -229,7 +230,7 @@ def fill(engine: sa.Engine, layers: int) -> None:
         (Job.id % 1000 == 0, sa.literal(_LATE, FindDb.__table__.c.updated_at.type)),
         else_=sa.literal(_START, FindDb.__table__.c.updated_at.type),
     ).label("updated_at")
-    imported = Job.session_id == 1
+    imported = Job.session_id == wanted.imported
     result = sa.select(
         Job.session_id,
         Job.config_id,
@@ -248,15 +249,13 @@ def fill(engine: sa.Engine, layers: int) -> None:
     }
     add(FindDb, result, **facts, simulated=False, noisy=False)
     with writing(engine) as connection:
-        row = {"library": "noop", "version": 1, "state": "promoted", "created_at": _START}
-        connection.execute(sa.insert(Golden), [row])
         connection.execute(
             sa.insert(FindDb),
             [
                 {
                     "session_id": 2,
                     "config_id": c,
-                    "solver_id": _PER_LAYER + 1,
+                    "solver_id": PER_LAYER + 1,
                     "time_ms": 1.0,
                     "updated_at": _START,
                     "workspace_bytes": 0,
@@ -266,20 +265,33 @@ def fill(engine: sa.Engine, layers: int) -> None:
                 for c in (1, 9)
             ],
         )
-    entry = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.session_id, FindDb.time_ms).where(
-        FindDb.session_id == 2
-    )
+
+
+def release(engine: sa.Engine, version: int, *, session_id: int, most: int | None = None) -> None:
+    """Store a golden version with the results of a session; `most`: that many at most."""
+    import sqlalchemy as sa
+
+    from tuna.db.engine import writing
+    from tuna.db.models import FindDb, Golden, GoldenEntry
+
+    row = {"library": "noop", "version": version, "state": "promoted", "created_at": _START}
+    with writing(engine) as connection:
+        made = connection.execute(sa.insert(Golden).values(row)).inserted_primary_key
+    assert made is not None
+    (golden_id,) = made
+    entry = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.session_id, FindDb.time_ms)
     facts = {
-        "golden_id": 1,
+        "golden_id": golden_id,
         "arch": "arch1",
         "num_cu": 1,
         "environment_id": 2,
         "workspace_bytes": 0,
         "params": "p0",
     }
-    add(
+    _add(
+        engine,
         GoldenEntry,
-        entry,
+        entry.where(FindDb.session_id == session_id).order_by(FindDb.config_id).limit(most),
         **facts,
         algorithm="",
         noisy=False,
@@ -288,6 +300,23 @@ def fill(engine: sa.Engine, layers: int) -> None:
         device="gpu0",
         measured_at=_START,
     )
+
+
+def _add(engine: sa.Engine, table: Any, query: Any, **values: Any) -> None:
+    """Insert the rows of a query, whose columns have their names, with literals behind them."""
+    import sqlalchemy as sa
+
+    from tuna.db.engine import writing
+
+    columns = table.__table__.c
+    literals = [sa.literal(value, columns[name].type).label(name) for name, value in values.items()]
+    names = [*query.selected_columns.keys(), *values]
+    with writing(engine) as connection:
+        connection.execute(
+            sa.insert(table).from_select(
+                names, query.add_columns(*literals), include_defaults=False
+            )
+        )
 
 
 def _one_statement() -> sa.Executable:

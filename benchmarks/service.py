@@ -185,6 +185,7 @@ class _Run:
         known_s = time.monotonic() - began
         assert again["state"] == "known", again
         second = visitor.ended(visitor.submit(self._model(1), name="second", **fields))
+        assert second["state"] == "known", second
         folder = self._folder / f"answer-{name}"
         folder.mkdir()
         for file in built["files"]:

@@ -95,7 +95,7 @@ def test_a_share_above_the_peak_is_explained_below_the_table(
 ) -> None:
     """Of what the share is, and why Winograd passes it, was said in the report's page alone."""
     first, *rest = figures.layers
-    device = DeviceFigures("cpu", 246.3, 1, 1.0, 1.0)
+    device = DeviceFigures("cpu", steps=1, busy_s=1.0, span_s=1.0, peak_gflops=246.3)
     (total, *_) = figures.totals
     layers = (dataclasses.replace(first, peak_share=2.91), *rest)
     totals = (dataclasses.replace(total, peak_share=1.66),)

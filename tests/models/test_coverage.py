@@ -11,7 +11,7 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.db import models, networks
 from tuna.errors import NotFound
 from tuna.models.coverage import coverage
-from tuna.results.best import Cover
+from tuna.results.best import Cover, Scope
 
 CONV = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 WIDER, POINTWISE = (
@@ -42,7 +42,7 @@ def build() -> DatabaseBuilder:
 
 
 def test_layers_count_as_often_as_the_network_has_them(build: DatabaseBuilder) -> None:
-    found = coverage(build.connection, "net", "znver5")
+    found = coverage(build.connection, "net", Scope("znver5"))
     assert found.subject == "model net 1"
     assert {one.layer: (one.cover, one.near) for one in found.layers} == {
         OTHER.label: (Cover.NONE, ""),
@@ -74,7 +74,7 @@ def test_layers_of_a_tag_count_once_and_golden_entries_cover_too(build: Database
     }
     entry |= {"workspace_bytes": 0, "params": "", "algorithm": "", "worker": "", "device": ""}
     build.insert(models.GoldenEntry, config_id=build.config(POINTWISE), solver_id=1, **entry)
-    found = coverage(build.connection, "mine", "znver5")
+    found = coverage(build.connection, "mine", Scope("znver5"))
     assert found.subject == "tag mine"
     assert len(found.of(Cover.EXACT)) == 3
     assert found.shares[Cover.EXACT] == 3 / 6
@@ -82,24 +82,19 @@ def test_layers_of_a_tag_count_once_and_golden_entries_cover_too(build: Database
 
 def test_what_is_like_nothing_is_not_near(build: DatabaseBuilder) -> None:
     build.config(GemmConfig(8, 8, 8), tag="products")
-    found = coverage(build.connection, "products", "znver5")
+    found = coverage(build.connection, "products", Scope("znver5"))
     assert found.as_json()["layers_by_cover"] == {"exact": 0, "near": 0, "none": 1}
 
 
 def test_another_device_covers_nothing(build: DatabaseBuilder) -> None:
-    assert coverage(build.connection, "net", "znver4").shares[Cover.NONE] == 1
-    assert (
-        coverage(build.connection, "net", "znver5", device="epyc", library="tvm").shares[
-            Cover.EXACT
-        ]
-        > 0
-    )
+    assert coverage(build.connection, "net", Scope("znver4")).shares[Cover.NONE] == 1
+    assert coverage(build.connection, "net", Scope("znver5", "epyc", "tvm")).shares[Cover.EXACT] > 0
     for arch, device in (("gfx90a", None), ("znver5", "ryzen")):
         with pytest.raises(NotFound, match="No session was tuned") as error:
-            coverage(build.connection, "net", arch, device=device)
+            coverage(build.connection, "net", Scope(arch, device))
         assert error.value.hint == "architectures: znver4, znver5"
 
 
 def test_a_name_that_is_neither_a_model_nor_a_tag_is_an_error(build: DatabaseBuilder) -> None:
     with pytest.raises(NotFound, match="neither a model nor a tag 'x'"):
-        coverage(build.connection, "x", "znver5")
+        coverage(build.connection, "x", Scope("znver5"))

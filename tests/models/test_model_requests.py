@@ -123,7 +123,7 @@ def test_a_file_in_onnx_that_cannot_be_a_whole_model_is_refused_at_once(token: s
     with pytest.raises(BadInput, match="weights in a file of their own"):
         submitted(token, "net.onnx", model.SerializeToString())
     with reading(open_database()) as connection:
-        assert requests.latest(connection, 9, None, None, None) == []
+        assert requests.latest(connection, 9, None, None, None).rows == ()
     assert not files()
 
 

@@ -1,13 +1,192 @@
-"""Questions to the service."""
+"""Questions to the service: each is answered as a command answers it."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
+import sqlalchemy as sa
+from command_lines import Ended
+
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("golden", "reports")]
+
+from golden_scene import ASM, GEMM, A, B, C, Scene
+from test_model_times import row
+
+from tuna import api
+from tuna.configs import ConvConfig, TaskConfig
+from tuna.db import benchmarks
+from tuna.db.engine import writing
+from tuna.db.models import ConfigTag, Job, StepResultRow
+from tuna.models import store
+from tuna.models.manifest import Manifest, ManifestTask
+from tuna.settings import get_settings
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def filled(
+    home: Path, redis_urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """A database with something of everything; returns what questions name."""
+    for name, value in redis_urls.items():
+        monkeypatch.setenv(name, value)
+    get_settings.cache_clear()
+    scene = Scene(api.open_database())
+    times = {(A, ASM): 2.0, (A, GEMM): 1.5, (B, ASM): 3.0, (C, GEMM): 0.25}
+    first = scene.session(times, "noop")
+    second = scene.session({(A, ASM): 1.0, (B, ASM): 3.5}, "noop")
+    with scene.builder() as build:
+        for driver in (A, B, C):
+            build.insert(ConfigTag, tag="net", config_id=build.config(driver), recurrent=False)
+        failing = build.job(first, build.config(A), build.solver("Other", "noop"), "errored")
+        build.trial(failing, 0, None, cause="run_error")
+        build.trial(failing, 1, 2.0)
+        build.step(failing, "eval", 1.0, 1.0, "gpu", ok=False, cause="run_error")
+    scene.execute(sa.update(Job).values(steps="build,measure", step="measure"))
+    for old, new in (("compile", "build"), ("eval", "measure")):
+        scene.execute(sa.update(StepResultRow).where(StepResultRow.step == old).values(step=new))
+    scene.build(1, first)
+    scene.build(2, second, base=1)
+    task = TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, 1, 1), layouts="native")
+    facts = {"file": "0" * 64, "size_bytes": 1, "opset": "17", "text": "1" * 64}
+    tasks = (ManifestTask(config=task.to_json(), count=2),)
+    manifest = Manifest(**facts, shapes={}, target="{}", tvm="0", inputs=(), tasks=tasks)
+    with writing(scene.engine) as connection:
+        store.save(connection, "a/net", manifest, {})
+        benchmarks.store(connection, "run", [row("net.so", 2.0), row("old.so", 4.0)])
+    (entry, *_) = scene.entries(2, "noop")
+    return {"first": first, "second": second, "entry": entry.id, "job": failing}
+
+
+#: A command, the endpoint that says the same, and the name that a list has in it.
+SAME = (
+    ("status", "sessions", "sessions"),
+    ("status --session-id {first}", "sessions?limit=1&cursor={second}", "sessions"),
+    ("session list", "sizes", "sessions"),
+    ("session show {first}", "sessions/{first}/size", ""),
+    ("results --session-id {first}", "sessions/{first}/results", "rows"),
+    ("results --session-id {first} -t net", "sessions/{first}/results?tag=net", "rows"),
+    ("report --session-id {first}", "sessions/{first}/report", ""),
+    (
+        "report --session-id {second} --against {first}",
+        "sessions/{second}/report?against={first}",
+        "",
+    ),
+    (
+        "compare --session-id {first} --session-id {second}",
+        "compare?session_id={first}&session_id={second}",
+        "",
+    ),
+    ("query", "query", "rows"),
+    ("query --arch gfx90a --n-best 2", "query?arch=gfx90a&n_best=2", "rows"),
+    ("coverage net --arch gfx90a", "coverage/net?arch=gfx90a", ""),
+    ("coverage net --arch gfx90a --library noop", "coverage/net?arch=gfx90a&library=noop", ""),
+    ("model list", "models", ""),
+    ("model show a/net", "models/a/net", ""),
+    ("model benchmarks", "benchmarks", ""),
+    ("golden list", "golden", ""),
+    ("golden explain 2 {entry}", "golden/2/explain?key={entry}", ""),
+    ("golden report 2", "golden/2/report", ""),
+    ("golden report 2 --min-gain 99%", "golden/2/report?min_gain=0.99", ""),
+    ("golden report 1 --session-id {second}", "golden/1/report?session_id={second}", ""),
+    ("workers", "workers", ""),
+)
+
+
+def test_each_endpoint_says_what_its_command_says(
+    filled: dict[str, Any], holder: Callable[..., httpx.Client], type_in: Callable[..., Ended]
+) -> None:
+    visitor = holder("read")
+    for words, path, name in SAME:
+        ended = type_in("tuna", *words.format(**filled).split(), "--json")
+        assert ended.code in (0, 1), ended.err
+        told = json.loads(ended.out)
+        answer = visitor.get(f"/v1/{path.format(**filled)}")
+        assert answer.status_code == 200, (path, answer.text)
+        said = answer.json()
+        if name:
+            assert said["next"] is None
+            said = said[name]
+        elif isinstance(said, dict):
+            said.pop("next", None)  # of a page of layers
+        if name == "sessions":  # the newest first, as pages have them
+            said.reverse()
+        assert said == told, path
+        assert said or words == "workers", "something is compared"
+
+
+def test_a_table_is_also_a_file_with_all_rows(
+    filled: dict[str, Any], holder: Callable[..., httpx.Client]
+) -> None:
+    visitor = holder("read")
+    lists = [(path, name) for _, path, name in SAME if name or path in ("models", "golden")]
+    first, compared = filled["first"], f"compare?session_id={filled['first']}&session_id=2"
+    lists += [(f"sessions/{first}/jobs", "jobs"), ("golden/2/entries", "entries")]
+    lists += [(f"sessions/{first}/devices", ""), ("actions", "actions"), (compared, "layers")]
+    lists += [("models/a/net", "tasks"), ("coverage/net?arch=gfx90a", "layers")]
+    lists += [(f"jobs/{filled['job']}/attempts", ""), ("benchmarks", ""), ("workers", "")]
+    for path, name in lists:
+        where = f"/v1/{path.format(**filled)}"
+        rows = visitor.get(where).json()
+        rows = rows[name] if name else rows
+        answer = visitor.get(f"{where}{'&' if '?' in where else '?'}format=csv")
+        assert answer.headers["content-type"].startswith("text/csv"), (path, answer.text)
+        assert answer.headers["content-disposition"].startswith("attachment")
+        read = list(csv.DictReader(io.StringIO(answer.text)))
+        assert len(read) == len(rows), path
+        for one, document in zip(read, rows, strict=True):
+            assert list(one) == list(document), path
+            for field, value in document.items():
+                if isinstance(value, str) and value:
+                    assert one[field].removeprefix("'") == value
+                elif isinstance(value, dict | list):
+                    assert json.loads(one[field]) == value
+
+
+def test_pages_follow_each_other_by_cursor(
+    filled: dict[str, Any], holder: Callable[..., httpx.Client]
+) -> None:
+    visitor, first = holder("read"), filled["first"]
+    for path, name in (
+        ("sessions", "sessions"),
+        ("sizes", "sessions"),
+        (f"sessions/{first}/jobs", "jobs"),
+        (f"sessions/{first}/results", "rows"),
+        (f"compare?session_id={first}&session_id=2", "layers"),
+        ("coverage/net?arch=gfx90a", "layers"),
+        (f"jobs/{filled['job']}/trials", "trials"),
+        ("golden/2/entries", "entries"),
+        ("query", "rows"),
+    ):
+        where = f"/v1/{path}{'&' if '?' in path else '?'}"
+        whole = visitor.get(f"{where}limit=500").json()[name]
+        found, page = [], {"next": ""}
+        while page["next"] is not None:
+            page = visitor.get(f"{where}limit=1&cursor={page['next']}").json()
+            found += page[name]
+            assert len(page[name]) == 1
+        assert found == whole, path
+        assert len(whole) > 1, path
+
+
+def test_devices_are_those_of_the_report(
+    filled: dict[str, Any], holder: Callable[..., httpx.Client]
+) -> None:
+    visitor = holder("read")
+    for session in (filled["first"], filled["second"]):
+        devices = visitor.get(f"/v1/sessions/{session}/devices").json()
+        assert devices == visitor.get(f"/v1/sessions/{session}/report").json()["devices"]
+        assert all("idle_share" in one for one in devices)
+        assert devices
 
 
 def test_questions_that_cannot_be_answered_are_said_in_a_sentence(

@@ -36,7 +36,14 @@ def failed(home: Path) -> list[int]:
 
 PAGES = (
     *("/sessions", "/sessions/1", "/sessions/1/jobs", "/query", "/golden", "/models", "/actions"),
-    *("/sessions/1/retry", "/sessions/1/cancel", "/sessions/1/options", "/workers/box/cordoned"),
+    *(
+        "/sessions/1/results",
+        "/sessions/1/size",
+        "/sessions/1/retry",
+        "/sessions/1/cancel",
+        "/sessions/1/options",
+        "/workers/box/cordoned",
+    ),
 )
 
 

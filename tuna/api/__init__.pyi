@@ -52,9 +52,13 @@ from tuna.api.lookups import known_solvers as known_solvers
 from tuna.api.lookups import known_tags as known_tags
 from tuna.api.lookups import list_sessions as list_sessions
 from tuna.api.lookups import query as query
+from tuna.api.lookups import require_session as require_session
+from tuna.api.lookups import session_page as session_page
 from tuna.api.lookups import status as status
+from tuna.api.lookups import status_page as status_page
 from tuna.api.lookups import targets_met as targets_met
 from tuna.api.lookups import undrained_reports as undrained_reports
+from tuna.api.lookups import winner_page as winner_page
 from tuna.api.lookups import winners as winners
 from tuna.api.lookups import without_solver as without_solver
 from tuna.api.model_building import BuiltModel as BuiltModel
@@ -90,6 +94,7 @@ from tuna.api.reports import best as best
 from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
 from tuna.api.reports import list_jobs as list_jobs
+from tuna.api.reports import list_trials as list_trials
 from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
 from tuna.api.reports import show_job as show_job
@@ -158,6 +163,8 @@ from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.models.coverage import Coverage as Coverage
+from tuna.models.coverage import CoveredLayer as CoveredLayer
+from tuna.models.store import StoredModel as StoredModel
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer

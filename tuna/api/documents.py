@@ -6,12 +6,83 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tuna import api
+
+
+def overview_document(session: api.Overview) -> dict[str, Any]:
+    """Return a session as `tuna status --json` has it."""
+
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(session, name) for name in names}
+
+    outlook = api.outlook(session.session_id) if session.options.deadline else None
+    searches = dataclasses.asdict(session.searches)
+    return {
+        "session": session.session_id,
+        **named("library", "reason", "environment", "arch", "jobs", "without_solver"),
+        "searches": {**searches, "total": session.searches.total},
+        **named("in_flight", "simulated", "noisy"),
+        **session.options.model_dump(mode="json"),
+        "outlook": _outlook(outlook),
+        **named("undrained", "fault", "failures"),
+    }
+
+
+def size_document(session: api.SessionSize) -> dict[str, Any]:
+    """Return a session as `tuna session show --json` has it."""
+    warm_starts = [
+        start._asdict() | {"siblings": [one._asdict() for one in start.siblings]}
+        for start in api.warm_starts(session.id)
+    ]
+    outlook = _outlook(api.outlook(session.id))
+    return {**vars(session), "warm_starts": warm_starts, "outlook": outlook}
+
+
+def _outlook(one: api.Outlook | None) -> dict[str, Any]:
+    return {} if one is None else dataclasses.asdict(one) | {"can_be_kept": one.can_be_kept}
+
+
+def live_document(live: api.LiveSession) -> dict[str, Any]:
+    """Return a session as `tuna status --watch --json` has it."""
+    document = dataclasses.asdict(live)
+    options = document["overview"].pop("options")
+    document["overview"] |= options.model_dump(mode="json")
+    if live.totals is not None:
+        document["totals"] |= {
+            name: getattr(live.totals, name) for name in ("efficiency", "lower_bound_s")
+        }
+    return document
+
+
+def snapshot_document(snapshot: api.LiveSnapshot) -> dict[str, Any]:
+    """Return a line of `tuna status --watch --json`."""
+    return {
+        "at": snapshot.at.isoformat(),
+        "sessions": [live_document(live) for live in snapshot.sessions],
+        "workers": snapshot.workers,
+        "read_share": snapshot.read_share,
+    }
+
+
+def model_document(model: api.StoredModel) -> dict[str, Any]:
+    """Return a model as `tuna model list --json` has it."""
+    return {"name": model.name, "version": model.version}
+
+
+def tasks_document(model: api.StoredModel, tasks: Sequence[api.ModelTask]) -> dict[str, Any]:
+    """Return a model as `tuna model show --json` has it."""
+    return model_document(model) | {
+        "tasks": [
+            {"task": task.label, "key": task.key, "count": task.count}
+            | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
+            for task in tasks
+        ],
+    }
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
@@ -31,13 +102,16 @@ def _as_json(value: Any) -> Any:
     return value.model_dump(mode="json")  # pydantic's, which takes long to import
 
 
-def csv_lines(rows: Iterable[Any]) -> Iterator[str]:
-    """Yield rows, each of which has `as_json`, as CSV: a line of the names of all fields, then one
-    for each row."""
-    for number, row in enumerate(rows):
-        document = row.as_json()
-        if not number:
+def csv_lines(rows: Iterable[Any], *, head: bool = True) -> Iterator[str]:
+    """Yield rows, which JSON has as objects, as CSV: a line of the names of all fields, unless
+    `head` is false, then one for each row."""
+    for row in rows:
+        document: Any = row
+        while not isinstance(document, Mapping):
+            document = _as_json(document)
+        if head:
             yield _csv_line(document)
+            head = False
         yield _csv_line(map(_cell, document.values()))
 
 
@@ -52,6 +126,10 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return api.text_cell(value) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return api.text_cell(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, datetime | Path):
+        return str(_as_json(value))
+    return json_text(value)

@@ -8,15 +8,18 @@ import socket
 from pathlib import Path
 
 from tuna import golden
+from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
+from tuna.errors import NotFound
 from tuna.exports.registry import line_names
 from tuna.golden import BuildReport as BuildReport
+from tuna.golden import EntryFilter as EntryFilter
 from tuna.golden import Explanation as Explanation
 from tuna.golden import PromotionReport as PromotionReport
+from tuna.golden import ReleaseEntry as ReleaseEntry
 from tuna.golden import Version as Version
 from tuna.golden import check_gate as check_gate
-from tuna.golden import current as current
 from tuna.golden import to_markdown as to_markdown
 
 
@@ -46,9 +49,19 @@ def build(
 
 
 def versions(library: str | None = None) -> list[Version]:
-    """Every golden version with its number of entries, of one library or of all."""
+    """Every golden version with its number of entries, of all libraries or of one; raises NotFound
+    for a library without one."""
     with reading(open_database()) as connection:
-        return golden.versions(connection, library)
+        found = golden.versions(connection, library)
+    if not found and library is not None:
+        raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
+    return found
+
+
+def entries(wanted: EntryFilter) -> RowPage[ReleaseEntry]:
+    """A page of a version's entries; raises NotFound."""
+    with reading(open_database()) as connection:
+        return golden.entry_page(connection, wanted)
 
 
 def report(version: int, against: int | None = None, library: str | None = None) -> PromotionReport:

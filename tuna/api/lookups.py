@@ -4,7 +4,6 @@ as the rest of such a command."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from tuna import api
 from tuna.archives import sizes
 from tuna.archives.sizes import SessionSize
 from tuna.db import overview
+from tuna.db.bulk import RowPage
 from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
 from tuna.db.overview import Overview
@@ -35,10 +35,35 @@ def status(session_id: int | None = None, *, commands: bool = True) -> list[Over
     Raises NotFound for an unknown session.
     """
     engine = open_database()
-    found = overview.read(engine, session_id)
+    found = overview.read(engine) if session_id is None else overview.read(engine, session_id)
     if not commands or not any(one.failures for one in found):
         return found
     return api.with_commands(engine, found)
+
+
+def status_page(limit: int, before: int = 0) -> RowPage[Overview]:
+    """The same for `limit` sessions, the newest first, behind `next` of the page before."""
+    ids, engine = session_page(limit, before), open_database()
+    found = overview.read(engine, *ids.rows) if ids.rows else []
+    if any(one.failures for one in found):
+        found = api.with_commands(engine, found)
+    by_id = {one.session_id: one for one in found}
+    return ids.map(by_id.__getitem__)
+
+
+def session_page(limit: int, before: int = 0) -> RowPage[int]:
+    """The ids of `limit` sessions, the newest first, behind `next` of the page before."""
+    query = sa.select(session.c.id).order_by(session.c.id.desc()).limit(limit + 1)
+    if before:
+        query = query.where(session.c.id < before)
+    with reading(open_database()) as connection:
+        return RowPage.of(connection.execute(query).all(), limit).map(lambda row: row.id)
+
+
+def require_session(session_id: int) -> None:
+    """Raise NotFound, with the sessions that there are, for an unknown one."""
+    with reading(open_database()) as connection:
+        overview.require_session(connection, session_id)
 
 
 def undrained_reports() -> int:
@@ -71,16 +96,17 @@ def winners(session_id: int, tag: str | None = None, *, with_commands: bool = Tr
 
     `with_commands` as for `query`. Raises NotFound.
     """
-    found = query(
-        ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands
-    )
-    first: dict[str, ResultRow] = {}
-    for row in found:
-        if row.time_ms is not None and (
-            row.config_key not in first or first[row.config_key].baseline > row.baseline
-        ):
-            first[row.config_key] = row
-    return replace(found, rows=tuple(first.values()))
+    wanted = ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT)
+    found = winner_page(wanted, with_commands=with_commands)
+    return ResultRows(found.rows, wanted.limit, found.next is not None)
+
+
+def winner_page(
+    wanted: ResultFilter, *, with_commands: bool = True, after: int = 0
+) -> RowPage[ResultRow]:
+    """The same for `limit` layers that meet a filter, behind `next` of the page before."""
+    with reading(open_database()) as connection:
+        return result_query.winners(connection, wanted, with_commands=with_commands, after=after)
 
 
 def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuna.db import sessions
+from tuna.db import overview, sessions
+from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
@@ -20,7 +21,15 @@ from tuna.policies import POLICIES
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import Comparison, compare
 from tuna.reports.html import write
-from tuna.reports.job_list import JobFigures, JobFilter, JobPage, read_job, read_page
+from tuna.reports.job_list import (
+    JobFigures,
+    JobFilter,
+    ListedJob,
+    TrialFigures,
+    read_job,
+    read_page,
+    read_trials,
+)
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
 from tuna.results.best import BestResult, LayerIndex, Scope
@@ -30,22 +39,34 @@ from tuna.simulation.recorded import recorded
 from tuna.simulation.scenario import Scenario, Simulated
 
 
-def report(session_id: int, against: int | None = None) -> ReportFigures:
+def report(
+    session_id: int, against: int | None = None, *, most_jobs: int | None = None
+) -> ReportFigures:
     """All figures of a session's report, beside the times of session `against`; raises NotFound,
-    BadInput."""
+    BadInput, also for a session with more than `most_jobs` jobs."""
     with reading(open_database()) as connection:
+        if most_jobs is not None:
+            overview.require_session(connection, session_id)
+            jobs = sum(overview.jobs_by_state(connection, session_id).values())
+            if jobs > most_jobs:
+                raise BadInput(
+                    f"A report of {jobs} jobs is too large for one answer.",
+                    hint=f"type `tuna report --session-id {session_id} --json`",
+                )
         return read_figures(connection, session_id, against)
 
 
-def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+def compare_sessions(
+    session_ids: Sequence[int], tag: str | None = None, *, most_layers: int | None = None
+) -> Comparison:
     """Layer by layer the results of two sessions or more, each against the first; with `tag` only
     its layers.
 
-    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no
-    layer in common.
+    Raises BadInput for fewer than two sessions, or more than `most_layers` layers; NotFound for an
+    unknown session, or where they have no layer in common.
     """
     with reading(open_database()) as connection:
-        return compare(connection, session_ids, tag)
+        return compare(connection, session_ids, tag, most_layers)
 
 
 def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
@@ -58,12 +79,21 @@ def write_report(figures: ReportFigures | int, path: Path, against: int | None =
 
 
 def coverage(
-    name: str, arch: str, *, device: str | None = None, library: str | None = None
+    name: str,
+    arch: str,
+    *,
+    device: str | None = None,
+    library: str | None = None,
+    index: LayerIndex | None = None,
+    most_layers: int | None = None,
 ) -> Coverage:
     """Return the part of a model, network or tag that has results on `arch`; see `models.coverage`.
-    Raises NotFound."""
+
+    Raises NotFound, and BadInput for more than `most_layers` layers.
+    """
     with reading(open_database()) as connection:
-        return read_coverage(connection, name, arch, device=device, library=library)
+        scope = Scope(arch, device, library)
+        return read_coverage(connection, name, scope, index, most_layers)
 
 
 def best(
@@ -103,10 +133,16 @@ def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulat
     return run(scenario, POLICIES[policy], seed)
 
 
-def list_jobs(wanted: JobFilter) -> JobPage:
+def list_jobs(wanted: JobFilter) -> RowPage[ListedJob]:
     """A page of a session's jobs; raises NotFound, BadInput."""
     with reading(open_database()) as connection:
         return read_page(connection, wanted)
+
+
+def list_trials(job_id: int, limit: int, after: int = 0) -> RowPage[TrialFigures]:
+    """A page of a job's trials; raises NotFound."""
+    with reading(open_database()) as connection:
+        return read_trials(connection, job_id, limit, after)
 
 
 def show_job(job_id: int) -> JobFigures:

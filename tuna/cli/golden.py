@@ -13,7 +13,6 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
-from tuna.errors import NotFound
 from tuna.messages import choices
 
 
@@ -112,13 +111,8 @@ def print_build(report: api.golden.BuildReport) -> None:
 def list_versions(library: str | None, as_json: bool) -> None:
     """List the versions; the current one is marked."""
     found = api.golden.versions(library)
-    now = set()
-    for name in {one.library for one in found}:
-        now.add(api.golden.current(one for one in found if one.library == name))
-    if not found and library is not None:
-        raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
     if as_json:
-        print_json([_document(one, one in now) for one in found])
+        print_json(found)
     elif not found:
         say("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
@@ -126,23 +120,15 @@ def list_versions(library: str | None, as_json: bool) -> None:
             *("library", "version", "", "state", "base", "entries", "built", "promoted"),
             *("by", "note"),
         )
-        print_table(columns, [_row(one, one in now) for one in found], right=(1, 4, 5))
+        print_table(columns, map(_row, found), right=(1, 4, 5))
 
 
-def _document(one: api.golden.Version, current: bool) -> dict[str, Any]:
-    def named(*names: str) -> dict[str, Any]:
-        return {name: getattr(one, name) for name in names}
-
-    more = named("base_version", "entries", "created_at", "promoted_at", "promoted_by", "note")
-    return {**named("library", "version", "state"), "current": current, **more}
-
-
-def _row(one: api.golden.Version, current: bool) -> tuple[object, ...]:
+def _row(one: api.golden.Version) -> tuple[object, ...]:
     base = "-" if one.base_version is None else one.base_version
     built, promoted = (
         f"{at:%Y-%m-%d %H:%M}" if at else "-" for at in (one.created_at, one.promoted_at)
     )
-    mark = "current" if current else ""
+    mark = "current" if one.current else ""
     facts = (one.library, one.version, mark, one.state.value, base, one.entries)
     return (*facts, built, promoted, one.promoted_by, one.note)
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from tuna import api
+from tuna.api.documents import model_document, tasks_document
 from tuna.cli import options
 from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
@@ -70,7 +71,7 @@ def list_models(as_json: bool) -> None:
     """List imported models, the latest first."""
     found = api.list_models()
     if as_json:
-        print_json([{"name": entry.name, "version": entry.version} for entry in found])
+        print_json([model_document(entry) for entry in found])
         return
     rows = [
         (
@@ -105,17 +106,7 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         return
     found, tasks = api.show_model(name)
     if as_json:
-        print_json(
-            {
-                "name": found.name,
-                "version": found.version,
-                "tasks": [
-                    {"task": task.label, "key": task.key, "count": task.count}
-                    | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
-                    for task in tasks
-                ],
-            }
-        )
+        print_json(tasks_document(found, tasks))
         return
     rows = [
         (

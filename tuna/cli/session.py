@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from tuna import api
+from tuna.api.documents import size_document
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.show import option_texts, searches
-from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.reports.formats import duration, size
@@ -60,12 +60,7 @@ def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
     (one,) = api.list_sessions(session_id)
     if as_json:
-        learned = [
-            start._asdict() | {"siblings": [sibling._asdict() for sibling in start.siblings]}
-            for start in api.warm_starts(session_id)
-        ]
-        more = {"warm_starts": learned, "outlook": show_outlook(api.outlook(session_id))}
-        print_json(vars(one) | more)
+        print_json(size_document(one))
         return
     outlook = api.outlook(session_id)
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tuna import api
 from tuna.cli.console import by_state, print_json, print_table, say
@@ -281,11 +280,6 @@ def option_texts(chosen: api.SessionOptions, outlook: api.Outlook | None) -> dic
         kept = {True: ", can be kept", False: ", cannot be kept", None: ""}
         texts["deadline"] += kept[outlook.can_be_kept]
     return texts
-
-
-def outlook(one: api.Outlook | None) -> dict[str, Any]:
-    """Return the outlook of a session for JSON."""
-    return {} if one is None else asdict(one) | {"can_be_kept": one.can_be_kept}
 
 
 def _marked(session: api.Overview) -> str:

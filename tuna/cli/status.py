@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections import Counter
-from dataclasses import asdict
-from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -15,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tuna import api
+from tuna.api.documents import json_text, overview_document, snapshot_document
 from tuna.cli import options, show
 from tuna.cli.console import Column, duration, fitted, print_json, say, table
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
@@ -49,7 +47,7 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         return
     found = api.status(session_id, commands=as_json or session_id is not None)
     if as_json:
-        print_json([_session_document(session) for session in found])
+        print_json([overview_document(session) for session in found])
     else:
         show.sessions(found, details=session_id is not None)
         # or there is nothing that they could leave undone
@@ -71,22 +69,6 @@ def metrics(listen: str) -> None:
     api.serve_metrics(listen, lambda url: say(f"metrics at {url}", err=True))
 
 
-def _session_document(session: api.Overview) -> dict[str, Any]:
-    def named(*names: str) -> dict[str, Any]:
-        return {name: getattr(session, name) for name in names}
-
-    outlook = api.outlook(session.session_id) if session.options.deadline else None
-    return {
-        "session": session.session_id,
-        **named("library", "reason", "environment", "arch", "jobs", "without_solver"),
-        "searches": {**asdict(session.searches), "total": session.searches.total},
-        **named("in_flight", "simulated", "noisy"),
-        **session.options.model_dump(mode="json"),
-        "outlook": show.outlook(outlook),
-        **named("undrained", "fault", "failures"),
-    }
-
-
 def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
     """Refresh every `interval_s` seconds until Ctrl-C."""
     watcher = api.watcher(session_id)
@@ -96,7 +78,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
             while True:
                 snapshot = watcher.look(interval_s)
                 for text in (
-                    [json.dumps(_snapshot_document(snapshot))] if as_json else lines(snapshot)
+                    [json_text(snapshot_document(snapshot))] if as_json else lines(snapshot)
                 ):
                     say(text)
                 time.sleep(interval_s)
@@ -231,16 +213,3 @@ def _idle(session: api.LiveSession) -> float | None:
 
 def _eta(session: api.LiveSession) -> str:
     return _DASH if session.eta_s is None else duration(session.eta_s)
-
-
-def _snapshot_document(snapshot: api.LiveSnapshot) -> dict[str, Any]:
-    fields = asdict(snapshot) | {"at": snapshot.at.isoformat()}
-    for session, shown in zip(snapshot.sessions, fields["sessions"], strict=True):
-        options = shown["overview"].pop("options")
-        shown["overview"] |= options.model_dump(mode="json")
-        if session.totals is not None:
-            shown["totals"] |= {
-                "efficiency": session.totals.efficiency,
-                "lower_bound_s": session.totals.lower_bound_s,
-            }
-    return fields

@@ -67,13 +67,17 @@ def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
     return StageKind(work.queue(work.library.step(step)), str(solver_id), step)
 
 
-def left(connection: sa.Connection, work: SessionWork) -> Left:
-    """Return the work that is left of the session. Jobs are counted by state and step, and taken to
-    have the solvers and steps of the latest."""
+def left(
+    connection: sa.Connection, work: SessionWork, counts: overview.Counts | None = None
+) -> Left:
+    """Return the work that is left of the session. Jobs are counted by state and step (`counts`,
+    where these are known), and taken to have the solvers and steps of the latest."""
+    if counts is None:
+        counts = overview.jobs_by_state(connection, work.session_id)
     stages: dict[StageKind, float] = defaultdict(float)
     sample: dict[int, str] = {}
     unfinished = 0
-    for (state, step), count in overview.jobs_by_state(connection, work.session_id).items():
+    for (state, step), count in counts.items():
         latest = _latest(connection, work.session_id, state, step)
         sample |= {row.id: str(row.solver_id) for row in latest}
         if not is_open(state, work.library.step(step).resource):

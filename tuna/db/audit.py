@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db.bulk import RowPage
 from tuna.db.models import ActionRow, TokenRow
 
 
@@ -44,19 +45,19 @@ def set_details(connection: sa.Connection, action_id: int, details: Mapping[str,
 
 def latest(
     connection: sa.Connection, limit: int, before: int | None = None, subject: str | None = None
-) -> list[Action]:
+) -> RowPage[Action]:
     """Return actions, the newest first; those with a smaller id than `before`, about `subject`."""
     query = (
         sa.select(ActionRow.__table__, TokenRow.label)
         .join(TokenRow, TokenRow.id == ActionRow.token_id)
         .order_by(ActionRow.id.desc())
-        .limit(limit)
+        .limit(limit + 1)
     )
     if before is not None:
         query = query.where(ActionRow.id < before)
     if subject is not None:
         query = query.where(ActionRow.subject == subject)
-    return [
+    found = [
         Action(
             id=row.id,
             at=row.at,
@@ -68,3 +69,4 @@ def latest(
         )
         for row in connection.execute(query)
     ]
+    return RowPage.of(found, limit)

@@ -1,4 +1,4 @@
-"""Statements about many rows: IN lists in parts, upserts, and rows as JSON text.
+"""Statements about many rows: pages, IN lists in parts, upserts, and rows as JSON text.
 
 JSON is read and written by C code: PyMySQL converts each value of each row in Python, and that was
 half of a coordinator's CPU time. It is for numbers and text: JSON has neither dates nor bytes, and
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, sqlite
@@ -73,6 +74,26 @@ def _statement(
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RowPage(Generic[T]):
+    """Rows of a list, and where the list goes on."""
+
+    rows: tuple[T, ...]
+    #: if there are others behind them: the id of the last of these rows, or another cursor
+    next: Any
+
+    def map(self, change: Callable[[T], Any]) -> RowPage[Any]:
+        """Return the page with each row changed."""
+        return RowPage(tuple(map(change, self.rows)), self.next)
+
+    @classmethod
+    def of(cls, rows: Sequence[Any], limit: int) -> RowPage[Any]:
+        """Return the first `limit` of rows, of which one more was read."""
+        kept = tuple(rows[:limit])
+        return cls(kept, kept[-1].id if len(rows) > limit else None)
+
 
 #: Rows named in one IN list; SQLite allows 32,766 parameters in a statement.
 IN_LIST = 5000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -134,6 +135,28 @@ def transaction(
 
     caller = stamina.RetryingCaller(attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0)
     return caller(_is_deadlock, once)
+
+
+class Changes:
+    """Notices changes of an SQLite database that other connections make."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._connection: sa.Connection | None = None
+        self._version: int | None = None
+        self._changed_at = 0.0
+
+    def unchanged_s(self) -> float:
+        """Seconds since a change was first noticed; 0 for a server, which does not say it."""
+        if self._engine.dialect.name != "sqlite":
+            return 0.0
+        if self._connection is None:
+            self._connection = self._engine.connect()  # the number is one connection's
+        found = self._connection.exec_driver_sql("PRAGMA data_version").scalar()
+        self._connection.rollback()
+        if found != self._version:
+            self._version, self._changed_at = found, time.monotonic()
+        return time.monotonic() - self._changed_at
 
 
 def is_outage(error: BaseException | None) -> bool:

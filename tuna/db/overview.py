@@ -3,10 +3,11 @@ answer within a second."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -162,6 +163,12 @@ def require_session(connection: sa.Connection, session_id: int) -> None:
         raise missing_session(connection, session_id)
 
 
+def existing(connection: sa.Connection, session_ids: Collection[int]) -> tuple[int, ...]:
+    """Return those of some sessions that are there."""
+    same = sa.select(_session.c.id).where(_session.c.id.in_(session_ids)).order_by(_session.c.id)
+    return tuple(connection.execute(same).scalars())
+
+
 def missing_session(connection: sa.Connection, session_id: int) -> NotFound:
     """Return the error for a session that is not there; its hint lists the existing ids."""
     first = sa.select(_session.c.id).order_by(_session.c.id).limit(20)
@@ -169,24 +176,38 @@ def missing_session(connection: sa.Connection, session_id: int) -> NotFound:
     return NotFound(f"There is no session {session_id}.", hint=f"sessions: {there or 'none yet'}")
 
 
-def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
-    """Every session, or just `session_id`; raises NotFound. Jobs, searches and failures are read
-    concurrently."""
+#: Numbers of the jobs of a session by state and step.
+Counts = Mapping[tuple[str, str], int]
+
+
+def read(
+    engine: sa.Engine,
+    *session_ids: int,
+    counts: Mapping[int, Counts] | None = None,
+    failures: Mapping[int, Sequence[Failure]] | None = None,
+) -> list[Overview]:
+    """Every session, or these; raises NotFound. Jobs, searches and failures are read concurrently;
+    `counts`, `failures`: those that are known."""
     with ThreadPoolExecutor(2) as pool, reading(engine) as connection:
-        if session_id is not None:
-            require_session(connection, session_id)
-        pending = pool.submit(_failures, engine)
-        sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
-        rows = connection.execute(sessions).all()
-        searching = pool.submit(_searches, engine, [row.id for row in rows])
-        counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        for row in connection.execute(counts_statement(engine.dialect.name)):
-            counts[row.session_id][row.state] += row.number
-        simulated = set(connection.execute(SIMULATED).scalars())
-        noisy = {row[0]: row[1] for row in connection.execute(NOISY)}
-        without = {row[0]: row[1] for row in connection.execute(WITHOUT_SOLVER)}
-        undrained_of = {row[0]: row[1] for row in connection.execute(UNDRAINED)}
-        failures, found = pending.result(), searching.result()
+        query = _SESSIONS.where(_session.c.id.in_(session_ids)) if session_ids else _SESSIONS
+        rows = connection.execute(query).all()
+        there = [row.id for row in rows]
+        for missing in sorted(set(session_ids).difference(there))[:1]:
+            raise missing_session(connection, missing)
+        pending = pool.submit(_failures, engine, session_ids) if failures is None else None
+        searching = pool.submit(_searches, engine, there)
+        counts = count_jobs(connection, session_ids) if counts is None else counts
+
+        def mine(statement: sa.Select[Any], column: sa.ColumnElement[int]) -> Sequence[Any]:
+            chosen = statement.where(column.in_(session_ids)) if session_ids else statement
+            return connection.execute(chosen).all()
+
+        simulated = {row[0] for row in mine(SIMULATED, _find_db.c.session_id)}
+        noisy = {row[0]: row[1] for row in mine(NOISY, _find_db.c.session_id)}
+        without = {row[0]: row[1] for row in mine(WITHOUT_SOLVER, _no_solver.c.session_id)}
+        undrained_of = {row[0]: row[1] for row in mine(UNDRAINED, _letter.c.session_id)}
+        found = searching.result()
+        failed = pending.result() if pending is not None else failures or {}
     return [
         Overview(
             session_id=row.id,
@@ -194,8 +215,8 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             reason=row.reason,
             environment=row.key,
             arch=row.arch,
-            jobs=searches.others(counts[row.id], found.get(row.id, Searches())),
-            failures=tuple(failures.get(row.id, ())),
+            jobs=searches.others(_by_state(counts.get(row.id, {})), found.get(row.id, Searches())),
+            failures=tuple(failed.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
             options=SessionOptions.stored(row.options),
@@ -208,14 +229,33 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
     ]
 
 
+def _by_state(counts: Counts) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for (state, _), number in counts.items():
+        found[state] += number
+    return found
+
+
+def count_jobs(connection: sa.Connection, session_ids: Collection[int] = ()) -> dict[int, Counts]:
+    """Numbers of jobs by session; of all sessions, or of these."""
+    if session_ids:
+        return {one: jobs_by_state(connection, one) for one in session_ids}
+    found: dict[int, dict[tuple[str, str], int]] = defaultdict(dict)
+    for row in connection.execute(counts_statement(connection.dialect.name)):
+        found[row.session_id][row.state, row.step] = row.number
+    return dict(found)
+
+
 def _searches(engine: sa.Engine, session_ids: Collection[int]) -> dict[int, Searches]:
     with reading(engine) as connection:
         return searches.read(connection, session_ids)
 
 
-def _failures(engine: sa.Engine) -> dict[int, list[Failure]]:
+def _failures(engine: sa.Engine, session_ids: Collection[int]) -> dict[int, list[Failure]]:
+    # the sum keeps databases from going through all jobs of a session instead of the failures
+    mine = FAILURES.where((_job.c.session_id + 0).in_(session_ids)) if session_ids else FAILURES
     with reading(engine) as connection:
-        rows = connection.execute(FAILURES).all()
+        rows = connection.execute(mine).all()
         latest = {
             row.id: row
             for row in connection.execute(_EXAMPLES, {"ids": [row.latest for row in rows]})
@@ -230,7 +270,7 @@ def _failures(engine: sa.Engine) -> dict[int, list[Failure]]:
     return found
 
 
-def jobs_by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str], int]:
+def jobs_by_state(connection: sa.Connection, session_id: int) -> Counts:
     """Numbers of jobs by (state, step). Index ix_job_claim answers it alone."""
     statement = (
         sa.select(_job.c.state, _job.c.step, sa.func.count())

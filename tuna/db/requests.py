@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigTag, RequestRow, TokenRow
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
@@ -130,17 +131,17 @@ def latest(
     before: int | None = None,
     token_id: str | None = None,
     state: str | None = None,
-) -> list[TuningRequest]:
-    """Return requests, the newest first: those with a smaller id than `before`, of one token, in
-    one state."""
-    query = _select().order_by(RequestRow.id.desc()).limit(limit)
+) -> RowPage[TuningRequest]:
+    """Return a page of requests, the newest first: those with a smaller id than `before`, of one
+    token, in one state."""
+    query = _select().order_by(RequestRow.id.desc()).limit(limit + 1)
     if before is not None:
         query = query.where(RequestRow.id < before)
     if token_id is not None:
         query = query.where(RequestRow.token_id == token_id)
     if state is not None:
         query = query.where(RequestRow.state == state)
-    return [_of(row) for row in connection.execute(query)]
+    return RowPage.of([_of(row) for row in connection.execute(query)], limit)
 
 
 def some(connection: sa.Connection, ids: Collection[int]) -> dict[int, TuningRequest]:

@@ -6,31 +6,37 @@ from tuna.golden.explain import Explanation, explain, explain_line
 from tuna.golden.markdown import to_markdown
 from tuna.golden.release import check_gate, promote, rollback
 from tuna.golden.versions import (
+    EntryFilter,
     GateViolated,
     GoldenExists,
     GoldenFrozen,
     NotReleasable,
+    ReleaseEntry,
     ResultsChanged,
     SessionChanged,
     Version,
     current,
+    entry_page,
     versions,
 )
 
 __all__ = [
     "BuildReport",
+    "EntryFilter",
     "Explanation",
     "GateViolated",
     "GoldenExists",
     "GoldenFrozen",
     "NotReleasable",
     "PromotionReport",
+    "ReleaseEntry",
     "ResultsChanged",
     "SessionChanged",
     "Version",
     "build",
     "check_gate",
     "current",
+    "entry_page",
     "explain",
     "explain_line",
     "promote",

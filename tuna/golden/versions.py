@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.bulk import parts
+from tuna.db.bulk import RowPage, parts
 from tuna.db.models import Golden, GoldenEntry
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.results.selectable import RELEASES, Results
@@ -68,13 +68,26 @@ class Version:
     promoted_at: datetime | None
     promoted_by: str  #: user and host, or the visitor of a service; empty: not known
     note: str  #: of who promoted it
-    entries: int = 0  #: set by `versions` only
+    entries: int = 0  #: set by `versions` only, as is the next
+    current: bool = False  #: promoted last of its library, of those that are not withdrawn
 
     def __str__(self) -> str:
         return f"golden version {self.version} of {self.library}"
 
+    def as_json(self) -> dict[str, Any]:
+        """The version without its id, JSON-serialisable."""
+        names = ("library", "version", "state", "current", "base_version", "entries")
+        moments = {name: getattr(self, name) for name in ("created_at", "promoted_at")}
+        document = {name: getattr(self, name) for name in names} | {
+            name: moment.isoformat() if moment else None for name, moment in moments.items()
+        }
+        return document | {"promoted_by": self.promoted_by, "note": self.note}
 
-_COLUMNS = [Golden.__table__.c[name] for name in Version.__dataclass_fields__ if name != "entries"]
+
+_COUNTED = ("entries", "current")
+_COLUMNS = [
+    Golden.__table__.c[name] for name in Version.__dataclass_fields__ if name not in _COUNTED
+]
 
 
 def versions(connection: sa.Connection, library: str | None = None) -> list[Version]:
@@ -83,7 +96,10 @@ def versions(connection: sa.Connection, library: str | None = None) -> list[Vers
     query = sa.select(*_COLUMNS, count.label("entries")).order_by(Golden.library, Golden.version)
     if library is not None:
         query = query.where(Golden.library == library)
-    return [_version(row) for row in connection.execute(query)]
+    found = [_version(row) for row in connection.execute(query)]
+    names = {one.library for one in found}
+    now = {current(one for one in found if one.library == name) for name in names}
+    return [replace(one, current=one in now) for one in found]
 
 
 def of_library(connection: sa.Connection, library: str, *, lock: bool = False) -> list[Version]:
@@ -205,19 +221,51 @@ def entries_of(version: Version, arch: str | None = None, num_cu: int | None = N
     return found.only(found["arch"] == arch, found["num_cu"] == num_cu)
 
 
+@dataclass(frozen=True)
+class EntryFilter:
+    """Which entries of a golden version: those that meet all conditions that are given."""
+
+    version: int
+    library: str | None = None  #: needed where several have a version of this number
+    arch: str | None = None
+    solver: str | None = None
+    layer: str | None = None  #: text in the label, or the whole key
+    limit: int = 100
+    after: int = 0  #: id of the last entry of the page before
+
+
+def entry_page(connection: sa.Connection, wanted: EntryFilter) -> RowPage[ReleaseEntry]:
+    """Return entries by id; raises NotFound for a version that there is not."""
+    results = entries_of(find(connection, wanted.version, wanted.library))
+    where = [results["id"] > wanted.after]
+    if wanted.arch is not None:
+        where.append(results["arch"] == wanted.arch)
+    if wanted.solver is not None:
+        where.append(results["solver"] == wanted.solver)
+    if wanted.layer is not None:
+        named = sa.func.instr(results["layer"], wanted.layer) > 0
+        where.append(sa.or_(named, results["config_key"] == wanted.layer))
+    query = results.select(*_ENTRY).where(*where).order_by(results["id"]).limit(wanted.limit + 1)
+    return RowPage.of(list(map(_entry, connection.execute(query))), wanted.limit)
+
+
+_ENTRY = ["golden" if name == "version" else name for name in ReleaseEntry.__dataclass_fields__]
+
+
+def _entry(row: Any) -> ReleaseEntry:
+    entry = ReleaseEntry(*row)
+    return replace(entry, problem_key=entry.problem_key or "")
+
+
 def read_entries(
     connection: sa.Connection, results: Results, ids: Iterable[int]
 ) -> dict[int, ReleaseEntry]:
     """The entries among `results` with these ids; raises ResultsChanged if one is gone."""
     wanted = sorted(set(ids))
     found: dict[int, ReleaseEntry] = {}
-    names = ReleaseEntry.__dataclass_fields__
-    columns = ["golden" if name == "version" else name for name in names]
     for some in parts(wanted):
-        query = results.select(*columns).where(results["id"].in_(some))
-        for row in connection.execute(query):
-            entry = ReleaseEntry(*row)
-            found[entry.id] = replace(entry, problem_key=entry.problem_key or "")
+        query = results.select(*_ENTRY).where(results["id"].in_(some))
+        found |= {entry.id: entry for entry in map(_entry, connection.execute(query))}
     if len(found) < len(wanted):
         raise ResultsChanged
     return found

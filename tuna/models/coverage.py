@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config
 from tuna.db import networks
-from tuna.errors import NotFound
+from tuna.errors import BadInput, NotFound
 from tuna.results.best import (
     Cover,
     LayerIndex,
@@ -85,39 +85,45 @@ class Coverage:
 def coverage(
     connection: sa.Connection,
     name: str,
-    arch: str,
-    *,
-    device: str | None = None,
-    library: str | None = None,
+    scope: Scope,
+    index: LayerIndex | None = None,
+    most_layers: int | None = None,
 ) -> Coverage:
-    """Return the coverage of the model, network or tag `name` by results on `arch` (and `device`,
-    text in its name).
+    """Return the coverage of the model, network or tag `name` by results on an architecture;
+    `index`: that of an earlier question, which need not be read again.
 
     Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
-    NotFound for a name that is neither, and for an architecture without any session.
+    NotFound for a name that is neither, and for a scope without any session; BadInput for more than
+    `most_layers` layers.
     """
     subject, weights = _weights(connection, name)
-    environments = find_environments(connection, Scope(arch, device, library))
+    if most_layers is not None and len(weights) > most_layers:
+        raise BadInput(
+            f"The {subject} has {len(weights)} layers, too many for one answer.",
+            hint=f"type `tuna coverage {name} --arch {scope.arch} --json`",
+        )
+    environments = find_environments(connection, scope)
     layers = dict(read_configs(connection, list(weights)))
-    exact = fastest(connection, environments, list(weights), ["noisy"])
-    index = LayerIndex()
-    if len(exact) < len(layers):
-        index.refresh(connection)
-    found = []
-    for number, layer in layers.items():
-        row = exact.get(number)
-        near = None if row else nearest(connection, environments, layer, index)
-        found.append(_covered(layer, weights[number], row, near.layer if near else None))
+    index = index or LayerIndex()
+    exact = fastest(connection, environments, "config_id", list(weights), ["noisy"])
+    lacking = [layer for number, layer in layers.items() if number not in exact]
+    near = nearest(connection, environments, lacking, index, ["layer"]) if lacking else {}
+    found = [
+        _covered(layer, weights[number], exact.get(number), near.get(layer))
+        for number, layer in layers.items()
+    ]
     order = list(reversed(Cover))
     found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
-    return Coverage(subject, arch, tuple(found))
+    return Coverage(subject, scope.arch or "", tuple(found))
 
 
-def _covered(layer: Config, weight: int, best: Any, near: str | None) -> CoveredLayer:
+def _covered(layer: Config, weight: int, best: Any, near: Any) -> CoveredLayer:
     about = layer.label, layer.key, weight, layer.flops
     if best is not None:
         return CoveredLayer(*about, Cover.EXACT, best.solver, best.time_ms, bool(best.noisy))
-    return CoveredLayer(*about, Cover.NONE if near is None else Cover.NEAR, near=near or "")
+    if near is None:
+        return CoveredLayer(*about, Cover.NONE)
+    return CoveredLayer(*about, Cover.NEAR, near=near.layer)
 
 
 def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]:

@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import configs, networks, sessions
+from tuna.db.bulk import rows_among
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
@@ -162,12 +163,15 @@ class Comparison:
 
 
 def compare(
-    connection: sa.Connection, session_ids: Sequence[int], tag: str | None = None
+    connection: sa.Connection,
+    session_ids: Sequence[int],
+    tag: str | None = None,
+    most_layers: int | None = None,
 ) -> Comparison:
     """Compare the results of two sessions or more; with `tag` only for the layers that carry it.
 
-    Raises BadInput for fewer than two different sessions, or where they have no layer in common;
-    NotFound for an unknown session or tag.
+    Raises BadInput for fewer than two different sessions, for more than `most_layers` layers, or
+    where they have no layer in common; NotFound for an unknown session or tag.
     """
     ids = list(dict.fromkeys(session_ids))
     if len(ids) < 2:
@@ -179,6 +183,8 @@ def compare(
     infos = [sessions.get(connection, session_id) for session_id in ids]
     if tag is not None:
         configs.require_tag(connection, tag)
+    if most_layers is not None:
+        _require_few(connection, ids, tag, most_layers)
     found = _bests(connection, ids, tag)
     layers = _layers(connection, ids, found)
     common = [layer for layer in layers if None not in layer.bests]
@@ -215,6 +221,18 @@ def compare(
     )
 
 
+def _require_few(connection: sa.Connection, ids: Sequence[int], tag: str | None, most: int) -> None:
+    """Raise BadInput for sessions with results for more layers; by the unique key of find_db."""
+    for session_id in ids:
+        query = of_sessions(session_id).only(tag=tag).select("config_id").distinct()
+        layers = len(connection.execute(query.limit(most + 1)).all())
+        if layers > most:
+            raise BadInput(
+                f"Session {session_id} has more than {most} layers, too many for one answer.",
+                hint="choose some by their tag, or type `tuna compare --json`",
+            )
+
+
 def of_sessions(*ids: int) -> Results:
     """Return the results of sessions."""
     return SESSIONS.only(SESSIONS["session_id"].in_(ids))
@@ -240,18 +258,14 @@ def _bests(
 def _layers(
     connection: sa.Connection, ids: Sequence[int], found: Mapping[int, Mapping[int, Best]]
 ) -> list[ComparedLayer]:
-    texts = connection.execute(
-        sa.select(ConfigRow.id, ConfigRow.label, ConfigRow.driver)
-        .where(ConfigRow.id.in_(of_sessions(*ids).select("config_id")))
-        .order_by(ConfigRow.id)
-    )
+    query = sa.select(ConfigRow.id, ConfigRow.label, ConfigRow.driver)
+    texts = sorted(rows_among(connection, query, ConfigRow.id, found))
+    lacking = [config_id for config_id, bests in found.items() if len(bests) < len(ids)]
     jobs = sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
-    with_jobs = {(row.session_id, row.config_id) for row in connection.execute(jobs)}
+    with_jobs = set(map(tuple, rows_among(connection, jobs, Job.config_id, lacking)))
     counts = networks.occurrences(connection)
     layers = []
     for config_id, label, driver in texts:
-        if config_id not in found:
-            continue
         bests = tuple(found[config_id].get(session_id) for session_id in ids)
         missing = tuple(
             "" if best else "no winner" if (session_id, config_id) in with_jobs else "no jobs"

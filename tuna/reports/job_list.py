@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db import overview
+from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
@@ -50,14 +51,6 @@ class ListedJob:
     failures: int
     round: int
     updated_at: datetime
-
-
-@dataclass(frozen=True)
-class JobPage:
-    """Jobs by id; `more`: there are others behind them."""
-
-    jobs: tuple[ListedJob, ...]
-    more: bool
 
 
 @dataclass(frozen=True)
@@ -117,11 +110,11 @@ _LINE = (
     *(Job.id, Job.state, Job.step, Job.cause, Job.attempt, Job.failures, Job.round),
     Job.updated_at,
 )
-#: Trials of one job that are shown.
-MOST_TRIALS = 1000
+#: Trials of one job that are shown with it: the first.
+_MOST_TRIALS = 100
 
 
-def read_page(connection: sa.Connection, wanted: JobFilter) -> JobPage:
+def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob]:
     """Return a page of jobs; raises NotFound for a session or solver that there is not, BadInput
     for a state that is none."""
     overview.require_session(connection, wanted.session_id)
@@ -141,8 +134,7 @@ def read_page(connection: sa.Connection, wanted: JobFilter) -> JobPage:
         for group in _groups(connection, wanted)
     ]
     rows = list(heapq.merge(*parts, key=attrgetter("id")))[: wanted.limit + 1]
-    lines = tuple(ListedJob(**row._mapping) for row in rows[: wanted.limit])
-    return JobPage(lines, len(rows) > wanted.limit)
+    return RowPage.of([ListedJob(**row._mapping) for row in rows], wanted.limit)
 
 
 def _lines() -> Any:
@@ -200,25 +192,44 @@ def read_job(connection: sa.Connection, job_id: int) -> JobFigures:
     )
     row = connection.execute(_lines().add_columns(*more).where(Job.id == job_id)).first()
     if row is None:
-        raise NotFound(f"There is no job {job_id}.", hint="see: `tuna status`")
+        raise _missing(job_id)
     fields = AttemptFigures.__dataclass_fields__
     attempt = sa.select(*(getattr(StepResultRow, name) for name in fields))
     attempts = connection.execute(
         attempt.where(StepResultRow.job_id == job_id).order_by(StepResultRow.id)
     )
-    trials = connection.execute(
-        sa.select(TrialRow.__table__)
-        .where(TrialRow.job_id == job_id)
-        .order_by(TrialRow.number)
-        .limit(MOST_TRIALS)
-    ).all()
     number = sa.select(sa.func.count()).where(TrialRow.job_id == job_id)
     return JobFigures(
         **row._mapping,
         attempts=tuple(AttemptFigures(**one._mapping) for one in attempts),
-        trials=tuple(map(_trial, trials)),
+        trials=_trials(connection, job_id, _MOST_TRIALS).rows,
         trials_in_all=connection.execute(number).scalar_one(),
     )
+
+
+def read_trials(
+    connection: sa.Connection, job_id: int, limit: int, after: int = 0
+) -> RowPage[TrialFigures]:
+    """Return a page of a job's trials by id; raises NotFound."""
+    if connection.execute(sa.select(Job.id).where(Job.id == job_id)).first() is None:
+        raise _missing(job_id)
+    return _trials(connection, job_id, limit, after)
+
+
+def _missing(job_id: int) -> NotFound:
+    return NotFound(f"There is no job {job_id}.", hint="see: `tuna status`")
+
+
+def _trials(
+    connection: sa.Connection, job_id: int, limit: int, after: int = 0
+) -> RowPage[TrialFigures]:
+    query = (
+        sa.select(TrialRow.__table__)
+        .where(TrialRow.job_id == job_id, TrialRow.id > after)
+        .order_by(TrialRow.id)
+        .limit(limit + 1)
+    )
+    return RowPage.of(list(map(_trial, connection.execute(query))), limit)
 
 
 def _trial(row: Any) -> TrialFigures:

@@ -55,13 +55,13 @@ def read_figures(
     Raises NotFound for an unknown session, BadInput if both are the same.
     """
     session = sessions.get(connection, session_id)
-    row = connection.execute(
-        sa.select(Session.environment_id, Session.created_at).where(Session.id == session_id)
-    ).one()
+    created_at = connection.execute(
+        sa.select(Session.created_at).where(Session.id == session_id)
+    ).scalar_one()
     other, others = (
         (None, {}) if against is None else _read_against(connection, session_id, against)
     )
-    steps = _read_steps(connection, session_id, row.environment_id)
+    steps = _read_steps(connection, session_id)
     counts: dict[str, dict[int, int]] = defaultdict(dict)
     for config_id, by_model in networks.occurrences(connection).items():
         for name, count in by_model.items():
@@ -75,7 +75,7 @@ def read_figures(
         library=session.environment.library,
         device=session.environment.device,
         environment=_described(session.environment),
-        created_at=row.created_at,
+        created_at=created_at,
         first=steps.first,
         last=steps.last,
         simulated=of_session.count(connection, "simulated"),
@@ -95,12 +95,9 @@ def read_figures(
     )
 
 
-def _read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
+def _read_steps(connection: sa.Connection, session_id: int) -> Steps:
     """Read the accepted attempts of the session's jobs."""
-    by_name = sa.select(DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source).where(
-        DeviceRow.environment_id == environment_id
-    )
-    peaks = {name: (gflops, source) for name, gflops, source in connection.execute(by_name)}
+    peaks = read_peaks(connection, session_id)
     row = StepResultRow
     mine = row.job_id.in_(sa.select(Job.id).where(Job.session_id == session_id))
     began, ended = sa.func.min(row.started_at), sa.func.max(row.ended_at)
@@ -115,23 +112,33 @@ def _read_steps(connection: sa.Connection, session_id: int, environment_id: int)
     )
     # the devices of a machine may have one name, and each has a worker of its own
     parts = itertools.groupby(connection.execute(query), key=lambda part: part.device)
-    devices = tuple(_device(name, peaks.get(name, (None, "")), list(own)) for name, own in parts)
+    devices = tuple(_device(name, peaks.get(name, {}), list(own)) for name, own in parts)
     pairs = sa.select(row.job_id, row.device).where(*on_device).order_by(row.id)
     return Steps(first, last, devices, {one[0]: one[1] for one in connection.execute(pairs)})
 
 
-def _device(
-    name: str, peak: tuple[float | None, str], parts: Sequence[Sequence[Any]]
-) -> DeviceFigures:
+def read_peaks(connection: sa.Connection, session_id: int) -> dict[str, dict[str, Any]]:
+    """Return `peak_gflops` and `peak_source` of the devices of a session's environment, by name."""
+    query = (
+        sa.select(DeviceRow.name, DeviceRow.peak_gflops, DeviceRow.peak_source)
+        .join(Session, Session.environment_id == DeviceRow.environment_id)
+        .where(Session.id == session_id)
+    )
+    return {
+        name: {"peak_gflops": gflops, "peak_source": source}
+        for name, gflops, source in connection.execute(query)
+    }
+
+
+def _device(name: str, peak: Mapping[str, Any], parts: Sequence[Sequence[Any]]) -> DeviceFigures:
     """Return what the workers of devices with this name did together."""
     spans = [(end - start).total_seconds() for *_, start, end in parts if start and end]
     return DeviceFigures(
         name=name,
-        peak_gflops=peak[0],
         steps=sum(part[1] for part in parts),
         busy_s=sum(part[2] or 0.0 for part in parts),
         span_s=sum(spans),
-        peak_source=peak[1],
+        **peak,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tuna.configs.values import DataType
 from tuna.db.benchmarks import ModelTime
 from tuna.db.searches import MET, Searches
+from tuna.reports.totals import DeviceUse
 
 #: The name of a total that counts each layer of the session once.
 EACH_ONCE = "each layer once"
@@ -196,23 +197,17 @@ class FailureFigures:
 
 
 @dataclass(frozen=True)
-class DeviceFigures:
-    """The use of the devices with one name, each between the first and the last measurement of its
-    worker."""
+class DeviceFigures(DeviceUse):
+    """The use of the devices with one name, and how fast they can be."""
 
-    name: str
-    peak_gflops: float | None
-    steps: int
-    busy_s: float
-    span_s: float
+    peak_gflops: float | None = None
     #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's
     #: word); "": not known
     peak_source: str = ""
 
-    @property
-    def idle_share(self) -> float | None:
-        """Part of the span in which it measured nothing; None if the span is not known."""
-        return min(1.0, max(0.0, 1 - self.busy_s / self.span_s)) if self.span_s > 0 else None
+    def as_json(self) -> dict[str, Any]:
+        """All fields, JSON-serialisable."""
+        return asdict(self) | {"idle_share": self.idle_share}
 
 
 @dataclass(frozen=True)
@@ -347,8 +342,7 @@ class ReportFigures:
                 name: getattr(layer, name) for name in ("speed_up", "gain_untuned", "gain_other")
             }
             shown["untuned_ms"] = layer.untuned.time_ms if layer.untuned else None
-        for device, shown in zip(self.devices, fields["devices"], strict=True):
-            shown["idle_share"] = device.idle_share
+        fields["devices"] = [device.as_json() for device in self.devices]
         derived = (
             *("trials", "failed", "with_winner", "without_trial", "wall_s", "idle_share"),
             *("peak_share", "mean_gain_untuned", "mean_gain_other", "mean_speed_up"),

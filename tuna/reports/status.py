@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,14 +17,16 @@ from tuna.db import overview, sessions
 from tuna.db.engine import reading
 from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
-from tuna.errors import TunaError
+from tuna.errors import ServiceError, TunaError
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.registry import find_library, get_library
 from tuna.policies import StageTimes
 from tuna.queue.reproduction import with_commands
+from tuna.reports.queries import read_peaks
+from tuna.reports.report_data import DeviceFigures
 from tuna.reports.totals import SessionTotals, Totals
 from tuna.settings import Settings
-from tuna.vocabulary import Resource
+from tuna.vocabulary import Resource, State
 
 if TYPE_CHECKING:
     from tuna.queue.heartbeat import WorkerStatus
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 #: Window of the rate in seconds, and maximum number of the newest results that it is read from.
 _RATE_WINDOW_S = 60.0
 _RATE_ROWS = 5000
+#: Failures are read again after this at the latest: a later attempt may have mended them.
+_FAILURES_S = 10.0
 _ROLES = {Resource.CPU: "compile", Resource.DEVICE: "eval"}
 
 
@@ -55,32 +61,39 @@ class LiveSnapshot:
 
 
 class Watcher:
-    """Takes snapshots repeatedly; reads only new results."""
+    """Takes snapshots repeatedly, also for several threads; reads only new results."""
 
     def __init__(
         self, engine: sa.Engine, settings: Settings, session_id: int | None = None
     ) -> None:
         self._engine = engine
         self._settings = settings
-        self._only = session_id
+        self._only = None if session_id is None else (session_id,)
+        self._one_at_a_time = threading.Lock()
         self._totals = Totals(trials=False)
+        self._failures: dict[int, tuple[overview.Failure, ...]] = {}
+        self._failures_of: object = None  #: what they depend on, as it was
+        self._failures_at = 0.0
 
-    def look(self, budget_s: float = 0.5) -> LiveSnapshot:
-        """A snapshot; a long history is read in parts of about `budget_s` seconds. Raises
-        NotFound."""
-        found = with_commands(self._engine, overview.read(self._engine, self._only))
-        with reading(self._engine) as connection:
+    def look(
+        self, budget_s: float = 0.5, session_ids: Collection[int] | None = None
+    ) -> LiveSnapshot:
+        """A snapshot; a long history is read in parts of about `budget_s` seconds. `session_ids`:
+        of these alone, as far as they are there. Raises NotFound."""
+        with self._one_at_a_time, reading(self._engine) as connection:
+            wanted: tuple[int, ...] | None = self._only
+            if session_ids is not None:
+                wanted = overview.existing(connection, session_ids)
             whole = self._totals.advance(connection, budget_s)
             namespace = sessions.namespace(connection)
             rates = _rates(connection)
             workers = live_workers(self._settings, namespace)
             totals = self._totals.sessions() if whole else {}
             shown = []
-            for seen in found:
+            for seen, counts in self._overviews(connection, wanted, totals):
                 mine = totals.get(seen.session_id)
-                outlook = _outlook(
-                    connection, sessions.get(connection, seen.session_id), workers, mine
-                )
+                info = sessions.get(connection, seen.session_id)
+                outlook = _outlook(connection, info, workers, mine, counts)
                 shown.append(
                     LiveSession(
                         overview=seen,
@@ -91,6 +104,53 @@ class Watcher:
                     )
                 )
         return LiveSnapshot(utc_now(), tuple(shown), workers, 1.0 if whole else self._totals.share)
+
+    def devices(self, session_id: int, budget_s: float = 0.2) -> tuple[DeviceFigures, ...]:
+        """The use of each device that measured for a session; raises NotFound, or ServiceError
+        while the history is being read, for about `budget_s` seconds by each call."""
+        with self._one_at_a_time, reading(self._engine) as connection:
+            peaks = read_peaks(connection, session_id)
+            if not self._totals.advance(connection, budget_s):
+                raise ServiceError(
+                    f"The history is being read, {self._totals.share:.0%} so far.",
+                    hint="ask again in a few seconds",
+                )
+            mine = self._totals.sessions().get(session_id)
+        return tuple(
+            DeviceFigures(**vars(use), **peaks.get(use.name, {}))
+            for use in (mine.uses if mine else ())
+        )
+
+    def _overviews(
+        self,
+        connection: sa.Connection,
+        wanted: tuple[int, ...] | None,
+        totals: Mapping[int, SessionTotals],
+    ) -> list[tuple[overview.Overview, overview.Counts]]:
+        """Sessions with the numbers of their jobs. Failures are read again where more jobs or
+        attempts failed, and now and then."""
+        if wanted == ():
+            return []
+        counts = overview.count_jobs(connection, wanted or ())
+        errored = [
+            (session_id, key, number)
+            for session_id, numbers in counts.items()
+            for key, number in numbers.items()
+            if key[0] == State.ERRORED.value
+        ]
+        depends_on = wanted, errored, [(one, totals[one].causes) for one in totals]
+        known = (
+            self._failures
+            if depends_on == self._failures_of
+            and time.monotonic() - self._failures_at < _FAILURES_S
+            else None
+        )
+        found = overview.read(self._engine, *(wanted or ()), counts=counts, failures=known)
+        if known is None:
+            found = with_commands(self._engine, found)
+            self._failures = {one.session_id: one.failures for one in found}
+            self._failures_of, self._failures_at = depends_on, time.monotonic()
+        return [(one, counts.get(one.session_id, {})) for one in found]
 
 
 def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
@@ -173,10 +233,11 @@ def _outlook(
     info: sessions.SessionInfo,
     workers: Sequence[WorkerStatus] | None,
     totals: SessionTotals | None,
+    counts: overview.Counts | None = None,
 ) -> Outlook:
     library = get_library(info.environment.library)
     work = SessionWork(info.id, info.environment, library)
-    left, times = forecast.left(connection, work), StageTimes()
+    left, times = forecast.left(connection, work, counts), StageTimes()
     if left.stages:
         forecast.learn(connection, work, left.sample, times)
     eta_s: float | None = None
@@ -184,11 +245,11 @@ def _outlook(
         seconds, queues = left.seconds(times), defaultdict[Resource, set[str]](set)
         for kind in left.stages:
             queues[library.step(kind.step).resource].add(kind.queue)
-        counts = {resource: _workers(info, resource, workers, totals) for resource in queues}
-        if all(counts.values()):
+        there = {resource: _workers(info, resource, workers, totals) for resource in queues}
+        if all(there.values()):
             eta_s = max(
                 sum(seconds[queue] for queue in queues[resource]) / (count or 1)
-                for resource, count in counts.items()
+                for resource, count in there.items()
             )
     return Outlook(left.jobs, eta_s, left.error(times), info.options.deadline)
 

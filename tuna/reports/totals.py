@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -55,6 +55,22 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class DeviceUse:
+    """The use of the devices with one name, each between the first and the last measurement of its
+    worker."""
+
+    name: str
+    steps: int
+    busy_s: float
+    span_s: float
+
+    @property
+    def idle_share(self) -> float | None:
+        """Part of the span in which it measured nothing; None if the span is not known."""
+        return min(1.0, max(0.0, 1 - self.busy_s / self.span_s)) if self.span_s > 0 else None
+
+
+@dataclass(frozen=True)
 class SessionTotals:
     """Cost of one session so far; times are in seconds."""
 
@@ -69,6 +85,7 @@ class SessionTotals:
     processes: int  #: most compile processes at one time
     #: of the devices, each from the first to the last measurement of its worker
     idle_share: float | None
+    uses: tuple[DeviceUse, ...]
 
     @property
     def lower_bound_s(self) -> float:
@@ -219,7 +236,15 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         cpu_s=sum(process.busy_s for process in processes.values()),
         processes=most_at_once(processes.values()),
         idle_share=1 - used_s / span_s if span_s > 0 else None,
+        uses=tuple(_uses(devices)),
     )
+
+
+def _uses(devices: Mapping[tuple[str, str], Sum]) -> Iterator[DeviceUse]:
+    for name in sorted({name for name, _ in devices}):
+        parts = [part for (device, _), part in devices.items() if device == name]
+        steps, busy_s = sum(one.attempts for one in parts), sum(one.busy_s for one in parts)
+        yield DeviceUse(name, steps, busy_s, sum(one.span_s for one in parts))
 
 
 def most_at_once(spans: Iterable[Sum]) -> int:

@@ -39,7 +39,7 @@ _STORED = re.compile(r"([0-9a-f]{64})\.[0-9a-f]{16}", re.ASCII)
 #: Seconds after which a file of nobody was left by a process that was killed.
 _LEFT_S = 5.0
 #: Bounds of a .pt2 file, a zip archive: its directory, and a pickle in it.
-_DIRECTORY_BYTES, _PICKLE_BYTES = 4 << 20, 16 << 20
+_DIRECTORY_BYTES, _PICKLE_BYTES = 1 << 20, 16 << 20
 _BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError)
 #: Fields of a model in ONNX from it to where the bytes of one of its weights are (model, graph,
 #: initializer, place), the place that is a file of its own, and the fields that are looked at.

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
 from tuna.configs import Config, from_json_text, read_line
 from tuna.configs.similarity import family, log_sizes
-from tuna.db.bulk import parts
+from tuna.db.bulk import parts, values_among
 from tuna.errors import BadInput, NotFound
 from tuna.results.core_tables import config, environment
 from tuna.results.selectable import BOTH, Results
 
 #: Layers that are asked for at once.
 MOST_LAYERS = 1000
-#: Configs that are read at once, and similar ones that are looked at first.
-_BATCH, _FIRST = 5000, 32
+#: Configs that are read at once.
+_BATCH = 5000
+#: As many similar configs are looked at, for so many layers at most; then all that have results.
+_NEAREST = ((8, MOST_LAYERS), (256, 32))
+#: Distances that differ by less are equal.
+_ALIKE = 1e-9
+#: Environments are looked up this often, for as many scopes at most.
+_SCOPE_S, _MOST_SCOPES = 1.0, 1000
 _KEY = re.compile("[0-9a-f]{64}", re.ASCII)
 #: Of a result, under the names that rows of `tuna query` have.
 _FIELDS = (
@@ -72,16 +83,15 @@ def best(
         raise BadInput(f"1 to {MOST_LAYERS} layers can be asked for, not {len(asked)}.")
     named = {text: text if _KEY.fullmatch(text) else _layer(text) for text in asked}
     keys = {text: one if isinstance(one, str) else one.key for text, one in named.items()}
-    environments = find_environments(connection, scope)
-    ids = _ids(connection, keys.values())
-    exact = fastest(connection, environments, list(ids.values()), _FIELDS)
-    found = {key: exact.get(number) for key, number in ids.items()}
-    answers: dict[str, BestResult] = {}
+    environments = index.environments(connection, scope)
+    exact = fastest(connection, environments, "config_key", list(keys.values()), _FIELDS)
+    layers = [one for one in named.values() if isinstance(one, Config) and one.key not in exact]
+    near = nearest(connection, environments, layers, index, _FIELDS) if layers else {}
+    answers = {}
     for text, one in named.items():
-        row, cover = found.get(keys[text]), Cover.EXACT
+        row, cover = exact.get(keys[text]), Cover.EXACT
         if row is None and isinstance(one, Config):
-            index.refresh(connection)
-            row, cover = nearest(connection, environments, one, index), Cover.NEAR
+            row, cover = near.get(one), Cover.NEAR
         answers[text] = BestResult(text, Cover.NONE if row is None else cover, _document(row))
     return [answers[text] for text in asked]
 
@@ -101,14 +111,6 @@ def _document(row: Any) -> dict[str, Any] | None:
     document = {name: getattr(row, name) for name in _FIELDS if name != "kept_at"}
     document["noisy"] = bool(row.noisy)
     return document | {"measured_at": row.kept_at.isoformat() if row.kept_at else None}
-
-
-def _ids(connection: sa.Connection, keys: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for part in parts(sorted(set(keys))):
-        query = sa.select(config.c.key, config.c.id).where(config.c.key.in_(part))
-        found |= {row.key: row.id for row in connection.execute(query)}
-    return found
 
 
 def find_environments(connection: sa.Connection, scope: Scope) -> list[int]:
@@ -132,95 +134,205 @@ def find_environments(connection: sa.Connection, scope: Scope) -> list[int]:
     return found
 
 
-def _measured(environments: Sequence[int]) -> Iterator[Results]:
+def _measured(results: Results) -> Results:
+    """Return the results that were measured in some environments, a parameter."""
+    # the sum keeps databases from beginning with all results of an environment
+    here = (results["environment_id"] + 0).in_(_ENVIRONMENTS)
+    return results.only(here, *results.measured, by=["environment_id"])
+
+
+_ENVIRONMENTS: sa.BindParameter[Any] = sa.bindparam("environments", expanding=True)
+_VALUES: sa.BindParameter[Any] = sa.bindparam("named", expanding=True)
+
+
+@functools.cache  # to build them costs more than to run them
+def _fastest(column: str, fields: tuple[str, ...]) -> list[sa.Select[Any]]:
+    found = []
+    columns = dict.fromkeys((column, "time_ms", "solver", *fields))
     for results in BOTH:
-        here = results["environment_id"].in_(environments)
-        yield results.only(here, *results.measured, by=["environment_id"])
+        measured = _measured(results)
+        place = sa.func.row_number().over(
+            partition_by=measured["config_id"], order_by=(measured["time_ms"], measured["solver"])
+        )
+        ranked = measured.select("id", by=(column, "solver")).add_columns(place.label("place"))
+        first = ranked.where(measured[column].in_(_VALUES)).subquery()
+        query = results.select(*columns).join(first, first.c.id == results["id"])
+        found.append(query.where(first.c.place == 1))
+    return found
 
 
 def fastest(
     connection: sa.Connection,
     environments: Sequence[int],
-    ids: Sequence[int],
+    column: Literal["config_id", "config_key"],
+    values: Collection[Any],
     fields: Sequence[str],
-) -> dict[int, Any]:
-    """Return the fastest result of each config, with `config_id`, `time_ms` and `solver` among its
-    fields."""
-    found: dict[int, Any] = {}
-    columns = list(dict.fromkeys(("config_id", "time_ms", "solver", *fields)))
-    for part in parts(ids):
-        for results in _measured(environments):
-            query = results.select(*columns)
-            for row in connection.execute(query.where(results["config_id"].in_(part))):
-                before = found.get(row.config_id)
+) -> dict[Any, Any]:
+    """Return the fastest result of each config that is named by a column, with its fields."""
+    found: dict[Any, Any] = {}
+    for part in parts(sorted(set(values))):
+        for query in _fastest(column, tuple(fields)):
+            for row in connection.execute(query, {"environments": environments, "named": part}):
+                key = getattr(row, column)
+                before = found.get(key)
                 if before is None or (row.time_ms, row.solver) < (before.time_ms, before.solver):
-                    found[row.config_id] = row
+                    found[key] = row
+    return found
+
+
+def _with_results(
+    connection: sa.Connection, environments: Sequence[int], ids: Collection[int] | None = None
+) -> set[int]:
+    """Return the configs that have a result, of some or of all."""
+    found: set[int] = set()
+    for results in BOTH:
+        measured = _measured(results)
+        query = measured.select("config_id").distinct().params(environments=environments)
+        if ids is None:
+            found.update(connection.execute(query).scalars())
+        else:
+            found |= values_among(connection, query, measured["config_id"], ids)
     return found
 
 
 class LayerIndex:
-    """The configs of a database by similarity. Configs never change, so only new ones are read."""
+    """The configs of a database by similarity, and which environments there are; kept from one
+    question to the next. Configs never change, so only new ones are read."""
 
     def __init__(self) -> None:
+        self._reading = threading.Lock()
         self._last_id = 0
         self._families: dict[tuple[object, ...], _Family] = {}
+        self._environments: dict[Scope, tuple[float, list[int]]] = {}
+
+    def environments(self, connection: sa.Connection, scope: Scope) -> list[int]:
+        """Return ids of environments as they were a moment ago; raises NotFound if there is
+        none."""
+        read_at, found = self._environments.get(scope, (0.0, []))
+        if not found or time.monotonic() - read_at > _SCOPE_S:
+            found = find_environments(connection, scope)
+            if len(self._environments) >= _MOST_SCOPES:
+                self._environments.clear()
+            self._environments[scope] = time.monotonic(), found
+        return found
 
     def refresh(self, connection: sa.Connection) -> None:
         """Read the configs that came since."""
-        while True:
-            query = sa.select(config.c.id, config.c.json).where(config.c.id > self._last_id)
-            rows = connection.execute(query.order_by(config.c.id).limit(_BATCH)).all()
-            for number, text in rows:
-                self._last_id = number
-                with contextlib.suppress(BadInput):  # of a kind that is not installed
-                    self._add(number, from_json_text(text))
-            if len(rows) < _BATCH:
-                return
+        with self._reading:
+            while True:
+                query = sa.select(config.c.id, config.c.json).where(config.c.id > self._last_id)
+                rows = connection.execute(query.order_by(config.c.id).limit(_BATCH)).all()
+                added: dict[tuple[object, ...], list[tuple[int, Config]]] = defaultdict(list)
+                for number, text in rows:
+                    with contextlib.suppress(BadInput):  # of a kind that is not installed
+                        layer = from_json_text(text)
+                        if (like := family(layer)) is not None:
+                            added[like].append((number, layer))
+                for like, layers in added.items():
+                    more, before = _Family.of(layers), self._families.get(like)
+                    self._families[like] = more if before is None else before + more
+                if rows:
+                    self._last_id = rows[-1].id
+                if len(rows) < _BATCH:
+                    return
 
-    def _add(self, number: int, layer: Config) -> None:
-        like = family(layer)
-        if like is not None:
-            found = self._families.setdefault(like, _Family())
-            found.ids.append(number)
-            found.labels.append(layer.label)
-            found.sizes.append(log_sizes(layer))
-
-    def nearest(self, layer: Config) -> Iterator[list[int]]:
-        """Yield ids of similar configs, the nearest first, in lists that grow; the layer's own is
-        not among them."""
-        like = family(layer)
-        found = self._families.get(like) if like is not None else None
-        if found is None:
-            return
-        ratios = np.abs(np.array(found.sizes) - np.array(log_sizes(layer)))
-        distances = ratios.sum(axis=1).round(9)  # equal ones are ordered by label
-        order = sorted(
-            np.flatnonzero(distances > 0).tolist(),
-            key=lambda place: (distances[place], found.labels[place]),
-        )
-        number = _FIRST
-        while order:
-            part, order = order[:number], order[number:]
-            yield [found.ids[place] for place in part]
-            number *= 8
+    def nearest(
+        self, layers: Iterable[Config], most: int, among: Collection[int] | None = None
+    ) -> dict[Config, list[int]]:
+        """Return for each layer ids of similar configs, the nearest first, `most` of them at most;
+        `among`: only of these. A layer's own is not among them; one without any is left out."""
+        alike: dict[tuple[object, ...], list[Config]] = defaultdict(list)
+        for layer in layers:
+            if (like := family(layer)) in self._families and like is not None:
+                alike[like].append(layer)
+        found: dict[Config, list[int]] = {}
+        for like, those in alike.items():
+            there = self._families[like]
+            if among is not None:
+                there = there.only(among)
+            found |= there.nearest(those, most)
+        return {layer: ids for layer, ids in found.items() if ids}
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Family:
-    ids: list[int] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    sizes: list[tuple[float, ...]] = field(default_factory=list)
+    """Similar configs."""
+
+    ids: NDArray[np.int64]
+    labels: tuple[str, ...]
+    sizes: NDArray[np.float64]  #: logarithms; one size of all configs after the other
+
+    @classmethod
+    def of(cls, layers: Sequence[tuple[int, Config]]) -> _Family:
+        """Return configs with their ids."""
+        return cls(
+            np.array([number for number, _ in layers]),
+            tuple(layer.label for _, layer in layers),
+            np.ascontiguousarray(np.array([log_sizes(layer) for _, layer in layers]).T),
+        )
+
+    def __add__(self, other: _Family) -> _Family:
+        return _Family(
+            np.concatenate((self.ids, other.ids)),
+            self.labels + other.labels,
+            np.concatenate((self.sizes, other.sizes), axis=1),
+        )
+
+    def only(self, ids: Collection[int]) -> _Family:
+        """Return those with one of these ids."""
+        places = np.flatnonzero(np.isin(self.ids, np.fromiter(ids, np.int64, len(ids))))
+        labels = tuple(self.labels[place] for place in places.tolist())
+        return _Family(self.ids[places], labels, self.sizes[:, places])
+
+    def nearest(self, layers: Iterable[Config], most: int) -> dict[Config, list[int]]:
+        """Return ids of the nearest of each of some layers of the family."""
+        # arrays of this size are not had for nothing: they are written anew for each layer
+        ratios, distances = np.empty_like(self.sizes), np.empty(len(self.ids))
+        ordered, found = np.empty_like(distances), {}
+        for layer in layers:
+            np.subtract(self.sizes, np.array(log_sizes(layer))[:, None], out=ratios)
+            np.abs(ratios, out=ratios).sum(axis=0, out=distances)
+            farthest = np.inf
+            if len(distances) > most + 1:  # with its own
+                ordered[:] = distances
+                ordered.partition(most)
+                farthest = ordered[most] + _ALIKE
+            # rounded, so that equal ones are ordered by label
+            order = sorted(
+                (round(float(distances[place]) / _ALIKE), self.labels[place], int(self.ids[place]))
+                for place in np.flatnonzero(distances <= farthest).tolist()
+                if distances[place] > _ALIKE
+            )
+            found[layer] = [number for _, _, number in order[:most]]
+        return found
 
 
 def nearest(
-    connection: sa.Connection, environments: Sequence[int], layer: Config, index: LayerIndex
-) -> Any:
-    """Return the fastest result of the most similar config that has one; None without any."""
-    for ids in index.nearest(layer):
-        found = fastest(connection, environments, ids, _FIELDS)
-        if found:
-            return next(found[number] for number in ids if number in found)
-    return None
+    connection: sa.Connection,
+    environments: Sequence[int],
+    layers: Iterable[Config],
+    index: LayerIndex,
+    fields: Sequence[str],
+) -> dict[Config, Any]:
+    """Return for each layer the fastest result of the most similar config that has one, with these
+    fields; layers without any are left out."""
+    index.refresh(connection)
+    chosen: dict[Config, int] = {}
+    left = list(layers)
+    for most, layers_at_most in _NEAREST:
+        if not 0 < len(left) <= layers_at_most:
+            continue
+        close = index.nearest(left, most)
+        there = _with_results(connection, environments, set().union(*close.values()))
+        for layer, ids in close.items():
+            if usable := [one for one in ids if one in there]:
+                chosen[layer] = usable[0]
+        left = [layer for layer in close if layer not in chosen]
+    if left:
+        close = index.nearest(left, 1, _with_results(connection, environments))
+        chosen |= {layer: ids[0] for layer, ids in close.items()}
+    rows = fastest(connection, environments, "config_id", chosen.values(), fields)
+    return {layer: rows[number] for layer, number in chosen.items() if number in rows}
 
 
 def read_configs(connection: sa.Connection, ids: Sequence[int]) -> Iterator[tuple[int, Config]]:

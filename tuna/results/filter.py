@@ -43,13 +43,19 @@ class Conditions:
     device: str | None  #: the name of one of several devices of an environment
     solvers: tuple[int, ...] | None
 
-    def of(self, results: Results) -> list[_Condition]:
-        """On results of one provenance, without what concerns configs."""
+    def of(self, results: Results, *, of_layers: bool = False) -> list[_Condition]:
+        """On results of one provenance, without what concerns configs; `of_layers`: these are named
+        beside it."""
         found: list[_Condition] = []
+        # a sum keeps SQLite from an index that has far more rows than the layers have
         if self.sessions is not None:
-            found.append(results["session_id"].in_(self.sessions))
+            column = results["session_id"]
+            found.append(
+                (column + 0 if of_layers and results.released else column).in_(self.sessions)
+            )
         if self.solvers is not None:
-            found.append(results["solver_id"].in_(self.solvers))
+            column = results["solver_id"]
+            found.append((column + 0 if of_layers else column).in_(self.solvers))
         if self.wanted.since is not None:
             found.append(results["kept_at"] >= self.wanted.since)
         if self.device is not None:

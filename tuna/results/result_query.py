@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import heapq
+import itertools
 import json
 import shlex
 from collections import defaultdict
@@ -19,6 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db.bulk import RowPage
 from tuna.db.searches import why_ended
 from tuna.errors import BadInput
 from tuna.results.core_tables import config
@@ -37,7 +40,10 @@ from tuna.vocabulary import BASELINE
 #: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone
 #: through in their order.
 _FEW = 2_000
-_MOST_LAYERS = 500
+#: As many sessions or fewer are looked at one by one.
+_FEW_SESSIONS = 8
+#: Layers that are read at once, first and at most.
+_FIRST, _MOST_LAYERS = 64, 500
 #: Fields of a row that are taken over as they are.
 _COPIED = (
     *("layer", "config_key", "kind", "driver", "library", "solver", "time_ms", "low_ms"),
@@ -86,6 +92,30 @@ def query(
     return ResultRows(tuple(described), wanted.limit, more, following)
 
 
+def winners(
+    connection: sa.Connection,
+    wanted: ResultFilter,
+    *,
+    with_commands: bool = True,
+    after: int = 0,
+) -> RowPage[ResultRow]:
+    """The fastest result of each layer, a baseline where it is the only one, for `limit` layers
+    behind the config `after`; conditions, commands and errors are those of `query`."""
+    meant = conditions(connection, wanted)
+    found: dict[int, Any] = {}
+    for layers in _layers(connection, meant, after + 1):
+        for row in sorted(_fastest(connection, meant, layers), key=_place):
+            before = found.setdefault(row.config_id, row)
+            if before.family == BASELINE != row.family:
+                found[row.config_id] = row
+        if len(found) > wanted.limit:
+            break
+    rows = list(found.values())
+    more, rows = len(rows) > wanted.limit, rows[: wanted.limit]
+    described = tuple(_described(connection, rows, with_commands=with_commands))
+    return RowPage(described, rows[-1].config_id if more else None)
+
+
 @dataclass(frozen=True)
 class _Cursor:
     """A place among the rows: the last one that was given."""
@@ -129,23 +159,50 @@ def _layers(connection: sa.Connection, meant: Conditions, first: int) -> Iterato
     """Ids of configs from `first` on in their order, in lists that grow: a layer can have one row
     or thousands."""
     few = _few(connection, meant)
-    few = few and [one for one in few if one >= first]
-    number, last = 1, first - 1
-    while True:
-        if few is not None:
-            part, few = few[:number], few[number:]
-        else:
-            after = (
-                sa.select(config.c.id)
-                .where(config.c.id > last, *meant.configs)
-                .order_by(config.c.id)
-                .limit(number)
-            )
-            part = list(connection.execute(after).scalars())
-        if not part:
-            return
+    if few is not None:
+        ids = iter([one for one in few if one >= first])
+    elif meant.sessions is not None and len(meant.sessions) <= _FEW_SESSIONS:
+        ids = _of_sessions(connection, meant, first)
+    else:
+        ids = _in_chunks(
+            connection, sa.select(config.c.id).where(*meant.configs), config.c.id, first
+        )
+    number = 1
+    while part := list(itertools.islice(ids, number)):
         yield part
-        last, number = part[-1], min(2 * number, _MOST_LAYERS)
+        number = min(2 * number, _MOST_LAYERS)
+
+
+def _of_sessions(connection: sa.Connection, meant: Conditions, first: int) -> Iterator[int]:
+    """Configs with results of these sessions, each by an index on session and config."""
+    found = []
+    for results in BOTH:
+        for session_id in meant.sessions or ():
+            query = (
+                results.select("config_id")
+                .distinct()
+                .join(config, config.c.id == results["config_id"])
+            )
+            query = query.where(results["session_id"] == session_id, *meant.of(results))
+            found.append(
+                _in_chunks(connection, query.where(*meant.configs), results["config_id"], first)
+            )
+    return (number for number, _ in itertools.groupby(heapq.merge(*found)))
+
+
+def _in_chunks(
+    connection: sa.Connection, query: sa.Select[Any], column: Any, first: int
+) -> Iterator[int]:
+    """Values of a query of this column from `first` on in their order, read when they are
+    needed."""
+    number, last = _FIRST, first - 1
+    while True:
+        chunk = query.where(column > last).order_by(column).limit(number)
+        found = connection.execute(chunk).scalars().all()
+        yield from found
+        if len(found) < number:
+            return
+        last, number = found[-1], min(8 * number, _MOST_LAYERS)
 
 
 def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:
@@ -195,9 +252,28 @@ def _results(
             results["id"],
         )
         found += connection.execute(
-            rows.where(*meant.of(results)).order_by(*order).limit(limit + 1)
+            rows.where(*meant.of(results, of_layers=True)).order_by(*order).limit(limit + 1)
         )
     return sorted(found, key=_place)
+
+
+def _fastest(connection: sa.Connection, meant: Conditions, layers: Sequence[int]) -> list[Any]:
+    """The fastest result of each of these configs and each source, a baseline where it is the only
+    one."""
+    found: list[Any] = []
+    for results in BOTH:
+        order = (
+            results["family"] == BASELINE,
+            *(results[name] for name in ("time_ms", "solver", "id")),
+        )
+        place = sa.func.row_number().over(partition_by=results["config_id"], order_by=order)
+        ranked = results.over([results["id"], place.label("place")], ("time_ms", "family"))
+        timed = (results["time_ms"].is_not(None), *meant.of(results, of_layers=True))
+        first = _from_layers(ranked, results, layers).where(*timed).subquery()
+        rows = results.select(*_COPIED, *_READ, *(_OF_ENTRY if results.released else ()))
+        rows = rows.join(first, first.c.id == results["id"]).where(first.c.place == 1)
+        found += connection.execute(rows)
+    return found
 
 
 def _place(row: Any) -> tuple[Any, ...]:
@@ -230,7 +306,7 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
         _from_layers(
             TRIALS.over([TRIALS["trial_id"], place], ("environment_id", "time_ms")), TRIALS, layers
         )
-        .where(*TRIALS.measured, *meant.of(TRIALS))
+        .where(*TRIALS.measured, *meant.of(TRIALS, of_layers=True))
         .subquery()
     )
     measured = (
@@ -239,7 +315,7 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
         .where(ranked.c.place <= n_best)
     )
     imported = _from_layers(SESSIONS.select(*_COPIED, *_READ), SESSIONS, layers).where(
-        *meant.of(SESSIONS),
+        *meant.of(SESSIONS, of_layers=True),
         SESSIONS["job_id"].is_(None),
         SESSIONS["time_ms"] > 0,
         SESSIONS["imported"],

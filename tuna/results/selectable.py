@@ -305,7 +305,12 @@ SESSIONS = Results(
         ),
         "code": _code(find_db_kernel, find_db_kernel.c.find_db_id, find_db.c.id),
     },
-    measured=(timed(find_db.c.time_ms), find_db.c.simulated.is_(False), _no_baseline()),
+    measured=(
+        timed(find_db.c.time_ms),
+        # the sum keeps SQLite from an index of which it is nearly all
+        sa.type_coerce(find_db.c.simulated, sa.Integer) + 0 == 0,
+        _no_baseline(),
+    ),
     no_baseline=_no_baseline(),
 )
 #: The session's result that an entry was taken from, as long as that still has the same time.

@@ -75,11 +75,12 @@ def create_app(site: Site) -> ASGIApp:
     app.state.visitors = Visitors(site.engine)
     app.state.collector = Collector(site.engine, site.settings)
     app.state.layers = LayerIndex()
-    app.state.live = events.Live(
-        events.SessionTexts(
-            {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)}
-        )
+    app.state.sizes = lookups.Sizes()
+    app.state.session_texts = events.SessionTexts(
+        site.engine,
+        {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)},
     )
+    app.state.live = events.Live(app.state.session_texts)
     app.state.live_requests = events.Live(
         submissions.RequestTexts({"json": json_text, "html": request_pages.live_html})
     )

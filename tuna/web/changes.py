@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from tuna import api
 from tuna.db import audit
+from tuna.db.bulk import RowPage
 from tuna.db.engine import reading, writing
 from tuna.errors import TunaError
 from tuna.vocabulary import Cause
-from tuna.web.lookups import answered
+from tuna.web.answers import Paged, RowId, answered
 from tuna.web.visitors import Admin, Reader, Visitor
 
 router = APIRouter(prefix="/v1")
@@ -40,7 +41,7 @@ def kept(
     return answered({"action": action, **outcome})
 
 
-class Retried(BaseModel):
+class JobsToRetry(BaseModel):
     """Jobs of a session that failed for good."""
 
     model_config = ConfigDict(extra="forbid")
@@ -49,7 +50,7 @@ class Retried(BaseModel):
 
 
 @router.post("/sessions/{session_id}/retry")
-def retry_session(visitor: Admin, session_id: int, asked: Retried) -> Response:
+def retry_session(visitor: Admin, session_id: RowId, asked: JobsToRetry) -> Response:
     """Send errored jobs of a session back to the step that failed."""
     cause = asked.cause.value if asked.cause else None
     subject, given = f"session {session_id}", {"cause": cause} if cause else {}
@@ -57,13 +58,13 @@ def retry_session(visitor: Admin, session_id: int, asked: Retried) -> Response:
 
 
 @router.post("/jobs/{job_id}/retry")
-def retry_job(visitor: Admin, job_id: int) -> Response:
+def retry_job(visitor: Admin, job_id: RowId) -> Response:
     """Send an errored job back to the step that failed."""
     session_id = api.show_job(job_id).session_id
     return kept(visitor, "retry", f"job {job_id}", {}, lambda: api.retry(session_id, jobs=[job_id]))
 
 
-class Canceled(BaseModel):
+class JobsToCancel(BaseModel):
     """Jobs of a session that are not finished."""
 
     model_config = ConfigDict(extra="forbid")
@@ -73,7 +74,7 @@ class Canceled(BaseModel):
 
 
 @router.post("/sessions/{session_id}/cancel")
-def cancel(visitor: Admin, session_id: int, asked: Canceled) -> Response:
+def cancel(visitor: Admin, session_id: RowId, asked: JobsToCancel) -> Response:
     """End jobs that are not finished."""
     given = asked.model_dump(exclude_defaults=True)
 
@@ -93,7 +94,7 @@ class SessionChange(BaseModel):
 
 
 @router.patch("/sessions/{session_id}")
-def change_session(visitor: Admin, session_id: int, asked: SessionChange) -> Response:
+def change_session(visitor: Admin, session_id: RowId, asked: SessionChange) -> Response:
     """Set options of a session."""
     given = asked.model_dump(exclude_unset=True)
 
@@ -112,15 +113,18 @@ def change_worker(
     return kept(visitor, state, f"worker {name}", {}, lambda: api.set_worker_state(name, state))
 
 
+class ActionQuery(Paged):
+    """A page of changes, the newest first."""
+
+    subject: str | None = Field(None, description="as `session 3`")
+
+    def read(self, limit: int, before: int) -> RowPage[Any]:
+        """Return changes behind a cursor."""
+        with reading(api.open_database()) as connection:
+            return audit.latest(connection, limit, before or None, self.subject)
+
+
 @router.get("/actions")
-def actions(
-    _: Reader,
-    subject: str | None = None,
-    cursor: int | None = Query(None, ge=1, description="`next` of the page before"),
-    limit: int = Query(100, ge=1, le=500),
-) -> Response:
+def actions(_: Reader, wanted: Annotated[ActionQuery, Query()]) -> Response:
     """Return what visitors changed, the newest first."""
-    with reading(api.open_database()) as connection:
-        found = audit.latest(connection, limit + 1, cursor, subject)
-    page = found[:limit]
-    return answered({"actions": page, "next": page[-1].id if len(found) > limit else None})
+    return wanted.answer("actions", wanted.read)

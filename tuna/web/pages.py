@@ -8,20 +8,29 @@ import json
 from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Form, Query, Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tuna import api, golden
+from tuna import api
 from tuna.db import audit
 from tuna.db.engine import reading
 from tuna.messages import inert
 from tuna.reports import formats
 from tuna.vocabulary import Cause, State
 from tuna.web import changes
-from tuna.web.lookups import Wanted, WantedJobs
+from tuna.web.answers import Paged, RowId
+from tuna.web.lookups import (
+    ComparisonQuery,
+    CoverageQuery,
+    EntryQuery,
+    JobQuery,
+    LayerQuery,
+    ResultQuery,
+    Version,
+)
 from tuna.web.visitors import Admin, Anyone, Reader, Role, Visitor
 
 router = APIRouter(include_in_schema=False)
@@ -37,8 +46,8 @@ _PLACES = (
     ("/actions", "Changes"),
 )
 _STATIC = {"tuna.css": "text/css", "live.js": "text/javascript"}
-#: Layers of a comparison that are shown.
-_MOST_COMPARED = 500
+#: LayerQuery without a result that are shown.
+_MOST_LAYERS = 500
 
 
 @router.get("/")
@@ -55,133 +64,190 @@ def static(name: Literal["tuna.css", "live.js"]) -> Response:
 
 
 @router.get("/sessions")
-def sessions(visitor: Reader) -> Response:
+def sessions(visitor: Reader, wanted: Annotated[Paged, Query()]) -> Response:
     """List sessions."""
-    return html_page("sessions.html.j2", visitor, "Sessions", "/sessions", sessions=api.status())
+    page = api.status_page(wanted.limit, wanted.cursor)
+    facts = {"sessions": page.rows, **table_links("/sessions", wanted, page.next)}
+    return html_page("sessions.html.j2", visitor, "Sessions", "/sessions", **facts)
 
 
 @router.get("/sessions/{session_id}")
-def session(visitor: Reader, session_id: int, told: str = "") -> Response:
+def session(visitor: Reader, session_id: RowId, told: str = "") -> Response:
     """Show a session; its figures are streamed to it."""
     (found,) = api.status(session_id)
     with reading(api.open_database()) as connection:
         actions = audit.latest(connection, 10, subject=f"session {session_id}")
     title = f"Session {session_id}: {found.reason}"
-    facts = {"session": found, "actions": actions, "more": "", "told": told[:300]}
-    return html_page("session.html.j2", visitor, title, "/sessions", **facts)
+    facts = {"session": found, "actions": actions.rows, "more": "", "csv": ""}
+    return html_page("session.html.j2", visitor, title, "/sessions", told=told[:300], **facts)
+
+
+@router.get("/sessions/{session_id}/size")
+def size(request: Request, visitor: Reader, session_id: RowId) -> Response:
+    """Show what a session takes."""
+    found = request.app.state.sizes.of(session_id)
+    title = f"Size of session {session_id}"
+    return html_page("size.html.j2", visitor, title, "/sessions", size=found)
 
 
 @router.get("/sessions/{session_id}/jobs")
-def jobs(visitor: Reader, session_id: int, wanted: Annotated[WantedJobs, Query()]) -> Response:
+def jobs(visitor: Reader, session_id: RowId, wanted: Annotated[JobQuery, Query()]) -> Response:
     """List jobs of a session."""
-    page = api.list_jobs(wanted.of(session_id))
-    place = f"/sessions/{session_id}/jobs"
+    page = wanted.read(session_id, wanted.limit, wanted.cursor)
     facts = {
         "session_id": session_id,
-        "page": page,
+        "jobs": page.rows,
         "wanted": wanted.model_dump(),
         "states": [one.value for one in State],
         "causes": [one.value for one in Cause],
-        "more": next_page(place, wanted, page.jobs[-1].id if page.more else None),
-        "csv": "",
+        **table_links(f"/sessions/{session_id}/jobs", wanted, page.next),
     }
     return html_page("jobs.html.j2", visitor, f"Jobs of session {session_id}", "/sessions", **facts)
 
 
+@router.get("/sessions/{session_id}/results")
+def results(visitor: Reader, session_id: RowId, wanted: Annotated[LayerQuery, Query()]) -> Response:
+    """List the fastest result of each layer of a session."""
+    page = wanted.winners(session_id, wanted.limit, wanted.cursor, with_commands=False)
+    place = f"/sessions/{session_id}/results"
+    facts = {"rows": page.rows, "filtered": False, **table_links(place, wanted, page.next)}
+    title = f"Fastest results of session {session_id}"
+    return html_page(
+        "query.html.j2", visitor, title, "/sessions", wanted=wanted.model_dump(), **facts
+    )
+
+
+class JobPageQuery(Paged):
+    """A page of a job's trials, and what came of a change."""
+
+    told: str = ""
+
+
 @router.get("/jobs/{job_id}")
-def job(visitor: Reader, job_id: int, told: str = "") -> Response:
+def job(visitor: Reader, job_id: RowId, wanted: Annotated[JobPageQuery, Query()]) -> Response:
     """Show a job with every attempt and its trials."""
     found = api.show_job(job_id)
-    return html_page(
-        "job.html.j2", visitor, f"Job {job_id}", "/sessions", job=found, told=told[:300]
-    )
+    page = api.list_trials(job_id, wanted.limit, wanted.cursor)
+    more = table_links(f"/jobs/{job_id}", wanted, page.next)["more"]
+    facts = {"job": found, "trials": page.rows, "more": more, "told": wanted.told[:300]}
+    return html_page("job.html.j2", visitor, f"Job {job_id}", "/sessions", **facts)
 
 
 @router.get("/query")
-def query(visitor: Reader, wanted: Annotated[Wanted, Query()]) -> Response:
+def query(visitor: Reader, wanted: Annotated[ResultQuery, Query()]) -> Response:
     """List results that meet a filter."""
-    given = wanted.model_copy(
-        update={name: None for name, value in wanted.model_dump().items() if value == ""}
-        | {"cursor": wanted.cursor}
-    )
-    rows = api.query(given.filter(), cursor=wanted.cursor, with_commands=False)
+    found = api.query(wanted.filter(), cursor=wanted.cursor, with_commands=False)
     facts = {
-        "rows": rows.rows,
-        "wanted": given.model_dump(),
-        "more": next_page("/query", given, rows.cursor or None),
-        "csv": next_page("/v1/query", given, "", format="csv"),
+        "rows": found.rows,
+        "filtered": True,
+        **table_links("/query", wanted, found.cursor or None),
     }
-    return html_page("query.html.j2", visitor, "Results", "/query", **facts)
+    return html_page(
+        "query.html.j2", visitor, "Results", "/query", wanted=wanted.model_dump(), **facts
+    )
 
 
 @router.get("/golden")
 def golden_versions(visitor: Reader) -> Response:
     """List golden versions."""
-    with reading(api.open_database()) as connection:
-        found = golden.versions(connection)
-    return html_page("golden.html.j2", visitor, "Golden versions", "/golden", versions=found)
+    facts = {"versions": api.golden.versions(), "more": "", "csv": "/v1/golden?format=csv"}
+    return html_page("golden.html.j2", visitor, "Golden versions", "/golden", **facts)
+
+
+@router.get("/golden/{version}/entries")
+def golden_entries(
+    visitor: Reader, version: Version, wanted: Annotated[EntryQuery, Query()]
+) -> Response:
+    """List entries of a golden version."""
+    page = wanted.read(version, wanted.limit, wanted.cursor)
+    facts = {"entries": page.rows, "version": version, "wanted": wanted.model_dump()}
+    links = table_links(f"/golden/{version}/entries", wanted, page.next)
+    title = f"Golden version {version}"
+    return html_page("entries.html.j2", visitor, title, "/golden", **facts, **links)
+
+
+@router.get("/golden/{version}/explain")
+def explain(visitor: Reader, version: Version, key: str, library: str | None = None) -> Response:
+    """Show where the entries of a key come from."""
+    found = api.golden.explain(version, key, library=library or None)
+    title = f"{key[:100]} in golden version {version}"
+    return html_page("explain.html.j2", visitor, title, "/golden", found=found)
 
 
 @router.get("/models")
-def models(visitor: Reader, name: str = "", arch: str = "") -> Response:
+def models(request: Request, visitor: Reader, name: str = "", arch: str = "") -> Response:
     """List models, with the coverage of one."""
-    coverage = api.coverage(name, arch) if name and arch else None
-    facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
+    coverage = None
+    if name and arch:
+        coverage = CoverageQuery(arch=arch).read(name, request.app.state.layers)
     wanted = {"name": name, "arch": arch}
-    return html_page("models.html.j2", visitor, "Models", "/models", wanted=wanted, **facts)
+    csv = f"/v1/coverage/{quote(name)}?{urlencode({'arch': arch, 'format': 'csv'})}"
+    facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
+    more = {"wanted": wanted, "csv_of_coverage": csv, "most": _MOST_LAYERS}
+    return html_page("models.html.j2", visitor, "Models", "/models", **facts, **more)
+
+
+@router.get("/models/{name:path}")
+def model(visitor: Reader, name: str) -> Response:
+    """Show the tasks of a model, and times of it."""
+    found, tasks = api.show_model(name)
+    times = api.list_benchmarks(name)
+    title = f"Model {found.name} {found.version[:12]}"
+    csv = f"/v1/models/{quote(name)}?format=csv"
+    csv_of_times = f"/v1/benchmarks?{urlencode({'model': name, 'format': 'csv'})}"
+    facts = {"tasks": tasks, "times": times, "csv": csv, "csv_of_times": csv_of_times}
+    return html_page("model.html.j2", visitor, title, "/models", **facts)
 
 
 @router.get("/workers")
 def workers(visitor: Reader, told: str = "") -> Response:
     """List workers."""
-    found = api.list_workers()
-    return html_page(
-        "workers.html.j2", visitor, "Workers", "/workers", workers=found, told=told[:300]
-    )
+    facts = {"workers": api.list_workers(), "csv": "/v1/workers?format=csv"}
+    return html_page("workers.html.j2", visitor, "Workers", "/workers", told=told[:300], **facts)
 
 
 @router.get("/compare")
-def compare(visitor: Reader, left: int, right: int) -> Response:
-    """Show two sessions side by side."""
-    found = api.compare_sessions([left, right])
+def compare(visitor: Reader, wanted: Annotated[ComparisonQuery, Query()]) -> Response:
+    """Show sessions side by side."""
+    found = wanted.read()
     layers = [
         {
             "label": one.label,
             "cells": [
                 *(
-                    "" if best is None else f"{best.time_ms:.4g} {best.solver}"
-                    for best in one.bests
+                    why if best is None else f"{best.time_ms:.4g} {best.solver}"
+                    for best, why in zip(one.bests, one.missing, strict=True)
                 ),
-                "" if one.ratios[1] is None else f"{one.ratios[1].value:.3f}",
+                *("" if ratio is None else f"{ratio.value:.3f}" for ratio in one.ratios[1:]),
                 "" if one.fastest is None else one.fastest,
             ],
         }
-        for one in found.layers[:_MOST_COMPARED]
+        for one in found.layers
     ]
-    columns = [(f"session {left}, ms", True), (f"session {right}, ms", True)]
-    columns += [("ratio", True), ("faster", True)]
-    facts = {"layers": layers, "columns": columns, "compared": found}
-    title = f"Session {left} beside session {right}"
-    wanted = {"left": left, "right": right}
-    return html_page("compare.html.j2", visitor, title, "/sessions", wanted=wanted, **facts)
+    first, *others = wanted.session_id
+    columns = [(f"session {number}, ms", True) for number in wanted.session_id]
+    columns += [(f"{number} / {first}", True) for number in others] + [("fastest", True)]
+    facts = {"layers": layers, "columns": columns, "compared": found.whole}
+    facts |= table_links("/compare", wanted, found.next)
+    title = " beside ".join(f"session {number}" for number in wanted.session_id)
+    return html_page(
+        "compare.html.j2", visitor, title, "/sessions", wanted=wanted.model_dump(), **facts
+    )
 
 
 @router.get("/actions")
-def actions(visitor: Reader, cursor: int | None = None) -> Response:
+def actions(visitor: Reader, wanted: Annotated[changes.ActionQuery, Query()]) -> Response:
     """List what visitors changed."""
-    with reading(api.open_database()) as connection:
-        found = audit.latest(connection, 101, cursor)
-    more = f"/actions?cursor={found[99].id}" if len(found) > 100 else ""
-    return html_page(
-        "actions.html.j2", visitor, "Changes", "/actions", actions=found[:100], more=more
-    )
+    page = wanted.read(wanted.limit, wanted.cursor)
+    facts = {"actions": page.rows, **table_links("/actions", wanted, page.next)}
+    return html_page("actions.html.j2", visitor, "Changes", "/actions", **facts)
 
 
 # -- what changes something: a question, then the form that it has
 
 
 @router.get("/sessions/{session_id}/retry")
-def ask_retry(visitor: Admin, session_id: int, cause: str = "") -> Response:
+def ask_retry(visitor: Admin, session_id: RowId, cause: str = "") -> Response:
     """Ask before failed jobs are sent back."""
     (found,) = api.status(session_id, commands=False)
     number = found.jobs.get(State.ERRORED.value, 0) + found.searches.parts.get("errored", 0)
@@ -190,28 +256,28 @@ def ask_retry(visitor: Admin, session_id: int, cause: str = "") -> Response:
 
 
 @router.post("/sessions/{session_id}/retry")
-def retry(visitor: Admin, session_id: int, cause: Annotated[str, Form()] = "") -> Response:
+def retry(visitor: Admin, session_id: RowId, cause: Annotated[str, Form()] = "") -> Response:
     """Send failed jobs of a session back."""
-    asked = changes.Retried.model_validate({"cause": cause or None})
+    asked = changes.JobsToRetry.model_validate({"cause": cause or None})
     return done(changes.retry_session(visitor, session_id, asked), f"/sessions/{session_id}")
 
 
 @router.get("/sessions/{session_id}/cancel")
-def ask_cancel(visitor: Admin, session_id: int) -> Response:
+def ask_cancel(visitor: Admin, session_id: RowId) -> Response:
     """Ask before jobs are ended."""
     question = f"End all jobs of session {session_id} that are not finished?"
     return ask(visitor, question, "Cancel them", f"/sessions/{session_id}", danger=True)
 
 
 @router.post("/sessions/{session_id}/cancel")
-def cancel(visitor: Admin, session_id: int) -> Response:
+def cancel(visitor: Admin, session_id: RowId) -> Response:
     """End jobs of a session."""
-    canceled = changes.cancel(visitor, session_id, changes.Canceled())
+    canceled = changes.cancel(visitor, session_id, changes.JobsToCancel())
     return done(canceled, f"/sessions/{session_id}")
 
 
 @router.get("/sessions/{session_id}/options")
-def ask_options(visitor: Admin, session_id: int) -> Response:
+def ask_options(visitor: Admin, session_id: RowId) -> Response:
     """Ask for the priority of a session."""
     (found,) = api.status(session_id, commands=False)
     inputs = [("priority", "Priority, 0 to 9: the highest is served first", found.options.priority)]
@@ -220,20 +286,20 @@ def ask_options(visitor: Admin, session_id: int) -> Response:
 
 
 @router.post("/sessions/{session_id}/options")
-def set_options(visitor: Admin, session_id: int, priority: Annotated[int, Form()]) -> Response:
+def set_options(visitor: Admin, session_id: RowId, priority: Annotated[int, Form()]) -> Response:
     """Set the priority of a session."""
     asked = changes.SessionChange(priority=priority)
     return done(changes.change_session(visitor, session_id, asked), f"/sessions/{session_id}")
 
 
 @router.get("/jobs/{job_id}/retry")
-def ask_retry_job(visitor: Admin, job_id: int) -> Response:
+def ask_retry_job(visitor: Admin, job_id: RowId) -> Response:
     """Ask before a job is sent back."""
     return ask(visitor, f"Send job {job_id} back?", "Retry", f"/jobs/{job_id}")
 
 
 @router.post("/jobs/{job_id}/retry")
-def retry_job(visitor: Admin, job_id: int) -> Response:
+def retry_job(visitor: Admin, job_id: RowId) -> Response:
     """Send a failed job back."""
     return done(changes.retry_job(visitor, job_id), f"/jobs/{job_id}")
 
@@ -272,13 +338,15 @@ def done(answer: Response, back: str) -> Response:
     return RedirectResponse(f"{back}?{told}", 303)
 
 
-def next_page(place: str, wanted: Any, cursor: object, **more: object) -> str:
-    """Return the address of a page with this cursor; empty without one."""
-    if cursor is None:
-        return ""
-    given = wanted.model_dump(exclude={"cursor", "format"}, exclude_defaults=True) | more
-    given = {name: value for name, value in given.items() if value not in (None, "")}
-    return f"{place}?{urlencode({**given, **({'cursor': cursor} if cursor else {})}, doseq=True)}"
+def table_links(place: str, wanted: Paged, following: object) -> dict[str, str]:
+    """Return the addresses of the next page, empty if there is none, and of the whole as CSV."""
+    without = {"cursor", "format", "told"}
+    given = wanted.model_dump(mode="json", exclude=without, exclude_defaults=True)
+    more = {**given, "cursor": following}
+    return {
+        "more": "" if following is None else f"{place}?{urlencode(more, doseq=True)}",
+        "csv": f"/v1{place}?{urlencode({**given, 'format': 'csv'}, doseq=True)}",
+    }
 
 
 def html_page(template: str, visitor: Visitor, title: str, place: str, **facts: Any) -> Response:

@@ -14,8 +14,8 @@ from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna.web import submissions
 from tuna.web.events import streamed
-from tuna.web.pages import ask, done, html_page, next_page, render
-from tuna.web.submissions import RequestId, WantedRequests, find, page_of, receive
+from tuna.web.pages import ask, done, html_page, render, table_links
+from tuna.web.submissions import RequestId, RequestQuery, find, receive
 from tuna.web.visitors import Anyone, Role, Submitter, Visitor
 
 router = APIRouter(include_in_schema=False)
@@ -23,14 +23,14 @@ _PLACE = "/requests"
 
 
 @router.get("/requests")
-def list_requests(visitor: Anyone, wanted: Annotated[WantedRequests, Query()]) -> Response:
+def list_requests(visitor: Anyone, wanted: Annotated[RequestQuery, Query()]) -> Response:
     """List requests, with a form for another one."""
-    found, following = page_of(visitor, wanted)
+    page = wanted.read(visitor, wanted.limit, wanted.cursor)
     facts = {
-        "requests": found,
+        "requests": page.rows,
         "wanted": wanted.model_dump(mode="json"),
         "states": [state.value for state in RequestState],
-        "more": next_page(_PLACE, wanted, following),
+        **table_links(_PLACE, wanted, page.next),
         "may_submit": _may_submit(visitor),
         "client_key": secrets.token_hex(16),
         "most_mib": get_settings().request_mib,
@@ -58,7 +58,7 @@ def show_request(visitor: Anyone, request_id: RequestId, told: str = "") -> Resp
 async def live(request: Request, visitor: Anyone, request_id: RequestId) -> StreamingResponse:
     """Stream the state of a request for its page."""
     await to_thread.run_sync(find, visitor, request_id)  # raises NotFound
-    return streamed(request.app.state.live_requests, request_id, "html", "html")
+    return streamed(request, request.app.state.live_requests, request_id, "html", "html")
 
 
 @router.get("/requests/{request_id}/cancel")

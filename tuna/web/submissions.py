@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from anyio import CancelScope, to_thread
 from fastapi import APIRouter, Header, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from tuna import api
 from tuna.db import requests
+from tuna.db.bulk import RowPage
 from tuna.db.engine import reading
 from tuna.db.requests import TuningRequest
 from tuna.errors import BadInput
@@ -25,10 +26,10 @@ from tuna.requests.submission import Submission
 from tuna.requests.uploads import Upload
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
+from tuna.web.answers import Paged, answered
 from tuna.web.changes import kept
 from tuna.web.events import Texts, streamed
 from tuna.web.forms import FormReader
-from tuna.web.lookups import answered
 from tuna.web.visitors import Anyone, Role, Submitter, Visitor
 
 router = APIRouter(prefix="/v1")
@@ -42,8 +43,8 @@ RequestId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _Asked = TypeVar("_Asked", bound=Asked)
 
 
-class Layers(Asked):
-    """Layers that are asked for, in JSON."""
+class LayersBody(Asked):
+    """LayersBody that are asked for, in JSON."""
 
     layers: list[str] = Field(
         min_length=1, max_length=MOST_LAYERS, description="driver commands or JSON objects"
@@ -65,7 +66,7 @@ def _body_schema() -> dict[str, Any]:
     form["properties"]["file"] = {"type": "string", "format": "binary"}
     form["required"] = ["name", "file"]
     content = {
-        "application/json": {"schema": Layers.model_json_schema()},
+        "application/json": {"schema": LayersBody.model_json_schema()},
         _FORM: {"schema": form},
     }
     return {"requestBody": {"required": True, "content": content}}
@@ -100,7 +101,7 @@ async def receive(
             client_key = form.fields.pop("client_key", "") or client_key
             if client_key is not None and len(client_key) > _KEY_CHARS:
                 raise BadInput(f"client_key: it has more than {_KEY_CHARS} characters.")
-            sent: Form | Layers = _from_form(form.fields, form.filename)
+            sent: Form | LayersBody = _from_form(form.fields, form.filename)
             filename = form.filename
         else:
             sent, filename = await _from_json(request, upload), ""
@@ -148,7 +149,7 @@ def _from_form(fields: dict[str, str], filename: str) -> Form:
     return checked(Form, {"kind": kind, **given, "file": b""})
 
 
-async def _from_json(request: Request, upload: Upload) -> Layers:
+async def _from_json(request: Request, upload: Upload) -> LayersBody:
     """Read a body in JSON; its layers become the file."""
     body = bytearray()
     async for part in request.stream():
@@ -159,7 +160,7 @@ async def _from_json(request: Request, upload: Upload) -> Layers:
         given = json.loads(bytes(body))
     except (ValueError, RecursionError):
         raise BadInput("The body is neither JSON nor a form.") from None
-    found = checked(Layers, given)
+    found = checked(LayersBody, given)
     upload.write("".join(f"{' '.join(line.split())}\n" for line in found.layers).encode())
     return found
 
@@ -174,14 +175,16 @@ def checked(model: type[_Asked], given: Any) -> _Asked:
         raise BadInput(f"{where}: {first['msg']}"[:500]) from None
 
 
-class WantedRequests(BaseModel):
+class RequestQuery(Paged):
     """Conditions on requests, and a page."""
 
-    model_config = ConfigDict(extra="forbid")
-
     state: RequestState | None = None
-    limit: int = Field(100, ge=1, le=500)
-    cursor: int | None = Field(None, ge=1, le=2**31 - 1, description="`next` of the page before")
+
+    def read(self, visitor: Visitor, limit: int, before: int) -> RowPage[TuningRequest]:
+        """Return requests that the visitor may see, the newest first, behind a cursor."""
+        state = self.state.value if self.state else None
+        with reading(api.open_database()) as connection:
+            return requests.latest(connection, limit, before or None, own(visitor), state)
 
 
 def own(visitor: Visitor) -> str | None:
@@ -189,20 +192,10 @@ def own(visitor: Visitor) -> str | None:
     return visitor.token if visitor.role is Role.SUBMIT else None
 
 
-def page_of(visitor: Visitor, wanted: WantedRequests) -> tuple[list[TuningRequest], int | None]:
-    """Return requests that the visitor may see, the newest first, and the cursor behind them."""
-    state = wanted.state.value if wanted.state else None
-    with reading(api.open_database()) as connection:
-        found = requests.latest(connection, wanted.limit + 1, wanted.cursor, own(visitor), state)
-    page = found[: wanted.limit]
-    return page, page[-1].id if len(found) > wanted.limit else None
-
-
 @router.get("/requests")
-def list_requests(visitor: Anyone, wanted: Annotated[WantedRequests, Query()]) -> Response:
+def list_requests(visitor: Anyone, wanted: Annotated[RequestQuery, Query()]) -> Response:
     """Return requests, the newest first: with the role `submit` one's own."""
-    page, following = page_of(visitor, wanted)
-    return answered({"requests": page, "next": following})
+    return wanted.answer("requests", partial(wanted.read, visitor))
 
 
 def find(visitor: Visitor, request_id: int) -> TuningRequest:
@@ -223,7 +216,7 @@ class RequestTexts:
     def __init__(self, forms: Mapping[str, Callable[[TuningRequest], str]]) -> None:
         self._forms = forms
 
-    def __call__(self, watched: Collection[int]) -> Texts:
+    def __call__(self, watched: frozenset[int]) -> Texts:
         """Return the texts of requests, by id and form."""
         with reading(api.open_database()) as connection:
             found = requests.some(connection, watched)
@@ -239,7 +232,7 @@ async def request_events(
 ) -> StreamingResponse:
     """Stream a request whenever it changed, as server-sent events with JSON."""
     await to_thread.run_sync(find, visitor, request_id)  # raises NotFound
-    return streamed(request.app.state.live_requests, request_id, "json", "request")
+    return streamed(request, request.app.state.live_requests, request_id, "json", "request")
 
 
 @router.post("/requests/{request_id}/cancel")

@@ -1,0 +1,78 @@
+"""Forms of answers: a document in JSON, a table also in CSV, a list in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.responses import Response, StreamingResponse
+
+from tuna.api.documents import csv_lines, json_text
+from tuna.db.bulk import RowPage
+from tuna.results.result_rows import DEFAULT_LIMIT
+
+#: Rows of a page at most; with fewer, if these are long.
+MOST_ROWS, _MOST_CHARS = 500, 480_000
+_LARGEST_ID = 2**63 - 1
+Format = Literal["json", "csv"]
+RowId = Annotated[int, Path(ge=1, le=_LARGEST_ID)]
+Number = Annotated[int, Query(ge=1, le=_LARGEST_ID)]
+
+
+def answered(document: Any) -> Response:
+    """Return an answer in JSON."""
+    return Response(json_text(document), media_type="application/json")
+
+
+def table(name: str, rows: Iterable[Any], form: Format, document: Any = None) -> Response:
+    """Return a document, which is the rows unless another one is given, or the rows as a file in
+    CSV."""
+    if form == "json":
+        return answered(list(rows) if document is None else document)
+    return _download(name, iter(["".join(csv_lines(rows))]))
+
+
+class Paged(BaseModel):
+    """Parameters of a list: a page of it in JSON, or all of it behind a cursor in CSV."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MOST_ROWS)
+    cursor: int = Field(0, ge=0, le=_LARGEST_ID, description="`next` of the page before")
+    format: Format = "json"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        """A form sends a field that was left empty, too."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value != ""}
+
+    def answer(self, name: str, read: Callable[[int, int], RowPage[Any]]) -> Response:
+        """Return a page, `{name: rows, "next": cursor}`, or a file; `read`: returns so many rows at
+        most behind a cursor."""
+        if self.format == "csv":
+            page = read(MOST_ROWS, self.cursor)  # errors are answered before anything is sent
+            return _download(name, _texts(page, lambda after: read(MOST_ROWS, after)))
+        limit = self.limit
+        while True:
+            page = read(limit, self.cursor)
+            text = json_text({name: page.rows, "next": page.next})
+            if len(text) <= _MOST_CHARS or limit == 1:
+                return Response(text, media_type="application/json")
+            limit = max(1, limit * _MOST_CHARS * 4 // 5 // len(text))
+
+
+def _texts(page: RowPage[Any], read: Callable[[Any], RowPage[Any]]) -> Iterator[str]:
+    yield "".join(csv_lines(page.rows))
+    while page.next is not None:
+        page = read(page.next)
+        yield "".join(csv_lines(page.rows, head=False))
+
+
+def _download(name: str, texts: Iterator[str]) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
+    return StreamingResponse(texts, media_type="text/csv", headers=headers)
