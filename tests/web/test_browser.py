@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sa
 import uvicorn
+from fastapi.routing import APIRoute
 from jobs_builder import make_jobs
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -32,12 +33,19 @@ from tuna import api
 from tuna.db.engine import writing
 from tuna.db.models import ConfigRow, Job, Session
 from tuna.settings import get_settings
+from tuna.web import pages, request_pages
 from tuna.web.app import Site, create_app
 
 pytestmark = pytest.mark.keeps_processes
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
 #: Waits for what a page does by itself, in seconds.
 LONG_S = 60
+PAGES = [
+    one
+    for one in (*pages.router.routes, *request_pages.router.routes)
+    if isinstance(one, APIRoute) and "GET" in one.methods
+    if not re.match("/static|.*/live$", one.path)
+]
 _AXE = """
 const done = arguments[0];
 axe.run({resultTypes: ["violations"]}).then((found) => done(found.violations
@@ -61,7 +69,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     folder = tmp_path_factory.mktemp("downloads")
     for word in (
         *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-        *("--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+        *(
+            "--disable-background-networking",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        ),
     ):
         options.add_argument(word)
     options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
@@ -132,35 +143,37 @@ def check(browser: webdriver.Chrome) -> None:
     assert faults(browser) == [], where
 
 
-def pages(browser: webdriver.Chrome, address: str) -> int:
-    """Check each page that links lead to, one of each form; returns their number."""
-    waiting, seen = [f"{address}/"], set()
-    while waiting:
-        browser.get(waiting.pop())
-        check(browser)
-        script = "return [...document.querySelectorAll('a[href]:not([download])')].map((a) => a.href)"
-        for link in browser.execute_script(script):
-            parts = urlsplit(link)
-            form = (
-                re.sub(r"[0-9a-f]{8,}|\d+", "N", parts.path),
-                tuple(re.findall(r"(\w+)=", parts.query)),
-            )
-            if not parts.path.startswith("/v1/") and form not in seen:
-                seen.add(form)
-                waiting.append(link)
-    return len(seen)
+def page_of(link: str) -> str:
+    """The route of a page, with the names of its filters; empty for what is no page."""
+    parts = urlsplit(link)
+    matching = [one.path for one in PAGES if one.path_regex.match(parts.path)]
+    names = ",".join(re.findall(r"(\w+)=", parts.query))
+    return f"{matching[0]} {names}" if matching else ""
 
 
 def test_each_page_fits_is_accessible_and_asks_no_other_host(
     browser: webdriver.Chrome, filled: dict[str, Any]
 ) -> None:
+    """Those that links lead to, one of each kind, and those that a form leads to."""
+    compared = "compare?session_id={first}&session_id={second}".format(**filled)
+    seen = {""}
     with site() as address:
         enter(browser, address)
-        assert pages(browser, address) > 25
+        waiting = [f"{address}/{one}" for one in ("sessions", "workers/box/cordoned", compared)]
+        while waiting:
+            link = waiting.pop()
+            if page_of(link) in seen:
+                continue
+            seen.add(page_of(link))
+            browser.get(link)
+            check(browser)
+            waiting += browser.execute_script("return [...document.links].map((a) => a.href)")
+    missed = {one.path for one in PAGES} - {one.partition(" ")[0] for one in seen}
+    assert missed == {"/"} | {one.path for one in PAGES if one.path.startswith("/requests/")}
 
 
 def test_pages_of_an_empty_database_and_of_hostile_names(
-    browser: webdriver.Chrome, home: Path
+    browser: webdriver.Chrome, with_redis: None
 ) -> None:
     with site() as address:
         enter(browser, address, "read")
@@ -286,6 +299,8 @@ def test_a_request_is_submitted_watched_over_a_restart_and_taken_away(
         assert browser.execute_script("return window.here")
         with Service(home, service.address):
             says(browser, "built")
+            faults(browser)  # the service was away
+            check(browser)
             browser.find_element(By.LINK_TEXT, "all in one archive").click()
             whole = browser.downloads  # type: ignore[attr-defined]
             eventually(lambda: [*whole.glob("*.zip")], LONG_S)
