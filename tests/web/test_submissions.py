@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import resource
@@ -409,3 +410,18 @@ def test_a_request_is_streamed_whenever_it_changed(
         return [await watch(number) for number in numbers]  # the second when nobody watches
 
     assert asyncio.run(watch_both()) == [["accepted", "canceled"]] * 2
+
+
+def test_who_comes_back_sees_what_has_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuna.web.events._EVERY_S", 0.0)
+    read = iter([{7: {"json": "idle"}}])  # nothing has changed from then on
+    live = Live(lambda _: next(read, None))
+
+    async def twice() -> list[str | None]:
+        found = []
+        for _ in range(2):
+            async with contextlib.aclosing(live.watch(7, "json")) as texts:
+                found.append(await anext(texts))
+        return found
+
+    assert asyncio.run(asyncio.wait_for(twice(), 60)) == ["idle", "idle"]

@@ -47,7 +47,8 @@ class Live:
         """`read` returns the texts of those that are there of these ids, or None where all were
         read before and nothing has changed."""
         self._read = read
-        self._texts: dict[int, Mapping[str, str] | None] = {}  #: None: it is not there
+        #: Of the latest read, kept for who comes back; None: it is not there.
+        self._texts: dict[int, Mapping[str, str] | None] = {}
         self._ticked: asyncio.Condition | None = None
         self._task: asyncio.Task[None] | None = None
         self._viewers = Counter[int]()  #: by id
@@ -75,7 +76,6 @@ class Live:
             self._viewers[number] -= 1
             if not self._viewers[number]:
                 del self._viewers[number]
-                self._texts.pop(number, None)
 
     async def _read_on(self, ticked: asyncio.Condition) -> None:
         """Read until nobody watches."""
@@ -85,8 +85,7 @@ class Live:
                 wanted = frozenset(self._viewers)
                 texts = await to_thread.run_sync(self._read, wanted)
                 if texts is not None:
-                    known = {one: texts.get(one) for one in wanted if one in self._viewers}
-                    self._texts.update(known)
+                    self._texts = {one: texts.get(one) for one in wanted}
             except Exception as error:
                 level = log.warning if server_errors.is_passing(error) else log.error
                 level("live state not read", error=str(error)[:300])
