@@ -61,7 +61,10 @@ class Outcome:
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 4 if abs(value) < 10 else 1) for name, value in values.items()}
+    return {
+        name: round(value, 4 if abs(value) < 10 else 1) or float(f"{value:.2g}")
+        for name, value in values.items()
+    }
 
 
 def _cpu() -> str:

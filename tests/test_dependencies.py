@@ -282,9 +282,10 @@ def test_debians_package_of_each_program_is_known_and_documented() -> None:
                 re.M,
             )
         )
-        for name in ("demo-model", "install", "quickstart")
+        for name in ("demo-model", "demo-service", "install", "quickstart")
     }
-    assert scripts == {"demo-model": {"c++"}, "install": {"venv"}, "quickstart": {"c++"}}
+    compiling = {name: {"c++"} for name in ("demo-model", "demo-service", "quickstart")}
+    assert scripts == {"install": {"venv"}, **compiling}
     assert set(packages) == {*PROGRAMS, "c++", "venv"}
     documented = re.search(
         r"^Debian's packages: (.*?)\.$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S

@@ -9,12 +9,13 @@ import pytest
 from pydantic_settings import TomlConfigSettingsSource
 
 from tuna.cli.main import COMMANDS
+from tuna.db import requests
 from tuna.db.models import Base
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.errors import TunaError
 from tuna.jobs.states import mermaid
 from tuna.settings import Settings
-from tuna.vocabulary import Cause, State
+from tuna.vocabulary import Cause, RequestState, State
 
 ROOT = Path(__file__).parent.parent
 USAGE = (ROOT / "docs" / "usage.md").read_text()
@@ -67,6 +68,15 @@ def test_the_drawing_of_the_states_is_made_from_the_transition_table() -> None:
     drawn = re.search(r"```mermaid\n(.*?)\n```", ARCHITECTURE, re.DOTALL)
     assert drawn is not None
     assert drawn[1] == mermaid(), "run: python -m tuna.jobs.states"
+
+
+def test_the_states_of_a_request_and_their_drawing_are_in_the_documents() -> None:
+    text = (ROOT / "docs" / "service.md").read_text()
+    drawn = re.search(r"```mermaid\n(.*?)\n```", text, re.DOTALL)
+    assert drawn is not None
+    assert drawn[1] == requests.mermaid(), "run: python -m tuna.db.requests"
+    for state in RequestState:
+        assert f"| `{state}` |" in text
 
 
 def test_each_package_and_module_has_its_place_in_the_architecture() -> None:

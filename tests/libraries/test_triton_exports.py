@@ -76,7 +76,7 @@ def results(
     return [
         SampleResult(
             sample_record(
-                config.canonical(),
+                config.text(),
                 name,
                 time_ms,
                 params=tile_text(tile),
@@ -198,7 +198,7 @@ def own(body: str, time_ms: float, rows: int = 4096) -> list[SampleResult]:
     return [
         SampleResult(
             sample_record(
-                config.canonical(),
+                config.text(),
                 solver,
                 at_ms,
                 kind=config.kind,

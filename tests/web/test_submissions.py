@@ -6,10 +6,12 @@ import asyncio
 import io
 import json
 import resource
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +20,7 @@ from jobs_builder import make_jobs
 
 from tuna import api
 from tuna.api.documents import json_text
-from tuna.db import sessions
+from tuna.db import requests, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, RequestRow, Session
 from tuna.libraries.registry import get_library
@@ -123,6 +125,7 @@ def test_a_visitor_sees_cancels_and_takes_away_its_own_requests_alone(
             assert reader.request(method, path).status_code == 403, path
     assert reader.get(f"/v1/requests/{number}").status_code == 200
     assert reader.post("/v1/requests", json=ASKED).status_code == 403
+    assert reader.get(f"/v1/requests/{2**70}").status_code == 422
     assert admin.post(f"/v1/requests/{number}/cancel").status_code == 200
     assert owner.get(f"/v1/requests/{number}").json()["state"] == "canceled"
     assert owner.post(f"/v1/requests/{number}/cancel").status_code == 409
@@ -182,6 +185,14 @@ NO_MODELS = (
         zipped({"m/w.pt": zipped({"w/data.pkl": pickled("posix\nsystem")})}),
         "calls 'posix system'",
     ),
+    (
+        "m.pt2",
+        zipped({"m/w.pt": zipped({"w/data/0": bytes(50 << 20)}, zipfile.ZIP_DEFLATED)}),
+        "would unpack to 50",
+    ),
+    ("m.pt2", zipped({"m/w.pt": b"\x80\x02K\x01." + pickled("os\nsystem")}), "calls 'os system'"),
+    ("m.pt2", zipped({"m/x.pkl": b"\x80\x02\xff"}), "a pickle that cannot be read: m/x.pkl"),
+    ("m.pt2", zipped({"m/w": b"abc"}).replace(b"m/w", b"m/v", 1), "no zip archive"),
     ("m.pt2", b"x" * 100, "no zip archive"),
     ("m.pt2", b"", "no zip archive"),
     ("m.onnx", b"", "empty"),
@@ -197,7 +208,12 @@ def test_a_file_that_is_no_model_is_refused_before_it_is_kept(there: None, holde
 
 
 def test_a_pickle_of_tensors_is_none_of_code(there: None, holder: Holder) -> None:
-    good = zipped({"m/data.pkl": pickled("torch._utils\n_rebuild_tensor_v2")})
+    weights = {  # bytes of tensors may begin as a pickle or an archive does
+        "m/data/weights/weight_0": b"\x80\x02\xff\xff",
+        "m/data/weights/weight_1": b"\x80",
+        "m/data/weights/weight_2": b"PK",
+    }
+    good = zipped({"m/data.pkl": pickled("torch._utils\n_rebuild_tensor_v2"), **weights})
     answer = holder("submit").post(
         "/v1/requests", data=MODEL | {"batch": "2"}, files={"file": ("m.pt2", good)}
     )
@@ -223,6 +239,52 @@ def test_a_file_beyond_the_bound_is_refused(
     set_to("REQUEST_MIB", "4")
     files = {"file": ("m.onnx", bytes(5 << 20))}
     refused(holder("submit"), 413, "more than 4 MiB", data=MODEL, files=files)
+
+
+class Sender:
+    """A visitor that sends the beginning of a form, and then zeros, a GiB in all, by ASGI: what it
+    is asked for is counted."""
+
+    def __init__(self, visitor: httpx.Client, length: bytes = b"") -> None:
+        self._app: Any = visitor.app  # type: ignore[attr-defined]
+        token, kind = visitor.headers["authorization"], "multipart/form-data; boundary=b"
+        self._headers = [(b"host", visitor.base_url.netloc), (b"authorization", token.encode())]
+        self._headers += [(b"content-type", kind.encode())]
+        self._headers += [(b"content-length", length)] if length else []
+        self._part, self.parts, self.status = bytes(1 << 20), 0, 0
+
+    async def _receive(self) -> dict[str, object]:
+        self.parts += 1
+        head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="m.onnx"\r\n\r\n'
+        body = head if self.parts == 1 else self._part
+        return {"type": "http.request", "body": body, "more_body": self.parts <= 1024}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.status = message.get("status", self.status)
+
+    def post(self) -> int:
+        """Send it; returns the status of the answer."""
+        scope = {"type": "http", "method": "POST", "path": "/v1/requests", "query_string": b""}
+        scope |= {"headers": self._headers, "http_version": "1.1", "scheme": "http"}
+        asyncio.run(self._app(scope, self._receive, self._send))
+        return self.status
+
+
+def test_a_file_of_a_gib_takes_no_memory(
+    there: None, holder: Holder, set_to: Callable[[str, str], None]
+) -> None:
+    set_to("REQUEST_MIB", "32")
+    visitor = holder("submit")
+    announced, streamed = Sender(visitor, b"%d" % (1 << 30)), Sender(visitor)
+    assert (announced.post(), announced.parts) == (413, 0)
+    tracemalloc.start()
+    try:
+        assert (streamed.post(), streamed.parts) == (413, 34)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 8 << 20
+    assert nothing_is_left()
 
 
 def test_a_full_disk_is_told_and_nothing_is_left(there: None, holder: Holder) -> None:
@@ -258,8 +320,8 @@ def test_a_token_has_bounds(
 ) -> None:
     visitor, admin = holder("submit"), holder("admin")
     set_to(f"SUBMIT_{setting}", {"OPEN": "1", "TRIALS": "200", "MIB": "1"}[setting])
-    first = {"file": ("m.onnx", bytes(600 << 10))}
-    sent = {"data": MODEL | {"trials": "150"}, "files": first}
+    text = b"\x32\x80\x80\x20" + bytes(512 << 10)  # the field doc_string alone
+    sent = {"data": MODEL | {"trials": "150"}, "files": {"file": ("m.onnx", text)}}
     assert visitor.post("/v1/requests", **sent).status_code == 201
     answer = visitor.post("/v1/requests", **sent)
     assert (answer.status_code, words in answer.json()["error"]) == (429, True), answer.text
@@ -326,11 +388,11 @@ def test_a_request_is_streamed_whenever_it_changed(
     there: None, holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visitor = holder("submit")
-    number = visitor.post("/v1/requests", json=ASKED).json()["id"]
+    numbers = [visitor.post("/v1/requests", json=ASKED).json()["id"] for _ in range(2)]
     monkeypatch.setattr("tuna.web.events._EVERY_S", 0.0)
     live = Live(submissions.RequestTexts({"json": json_text}))
 
-    async def watch() -> list[str]:
+    async def watch(number: int) -> list[str]:
         states = []
         async for text in live.watch(number, "json"):
             if text is None:
@@ -339,12 +401,11 @@ def test_a_request_is_streamed_whenever_it_changed(
             if len(states) == 1:
                 visitor.post(f"/v1/requests/{number}/cancel")
             else:
-                visitor_deletes(number)
+                with writing(api.open_database()) as connection:
+                    requests.remove(connection, number)
         return states
 
-    assert asyncio.run(watch()) == ["accepted", "canceled"]
+    async def watch_both() -> list[list[str]]:
+        return [await watch(number) for number in numbers]  # the second when nobody watches
 
-
-def visitor_deletes(number: int) -> None:
-    with writing(api.open_database()) as connection:
-        connection.execute(sa.delete(RequestRow).where(RequestRow.id == number))
+    assert asyncio.run(watch_both()) == [["accepted", "canceled"]] * 2

@@ -170,7 +170,7 @@ def report(
     if as_json:
         print_json(found.as_json() | {"violations": violations})
     elif markdown:
-        click.echo(api.golden.to_markdown(found), nl=False)
+        say(api.golden.to_markdown(found).rstrip())
     else:
         for line in found.lines():
             say(line)

@@ -32,9 +32,10 @@ PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 def serve(
     listen: str, tls_cert: Path | None, tls_key: Path | None, behind: tuple[str, ...]
 ) -> None:
-    """Serve what this database knows, until Ctrl-C; prints a link with the owner's token.
+    """Serve what this database knows, and work on what is asked for, until Ctrl-C; prints a link
+    with the owner's token.
 
-    Others get tokens of their own: `tuna token create --role read`.
+    Others get tokens of their own: `tuna token create --role submit`, or read.
     """
     require_packages_of_server()
     from tuna.web import serving

@@ -114,7 +114,7 @@ class ImportedResult(NamedTuple):
     """A result that a file of another format than MIOpen's holds, as `importable` exporters read
     it."""
 
-    config: str  #: canonical text
+    config: str  #: `Config.text()` of the layer
     kind: str
     solver: str
     algorithm: str  #: as the library named it, else the family

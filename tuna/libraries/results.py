@@ -83,7 +83,7 @@ class ResultRecord(NamedTuple):
 
     config_key: str
     kind: str  #: of the config
-    config: str  #: its canonical text
+    config: str  #: the line that names it: `Config.text()`
     label: str
     solver: str
     algorithm: str  #: as the library named it, else the solver's family

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,10 @@ from tuna.requests.known import ExactResult
 from tuna.requests.uploads import folder, forget
 from tuna.vocabulary import RequestState
 
+#: Numbers of a built model, which hold for whoever gets it.
+FACTS = (
+    *("layers", "exact", "complete", "time_ms", "untuned_ms", "in_turn_ms", "errors", "device"),
+)
 #: Bytes of an answer that are sent at a time.
 PART_BYTES = 1 << 20
 
@@ -151,24 +156,27 @@ def answer_layers(request: TuningRequest) -> bool:
 
 def _answer_model(request: TuningRequest) -> None:
     """End a request with the files of an earlier one for the same model in the same environment,
-    if all its tasks had results then, and it was as fast as this asks for."""
+    if it was as fast as this asks for, or all its tasks had results then."""
     asked = Asked.model_validate(request.wanted)
     with reading(open_database()) as connection:
         earlier = requests.answers(connection, "model", request.upload, request.session_id or 0)
     for one in earlier:
         before = Asked.model_validate(one.wanted)
-        same = all(getattr(before, name) == getattr(asked, name) for name in ("batch", "shapes"))
-        if not (same and before.name == asked.name and one.progress.get("complete")):
-            continue
-        if asked.target_ms is None or one.progress["time_ms"] <= asked.target_ms:
-            facts = {name: one.progress[name] for name in ("layers", "exact", "time_ms", "errors")}
-            facts |= {"complete": True, "as_of": one.id}
+        fields = ("name", "batch", "shapes", "untuned")
+        same = all(getattr(before, name) == getattr(asked, name) for name in fields)
+        if asked.target_ms is None:
+            suffices = one.progress.get("complete")
+        else:
+            suffices = one.progress.get("time_ms", math.inf) <= asked.target_ms
+        if same and suffices:
+            facts = {name: one.progress[name] for name in FACTS if name in one.progress}
+            facts |= {"as_of": one.id}
             values = {
                 "tag": one.tag,
                 "files": requests.files_text(one.files),
                 "files_bytes": sum(file.size_bytes for file in one.files),
                 "upload_bytes": 0,
-                "progress": json.dumps({**facts, "known": facts["layers"], "trials": 0}),
+                "progress": json.dumps({**facts, "known": facts["exact"], "trials": 0}),
             }
             with writing(open_database()) as connection:
                 requests.move(connection, request.id, RequestState.KNOWN, **values)

@@ -59,6 +59,10 @@ class Asked(BaseModel):
         {}, max_length=100, description="extents of a model's inputs, or of an open extent, by name"
     )
 
+    untuned: bool = Field(
+        False, description="time a model in turn with the untuned one too, which takes long"
+    )
+
     def digest(self, kind: Kind, upload: str) -> str:
         """Return the SHA-256 of all that is asked for."""
         document = [kind, upload, self.model_dump(mode="json")]

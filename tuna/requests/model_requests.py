@@ -185,7 +185,8 @@ class ModelRequestWork:
         self._watch.look(step="build")
         with tempfile.TemporaryDirectory(dir=folder()) as place:
             path = Path(place) / name
-            built = api.build_model(self._request.tag, path, work=work)
+            checks = api.Checks(rivals=False, untuned=self._asked.untuned)
+            built = api.build_model(self._request.tag, path, work=work, checks=checks)
             with reading(open_database()) as connection:
                 found = known.exact(connection, self._environment, list(layers))
             arch = self._environment.arch
@@ -196,11 +197,14 @@ class ModelRequestWork:
                 "coverage.json": json_text(coverage, indent=1).encode(),
             }
             self._watch.look()
-            facts = {
+            facts: dict[str, object] = {
                 "layers": len(layers),
                 "exact": len(found),
                 "complete": len(found) == len(layers),
                 "time_ms": built.time_ms,
                 "errors": dict(built.errors),
+                "device": built.device,
             }
+            if built.untuned_ms is not None:
+                facts["untuned_ms"], facts["in_turn_ms"] = built.untuned_ms
             answers.finish(self._watch.request, Answer(state, documents, message), **facts)

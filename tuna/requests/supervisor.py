@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from tuna.coordinator.coordinator import ALIVE
 from tuna.db import requests, server_errors
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -82,7 +83,6 @@ class Supervisor:
     """A thread of the service; what it starts ends with it."""
 
     settings: Settings
-    with_coordinator: bool = True
     _works: dict[int, _Child] = field(default_factory=dict)
     _coordinator: _Child = field(default_factory=_Child)
     _ends: threading.Event = field(default_factory=threading.Event)
@@ -112,8 +112,7 @@ class Supervisor:
             self._end_all()
 
     def _look(self) -> None:
-        if self.with_coordinator:
-            self._keep_coordinator()
+        self._keep_coordinator()
         with reading(open_database()) as connection:
             waiting = requests.unended(connection)
         self._reap({request.id for request in waiting})
@@ -145,7 +144,7 @@ class Supervisor:
         """Start a coordinator unless one runs, here or as another's process."""
         if (code := self._coordinator.ended()) is not None:
             log.warning("coordinator ended", code=code)
-        alive = self.settings.home / "coordinator.alive"
+        alive = self.settings.home / ALIVE
         with contextlib.suppress(FileNotFoundError):
             if time.time() - alive.stat().st_mtime < _ALIVE_S:
                 return

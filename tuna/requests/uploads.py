@@ -7,13 +7,15 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
+import itertools
 import os
 import pickletools
 import re
 import secrets
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -37,7 +39,11 @@ _STORED = re.compile(r"([0-9a-f]{64})\.[0-9a-f]{16}", re.ASCII)
 #: Seconds after which a file of nobody was left by a process that was killed.
 _LEFT_S = 5.0
 #: Bounds of a .pt2 file, a zip archive: its directory, and a pickle in it.
-_DIRECTORY_BYTES, _PICKLE_BYTES = 4 << 20, 16 << 20
+_DIRECTORY_BYTES, _PICKLE_BYTES = 1 << 20, 16 << 20
+_BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError)
+#: Fields of a model in ONNX from it to where the bytes of one of its weights are (model, graph,
+#: initializer, place), the place that is a file of its own, and the fields that are looked at.
+_TO_LOCATION, _EXTERNAL, _MOST_FIELDS = (7, 5, 14), 1, 1_000_000
 #: What torch.save's pickles of tensors call; what loads such a file lets them call even less.
 _OF_TENSORS = re.compile(
     r"torch(?!.*(load|exec|run|import|compile|hub))[\w.]* \w+"
@@ -103,17 +109,20 @@ class Upload:
     def close(self) -> None:
         """Remove it."""
         if self._stored:
-            forget(self.digest)
+            forget(self.digest, mine=self._path)
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what it has not written may not fit
             self.file.close()
 
 
-def forget(*digests: str) -> None:
-    """Remove artifacts that no request, model or job needs."""
+def forget(*digests: str, mine: Path | None = None) -> None:
+    """Remove artifacts that no request, model or job needs, nor an upload but `mine`, whose request
+    is not written down yet."""
     with reading(open_database()) as connection:
         needed = requests.files(connection) | networks.files(connection)
         needed |= needed_artifacts.needed(connection, digests)
+    names = {path.name for path in folder().iterdir() if path != mine}
+    needed |= {found[1] for name in names if (found := _STORED.fullmatch(name))}
     if unneeded := sorted({*digests} - needed - {""}):
         artifacts_of_models().remove(unneeded)
 
@@ -129,7 +138,7 @@ def sweep() -> None:
             if time.time() - path.stat().st_mtime < _LEFT_S:
                 continue
             if found := _STORED.fullmatch(path.name):
-                forget(found[1])
+                forget(found[1], mine=path)
             path.unlink()
             log.info("upload of a killed process removed", file=path.name)
 
@@ -154,10 +163,12 @@ def _told() -> Iterator[None]:
 def check_model(name: str, file: IO[bytes]) -> None:
     """Raise BadInput for what is no model, as far as that can be seen without importing it."""
     if name.endswith(".onnx"):
-        if not file.read(1):
-            raise BadInput(f"{name} is empty.")
+        _check_onnx(name, file)
     elif name.endswith(".pt2"):
-        _check_archive(name, file)
+        try:
+            _check_archive(name, file, os.fstat(file.fileno()).st_size)
+        except _BROKEN_ZIP:
+            raise _no_archive(name) from None
     else:
         raise BadInput(
             f"{name[:100]!a} is no model that can be imported.",
@@ -165,13 +176,69 @@ def check_model(name: str, file: IO[bytes]) -> None:
         )
 
 
-def _check_archive(name: str, file: IO[bytes]) -> None:
+def _check_onnx(name: str, file: IO[bytes]) -> None:
+    """Raise BadInput for a file that is cut off, or whose weights are in another one."""
     size_bytes = os.fstat(file.fileno()).st_size
+    if not size_bytes:
+        raise BadInput(f"{name} is empty.")
+    try:
+        fields = itertools.islice(_fields(file, 0, size_bytes, [*_TO_LOCATION]), _MOST_FIELDS)
+        if any(value == _EXTERNAL for value in fields):
+            raise BadInput(
+                f"{name} has weights in a file of their own, which cannot be sent.",
+                hint="save the model with its weights in it",
+            )
+    except (ValueError, EOFError):
+        raise BadInput(f"{name} is no ONNX model, or is cut off.") from None
+
+
+def _fields(file: IO[bytes], at: int, end: int, path: Sequence[int]) -> Iterator[int]:
+    """Yield -1 for each field of a message of protobuf, or the number that is at the end of `path`;
+    raises ValueError or EOFError where it is none."""
+    while at < end:
+        file.seek(at)
+        tag, at = _varint(file, at)
+        if not tag >> 3:
+            raise ValueError("a field without a number")
+        wanted = tag >> 3 == path[0]
+        match tag & 7:
+            case 0:
+                value, at = _varint(file, at)
+                yield value if wanted and len(path) == 1 else -1
+                continue
+            case 2:
+                length, at = _varint(file, at)
+            case 1 | 5 as kind:
+                length = 8 if kind == 1 else 4
+            case _:
+                raise ValueError("a type of field that ONNX has not")
+        if length > end - at:
+            raise ValueError("it ends behind its message")
+        if wanted and len(path) > 1 and tag & 7 == 2:
+            yield from _fields(file, at, at + length, path[1:])
+        else:
+            yield -1
+        at += length
+
+
+def _varint(file: IO[bytes], at: int) -> tuple[int, int]:
+    """Return the number there, and the place behind it."""
+    value = 0
+    for place, byte in enumerate(file.read(10)):
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            file.seek(at + place + 1)
+            return value, at + place + 1
+    raise EOFError
+
+
+def _check_archive(name: str, file: IO[bytes], size_bytes: int, inner: bool = False) -> None:
     archive = _archive(name, file)
-    unpacked = sum(member.file_size for member in archive.infolist())
+    members = archive.infolist()
+    unpacked = sum(member.file_size for member in members)
     plain = all(
         member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
-        for member in archive.infolist()
+        for member in members
     )
     if unpacked > size_bytes or not plain:
         raise BadInput(
@@ -179,47 +246,50 @@ def _check_archive(name: str, file: IO[bytes]) -> None:
             f" {unpacked >> 20} MiB.",
             hint="write it with torch.export.save, which compresses nothing",
         )
-    for member in archive.infolist():
+    for member in members:
         with archive.open(member) as stream:
-            begin = stream.read(2)
+            begin = stream.read(4)
             stream.seek(0)
-            if begin == b"PK" and member.file_size:  # of torch.save
-                inner = _archive(f"{name}: {member.filename}", stream)
-                for one in inner.infolist():
-                    if one.filename.endswith(".pkl"):
-                        _check_pickle(name, one, inner.open(one))
-            elif begin[:1] == b"\x80" or member.filename.endswith(".pkl"):
+            if begin == b"PK\x03\x04" and not inner:  # of torch.save
+                where = f"{name}: {member.filename[:100]}"
+                _check_archive(where, stream, member.file_size, inner=True)
+            elif member.filename.endswith(".pkl") or begin[:1] == b"\x80":
                 _check_pickle(name, member, stream)
 
 
 def _archive(name: str, file: IO[bytes]) -> zipfile.ZipFile:
-    try:
-        # of a large directory ZipFile would make as many objects
-        found = zipfile._EndRecData(file)  # type: ignore[attr-defined]
-        if found and found[zipfile._ECD_SIZE] <= _DIRECTORY_BYTES:  # type: ignore[attr-defined]
-            return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
-        pass
-    raise BadInput(
+    # of a large directory ZipFile would make as many objects
+    found = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if found and found[zipfile._ECD_SIZE] <= _DIRECTORY_BYTES:  # type: ignore[attr-defined]
+        return zipfile.ZipFile(file)
+    raise _no_archive(name)
+
+
+def _no_archive(name: str) -> BadInput:
+    return BadInput(
         f"{name[:200]} is no zip archive, or is cut off.", hint="write it with torch.export.save"
     )
 
 
 def _check_pickle(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> None:
-    """Raise BadInput for a pickle that calls more than what makes tensors."""
+    """Raise BadInput for a pickle that calls more than what makes tensors. Bytes of a tensor may
+    look like the beginning of one: those are read as far as a reader of pickles would come."""
     hint = "save it with torch.export.save, whose files have tensors alone"
+    pickles = io.BytesIO(stream.read(_PICKLE_BYTES))
     try:
-        for code, argument, _ in pickletools.genops(stream.read(_PICKLE_BYTES)):
-            if code.name not in ("GLOBAL", "INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
-                continue
-            # torch.save writes the others in no version
-            called = str(argument) if code.name == "GLOBAL" else code.name
-            if not _OF_TENSORS.fullmatch(called):
-                raise BadInput(
-                    f"{name} has pickled code: {member.filename[:100]} calls {called[:100]!a}.",
-                    hint=hint,
-                )
+        while pickles.tell() < len(pickles.getbuffer()):  # an old form of torch.save has four
+            for code, argument, _ in pickletools.genops(pickles):
+                if code.name not in ("GLOBAL", "INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
+                    continue
+                # torch.save writes the others in no version
+                called = str(argument) if code.name == "GLOBAL" else code.name
+                if not _OF_TENSORS.fullmatch(called):
+                    raise BadInput(
+                        f"{name} has pickled code: {member.filename[:100]} calls {called[:100]!a}.",
+                        hint=hint,
+                    )
     except ValueError:
-        raise BadInput(
-            f"{name} has a pickle that cannot be read: {member.filename[:100]}.", hint=hint
-        ) from None
+        if member.filename.endswith(".pkl"):
+            raise BadInput(
+                f"{name} has a pickle that cannot be read: {member.filename[:100]}.", hint=hint
+            ) from None

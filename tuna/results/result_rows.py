@@ -54,7 +54,7 @@ class ResultRow:
     layer: str  #: label of the config
     config_key: str
     kind: str
-    driver: str  #: the config's canonical text
+    driver: str  #: `Config.text()` of the layer
     library: str
     solver: str
     params: str

@@ -103,8 +103,8 @@ def _is_loopback(host: str) -> bool:
 def serve(
     address: Address, started: Callable[[str], None], beside: Sequence[Listener] = ()
 ) -> None:
-    """Serve in the main thread until a signal comes; `started` gets the owner's link. `beside`:
-    what else this process serves.
+    """Serve in the main thread until a signal comes, and have requests worked on; `started` gets
+    the owner's link. `beside`: what else this process serves.
 
     Raises BadInput for an address that cannot be had, DatabaseError.
     """

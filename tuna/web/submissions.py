@@ -37,6 +37,7 @@ router = APIRouter(prefix="/v1")
 UPLOADS = ("/v1/requests", "/requests")
 #: Bytes of a body in JSON, and uploads that are received at a time.
 _JSON_BYTES, _AT_A_TIME = 4 << 20, 8
+_KEY_CHARS = 128
 _FORM = "multipart/form-data"
 RequestId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _Asked = TypeVar("_Asked", bound=Asked)
@@ -75,7 +76,7 @@ def _body_schema() -> dict[str, Any]:
 async def submit(
     request: Request,
     visitor: Submitter,
-    idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
+    idempotency_key: Annotated[str | None, Header(max_length=_KEY_CHARS)] = None,
 ) -> Response:
     """Ask for a model or layers: a form with a file, or layers in JSON. Sent again under the same
     `Idempotency-Key` it is the same request."""
@@ -97,7 +98,9 @@ async def receive(
         if request.headers.get("content-type", "").startswith(_FORM):
             form = FormReader(request.headers["content-type"], upload)
             await form.read(request.stream())
-            client_key = form.fields.pop("client_key", "")[:128] or client_key
+            client_key = form.fields.pop("client_key", "") or client_key
+            if client_key is not None and len(client_key) > _KEY_CHARS:
+                raise BadInput(f"client_key: it has more than {_KEY_CHARS} characters.")
             sent: Form | LayersBody = _from_form(form.fields, form.filename)
             filename = form.filename
         else:

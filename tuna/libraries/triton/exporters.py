@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tuna.configs import GemmConfig, from_json, from_json_text
+from tuna.configs import GemmConfig, read_one
 from tuna.configs.moe import MoeConfig
 from tuna.errors import BadInput
 from tuna.libraries.exporter import (
@@ -343,13 +343,7 @@ def _answers(
 
 
 def _layer(record: ResultRecord) -> MoeConfig | GemmConfig:
-    if record.kind == MoeConfig.kind:
-        found = from_json_text(record.config)
-    else:
-        values: dict[str, Any] = dict(part.split("=", 1) for part in record.config.split(";"))
-        values |= {name: int(value) for name, value in values.items() if value.isdigit()}
-        values |= {name: bool(values[name]) for name in ("trans_a", "trans_b")}
-        found = from_json(values)
+    found = read_one(record.config)
     assert isinstance(found, MoeConfig | GemmConfig)
     return found
 
