@@ -45,9 +45,9 @@ PERMISSIVE = {
     "PSF-2.0",
     "Zlib",
 }
-#: Imported where it happens to be installed, by kombu (a serialiser), redis (traces), rich and
-#: tenacity, for what Tuna does not use.
-OPTIONAL = {"attr", "opentelemetry", "tornado", "yaml"}
+#: Imported where it happens to be installed, by anyio (other event loops), kombu (a serialiser),
+#: redis (traces), rich and tenacity, for what Tuna does not use.
+OPTIONAL = {"attr", "opentelemetry", "sniffio", "tornado", "yaml"}
 #: Loads what workers, coordinators, exports and reports use. The transport is loaded by name when a
 #: worker starts.
 PROGRAM = """

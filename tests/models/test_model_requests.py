@@ -4,6 +4,7 @@ files is left."""
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import RequestRow
 from tuna.db.requests import TuningRequest
 from tuna.errors import BadInput
-from tuna.requests import answers, process
+from tuna.requests import answers, process, uploads
 from tuna.requests.asked import Asked
 from tuna.requests.submission import Submission, submit
 from tuna.requests.uploads import Upload
@@ -124,6 +125,21 @@ def test_a_file_in_onnx_that_cannot_be_a_whole_model_is_refused_at_once(token: s
         submitted(token, "net.onnx", model.SerializeToString())
     with reading(open_database()) as connection:
         assert requests.latest(connection, 9, None, None, None).rows == ()
+    assert not files()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_that_is_in_use(home: Path) -> None:
+    upload, left = Upload(), uploads.folder() / "tmpleft"
+    with uploads.working_folder() as used:
+        for path in (used, left):
+            (path / "model").mkdir(parents=True)
+            (path / "model" / "weights").write_bytes(b"x")
+        (left.parent / "left.part").write_bytes(b"x")
+        for path in left.parent.iterdir():
+            os.utime(path, (0, 0))
+        uploads.sweep()
+        assert {*left.parent.iterdir()} == {used, upload._path}
+    upload.close()
     assert not files()
 
 

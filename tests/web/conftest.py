@@ -1,4 +1,4 @@
-"""A service on an empty database or on a filled one, and visitors of it."""
+"""A service on an empty database, visitors of it, and a database with something of everything."""
 
 from __future__ import annotations
 
@@ -58,13 +58,16 @@ def holder(client: TestClient) -> Callable[..., httpx.Client]:
 
 
 @pytest.fixture
-def filled(
-    home: Path, redis_urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
-    """A database with something of everything; returns what questions name."""
+def with_redis(home: Path, redis_urls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Redis of the tests, for pages of workers: none is started for this home."""
     for name, value in redis_urls.items():
         monkeypatch.setenv(name, value)
     get_settings.cache_clear()
+
+
+@pytest.fixture
+def filled(with_redis: None) -> dict[str, Any]:
+    """A database with something of everything; returns what questions name."""
     scene = Scene(api.open_database())
     times = {(A, ASM): 2.0, (A, GEMM): 1.5, (B, ASM): 3.0, (C, GEMM): 0.25}
     first = scene.session(times, "noop")

@@ -55,7 +55,7 @@ def test_a_link_becomes_a_cookie_and_leaves_the_address(client: TestClient) -> N
     cookie = answer.headers["set-cookie"]
     assert cookie.startswith(f"tuna-8080={token};")
     assert {"HttpOnly", "SameSite=strict"} <= {one.strip() for one in cookie.split(";")}
-    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["referrer-policy"] == "same-origin"
     assert client.get("/v1/whoami").json()["role"] == "read"  # by the cookie
     for elsewhere in ("//evil.example", "https://evil.example", "/\\evil.example"):
         assert client.get(f"/login?token={token}&then={elsewhere}").headers["location"] == "/"

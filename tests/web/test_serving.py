@@ -161,7 +161,7 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
                 kill(home, words)
                 time.sleep(1)
     with reading(open_database()) as connection:
-        written = requests.latest(connection, 99, None, None, None)
+        written = requests.latest(connection, 99, None, None, None).rows
     with serving(home) as link, visitor_of(link) as visitor:
         for number in {
             visitor.post("/v1/requests", json=asked, headers=key).json()["id"] for key in keys

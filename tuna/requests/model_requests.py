@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -27,7 +26,7 @@ from tuna.requests import answers, known
 from tuna.requests.answers import Answer
 from tuna.requests.asked import Asked
 from tuna.requests.layers_work import cancel_jobs, set_priority, solvers_of
-from tuna.requests.uploads import folder
+from tuna.requests.uploads import working_folder
 from tuna.requests.watch import RequestCanceled, Watch
 from tuna.results.best import read_configs
 from tuna.vocabulary import RequestState
@@ -76,8 +75,8 @@ class ModelRequestWork:
         """Import the file in the box; its tasks become layers under a tag."""
         with writing(open_database()) as connection:
             requests.write(connection, self._request.id, progress=json.dumps({"step": "import"}))
-        with tempfile.TemporaryDirectory(dir=folder()) as place:
-            path = Path(place) / "model"
+        with working_folder() as place:
+            path = place / "model"
             with path.open("w+b") as file:
                 try:
                     artifacts_of_models().copy(self._request.upload, file)
@@ -183,8 +182,8 @@ class ModelRequestWork:
         """Build, check and time the model, and end the request with its files."""
         name = f"{self._asked.name.replace('/', '-')}.so"
         self._watch.look(step="build")
-        with tempfile.TemporaryDirectory(dir=folder()) as place:
-            path = Path(place) / name
+        with working_folder() as place:
+            path = place / name
             checks = api.Checks(rivals=False, untuned=self._asked.untuned)
             built = api.build_model(self._request.tag, path, work=work, checks=checks)
             with reading(open_database()) as connection:

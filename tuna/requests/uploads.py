@@ -13,6 +13,8 @@ import os
 import pickletools
 import re
 import secrets
+import shutil
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -130,17 +132,34 @@ def forget(*digests: str, mine: Path | None = None) -> None:
 def sweep() -> None:
     """Remove what killed processes left."""
     for path in folder().iterdir():
-        with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+        with contextlib.suppress(FileNotFoundError), _opened(path) as descriptor:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
             if time.time() - path.stat().st_mtime < _LEFT_S:
                 continue
             if found := _STORED.fullmatch(path.name):
                 forget(found[1], mine=path)
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
             log.info("upload of a killed process removed", file=path.name)
+
+
+@contextlib.contextmanager
+def working_folder() -> Iterator[Path]:
+    """Yield a folder for one step of a request, locked as an upload is."""
+    with tempfile.TemporaryDirectory(dir=folder()) as place, _opened(Path(place)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(place)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def folder() -> Path:

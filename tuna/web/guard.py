@@ -30,7 +30,8 @@ _CONTENT_SECURITY_POLICY = "; ".join(
 _HEADERS = {
     "content-security-policy": _CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    # with no-referrer, browsers would send their forms as those of the origin `null`
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }

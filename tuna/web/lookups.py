@@ -27,7 +27,7 @@ from tuna.web.visitors import Anyone, Reader
 router = APIRouter(prefix="/v1")
 #: Jobs of a session that is reported, and layers of sessions that are compared.
 _MOST_REPORTED, _MOST_COMPARED = 500, 2000
-#: LayerQuery of a tag whose coverage is asked for.
+#: Layers of a tag whose coverage is asked for.
 _MOST_COVERED = 2000
 #: Sizes are counted again after this: to do so reads each trial.
 _SIZES_S = 60.0
@@ -73,7 +73,7 @@ def query(_: Reader, wanted: Annotated[ResultQuery, Query()]) -> Response:
 
 
 class BestQuery(BaseModel):
-    """LayerQuery, and what they are to run on."""
+    """Layers, and what they are to run on."""
 
     model_config = ConfigDict(extra="forbid")
 

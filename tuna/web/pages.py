@@ -46,7 +46,7 @@ _PLACES = (
     ("/actions", "Changes"),
 )
 _STATIC = {"tuna.css": "text/css", "live.js": "text/javascript"}
-#: LayerQuery without a result that are shown.
+#: Layers without a result that are shown.
 _MOST_LAYERS = 500
 
 

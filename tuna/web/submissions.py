@@ -44,7 +44,7 @@ _Asked = TypeVar("_Asked", bound=Asked)
 
 
 class LayersBody(Asked):
-    """LayersBody that are asked for, in JSON."""
+    """Layers that are asked for, in JSON."""
 
     layers: list[str] = Field(
         min_length=1, max_length=MOST_LAYERS, description="driver commands or JSON objects"
