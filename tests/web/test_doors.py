@@ -125,3 +125,8 @@ def test_others_are_served_over_tls_alone(listen: str) -> None:
 def test_an_address_is_a_host_and_a_port(listen: str) -> None:
     with pytest.raises(BadInput, match="HOST:PORT"):
         Address.parse(listen)
+
+
+def test_a_number_beyond_the_database_is_refused(holder: Callable[..., httpx.Client]) -> None:
+    answer = holder("admin").post("/v1/sessions/1/cancel", json={"jobs": [2**70]})
+    assert answer.status_code == 422

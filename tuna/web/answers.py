@@ -15,10 +15,10 @@ from tuna.results.result_rows import DEFAULT_LIMIT
 
 #: Rows of a page at most; with fewer, if these are long.
 MOST_ROWS, _MOST_CHARS = 500, 480_000
-_LARGEST_ID = 2**63 - 1
+LARGEST_ID = 2**63 - 1
 Format = Literal["json", "csv"]
-RowId = Annotated[int, Path(ge=1, le=_LARGEST_ID)]
-Number = Annotated[int, Query(ge=1, le=_LARGEST_ID)]
+RowId = Annotated[int, Path(ge=1, le=LARGEST_ID)]
+Number = Annotated[int, Query(ge=1, le=LARGEST_ID)]
 
 
 def answered(document: Any) -> Response:
@@ -40,7 +40,7 @@ class Paged(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MOST_ROWS)
-    cursor: int = Field(0, ge=0, le=_LARGEST_ID, description="`next` of the page before")
+    cursor: int = Field(0, ge=0, le=LARGEST_ID, description="`next` of the page before")
     format: Format = "json"
 
     @model_validator(mode="before")

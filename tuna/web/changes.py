@@ -16,7 +16,7 @@ from tuna.db.bulk import RowPage
 from tuna.db.engine import reading, writing
 from tuna.errors import TunaError
 from tuna.vocabulary import Cause
-from tuna.web.answers import Paged, RowId, answered
+from tuna.web.answers import LARGEST_ID, Paged, RowId, answered
 from tuna.web.visitors import Admin, Reader, Visitor
 
 router = APIRouter(prefix="/v1")
@@ -70,7 +70,9 @@ class JobsToCancel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tag: str | None = Field(None, description="only those of layers with it")
-    jobs: list[int] = Field([], max_length=10_000, description="only these")
+    jobs: list[Annotated[int, Field(ge=1, le=LARGEST_ID)]] = Field(
+        [], max_length=10_000, description="only these"
+    )
 
 
 @router.post("/sessions/{session_id}/cancel")
