@@ -49,18 +49,18 @@ class Live:
         self._read = read
         #: Of the latest read, kept for who comes back; None: it is not there.
         self._texts: dict[int, Mapping[str, str] | None] = {}
-        self._ticked: asyncio.Condition | None = None
+        self._read_again: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._viewers = Counter[int]()  #: by id
 
     async def watch(self, number: int, form: str) -> AsyncIterator[str | None]:
         """Yield the state where it changed, else None, about once a second; ends where what is
         watched is deleted."""
-        if self._ticked is None:
-            self._ticked = asyncio.Condition()
+        if self._read_again is None:
+            self._read_again = asyncio.Event()
         self._viewers[number] += 1
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read_on(self._ticked), name="live texts")
+            self._task = asyncio.create_task(self._read_on(), name="live texts")
         sent = ""
         try:
             while True:
@@ -70,14 +70,13 @@ class Live:
                         return
                     yield found[form] if found[form] != sent else None
                     sent = found[form]
-                async with self._ticked:
-                    await self._ticked.wait()  # notified after each read, also after a failed one
+                await self._read_again.wait()  # set after each read, also after a failed one
         finally:
             self._viewers[number] -= 1
             if not self._viewers[number]:
                 del self._viewers[number]
 
-    async def _read_on(self, ticked: asyncio.Condition) -> None:
+    async def _read_on(self) -> None:
         """Read until nobody watches."""
         while self._viewers:
             began_at = time.monotonic()
@@ -89,8 +88,9 @@ class Live:
             except Exception as error:
                 level = log.warning if server_errors.is_passing(error) else log.error
                 level("live state not read", error=str(error)[:300])
-            async with ticked:
-                ticked.notify_all()
+            assert self._read_again is not None
+            self._read_again.set()
+            self._read_again = asyncio.Event()
             took_s = time.monotonic() - began_at
             await asyncio.sleep(max(_EVERY_S, min(took_s / _SHARE, _AT_MOST_S)) - took_s)
 
@@ -161,9 +161,10 @@ def streamed(request: Request, live: Live, number: int, form: str, event: str) -
     """Return the stream of what is watched, which must be there; it ends with its token."""
 
     async def stream() -> AsyncIterator[str]:
-        told_at = time.monotonic()
+        told_at, visitors = time.monotonic(), request.app.state.visitors
+        visitor = await visitors.visitor(request)
         async for text in live.watch(number, form):
-            if await request.app.state.visitors.visitor(request) is None:
+            if visitor is None or await visitors.valid(visitor.token) is None:
                 break  # revoked, or expired
             if text is None and time.monotonic() - told_at < _ALIVE_S:
                 continue

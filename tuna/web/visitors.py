@@ -62,18 +62,23 @@ class Visitors:
         name, _, secret = text.partition(".")
         if not access_tokens.ID.fullmatch(name) or not 0 < len(secret) <= 128:
             return None
+        found = await self.valid(name)
+        given = access_tokens.digest(secret)
+        if found is None or not hmac.compare_digest(given, found.digest):
+            return None
+        return Visitor(name, Role[found.role.upper()], by_cookie)
+
+    async def valid(self, name: str) -> access_tokens.AccessToken | None:
+        """Return a token of a visitor by its id; None for one that is not valid."""
         read_at, found = self._known.get(name, (0.0, None))
         if time.monotonic() - read_at > _KNOWN_S:
             found = await to_thread.run_sync(self._look_up, name)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[name] = time.monotonic(), found
-        given = access_tokens.digest(secret)
         if found is None or found.role not in access_tokens.VISITING or not found.is_valid:
             return None
-        if not hmac.compare_digest(given, found.digest):
-            return None
-        return Visitor(name, Role[found.role.upper()], by_cookie)
+        return found
 
     def known(self, name: str) -> access_tokens.AccessToken:
         """Return a token that `holder` has just found."""
