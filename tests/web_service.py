@@ -6,46 +6,33 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
 
-class Service:
-    """`tuna serve` of a home, at a free port or at an address; `link` is what it prints."""
+@contextmanager
+def serving(home: Path, *words: str, killed: bool = False) -> Iterator[str]:
+    """`tuna serve` on any port; yields the link that it prints."""
+    command = [sys.executable, "-m", "tuna", "serve", "--listen", "127.0.0.1:0", *words]
+    process = subprocess.Popen(
+        command, env={**os.environ, "TUNA_HOME": str(home)}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        if killed:
+            return
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.wait()
 
-    def __init__(self, home: Path, address: str = "http://127.0.0.1:0") -> None:
-        listen = address.removeprefix("http://")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tuna", "serve", "--listen", listen],
-            env={**os.environ, "TUNA_HOME": str(home)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.link = self.process.stdout.readline().strip()
-        self.address, _, self.token = self.link.partition("/login?token=")
 
-    def visitor(self) -> httpx.Client:
-        """Return a program with the owner's token."""
-        headers = {"authorization": f"Bearer {self.token}"}
-        return httpx.Client(base_url=self.address, headers=headers, timeout=60)
-
-    def __enter__(self) -> Service:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it by the signal of Ctrl-C's kind, unless it is gone."""
-        try:
-            if self.process.poll() is None and error is None:
-                self.process.send_signal(signal.SIGTERM)
-                assert self.process.wait(60) in (0, -signal.SIGTERM)
-        finally:
-            self.process.kill()
-            self.process.wait()
+def visitor_of(link: str) -> httpx.Client:
+    """A program with the token of a link."""
+    address, _, token = link.partition("/login?token=")
+    return httpx.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=60)

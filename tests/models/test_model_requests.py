@@ -180,7 +180,7 @@ def test_the_same_model_is_known_once_it_was_built_for_the_environment(token: st
         "errors": {},
     }
     documents = {"net.so": b"code", "net.so.json": b"{}"}
-    answers.finish(first, answers.Answer(RequestState.BUILT, documents), **facts)
+    answers.finish(first, answers.RequestAnswer(RequestState.BUILT, documents), **facts)
     again = submitted(token, "net.onnx", content)
     assert (again.state, again.progress["known"], again.progress["trials"]) == ("known", 2, 0)
     assert [file.name for file in again.files] == ["net.so", "net.so.json"]

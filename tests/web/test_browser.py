@@ -4,7 +4,6 @@ those who see little or use no mouse."""
 from __future__ import annotations
 
 import re
-import signal
 import socket
 import threading
 import time
@@ -27,7 +26,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 from shared_data import needed_program
 from test_pages import NASTY
-from web_service import Service
+from web_service import serving
 
 from tuna import api
 from tuna.db.engine import writing
@@ -285,27 +284,26 @@ def test_a_request_is_submitted_watched_over_a_restart_and_taken_away(
     monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", str(program))
     layers = home / "layers.txt"
     layers.write_text("".join(f"MIOpenDriver gemm -m 8 -n 8 -k {k}\n" for k in range(1, 9)))
-    with Service(home) as service:
+    with serving(home, killed=True) as link:
+        address = link.partition("/login")[0]
         browser.delete_all_cookies()
-        browser.get(service.link)
-        browser.get(f"{service.address}/requests")
+        browser.get(link)
+        browser.get(f"{address}/requests")
         for name, value in (("file", str(layers)), ("name", "mine"), ("library", "example")):
             browser.find_element(By.NAME, name).send_keys(value)
         press(browser, "Submit")
         browser.execute_script("window.here = true")
         says(browser, "tuning")
-        service.process.send_signal(signal.SIGKILL)
-        service.process.wait()
-        assert browser.execute_script("return window.here")
-        with Service(home, service.address):
-            says(browser, "built")
-            faults(browser)  # the service was away
-            check(browser)
-            browser.find_element(By.LINK_TEXT, "all in one archive").click()
-            whole = browser.downloads  # type: ignore[attr-defined]
-            eventually(lambda: [*whole.glob("*.zip")], LONG_S)
-            (path,) = whole.glob("*.zip")
-            with zipfile.ZipFile(path) as archive:
-                assert "results.json" in archive.namelist()
-            press(browser, "Requests")
-            assert len(rows(browser)) == 1
+    with serving(home, "--listen", address.removeprefix("http://")):
+        says(browser, "built")
+        assert browser.execute_script("return window.here"), "it was not loaded anew"
+        faults(browser)  # the service was away
+        check(browser)
+        browser.find_element(By.LINK_TEXT, "all in one archive").click()
+        whole = browser.downloads  # type: ignore[attr-defined]
+        eventually(lambda: [*whole.glob("*.zip")], LONG_S)
+        (path,) = whole.glob("*.zip")
+        with zipfile.ZipFile(path) as archive:
+            assert "results.json" in archive.namelist()
+        press(browser, "Requests")
+        assert len(rows(browser)) == 1

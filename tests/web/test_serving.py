@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -21,31 +17,14 @@ import psutil
 import pytest
 import sqlalchemy as sa
 from private_servers import wait_until
+from web_service import serving, visitor_of
 
+from tuna import api
 from tuna.db import requests
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.db.models import RequestRow, TrialRow
 from tuna.requests import uploads
-
-
-@contextmanager
-def serving(home: Path, *words: str, killed: bool = False) -> Iterator[str]:
-    """`tuna serve` on any port; yields the link that it prints."""
-    command = [sys.executable, "-m", "tuna", "serve", "--listen", "127.0.0.1:0", *words]
-    process = subprocess.Popen(
-        command, env={**os.environ, "TUNA_HOME": str(home)}, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        if killed:
-            return
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.service
@@ -71,12 +50,6 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
         refused = type_in("tuna", "serve", "--listen", listen)
         assert (refused.code, refused.err.count("Error: ")) == (2, 1)
     assert not (empty_home / "run" / "serve.token").exists()
-
-
-def visitor_of(link: str) -> httpx.Client:
-    """A program with the token of a link."""
-    address, _, token = link.partition("/login?token=")
-    return httpx.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=60)
 
 
 def ended(visitor: httpx.Client, number: int) -> dict:
@@ -184,3 +157,21 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
         needed = requests.files(connection)
     kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
     assert {*kept} <= needed  # example has no artifacts of its own
+
+
+@pytest.mark.service
+def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with serving(home, "--demo") as link, visitor_of(link) as visitor:
+        (session,) = visitor.get("/v1/sessions").json()["sessions"]
+        assert session["jobs"]["evaluated"] > 10
+        assert visitor.get("/v1/query").json()["rows"]
+        (version,) = visitor.get("/v1/golden").json()
+        assert version["state"] == "promoted"
+        assert list(folder.glob("tuna-demo-*"))
+    assert not list(folder.iterdir())
+    assert api.status() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -29,8 +30,9 @@ PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="NAME[:PORT]",
     help="Name under which a proxy that has TLS passes requests on.",
 )
+@click.option("--demo", is_flag=True, help="Show a recorded session, in a throwaway TUNA_HOME.")
 def serve(
-    listen: str, tls_cert: Path | None, tls_key: Path | None, behind: tuple[str, ...]
+    listen: str, tls_cert: Path | None, tls_key: Path | None, behind: tuple[str, ...], demo: bool
 ) -> None:
     """Serve what this database knows, and work on what is asked for, until Ctrl-C; prints a link
     with the owner's token.
@@ -39,6 +41,8 @@ def serve(
     """
     require_packages_of_server()
     from tuna.web import serving
+    from tuna.web.demo import demo_home
 
     address = serving.Address.parse(listen, tls_cert, tls_key, behind)
-    serving.serve(address, lambda url: say(url, wrap=False))
+    with demo_home() if demo else nullcontext():
+        serving.serve(address, lambda url: say(url, wrap=False))

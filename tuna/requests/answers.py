@@ -37,7 +37,7 @@ PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestAnswer:
     """The end of a request."""
 
     state: RequestState
@@ -46,7 +46,7 @@ class Answer:
     message: str = ""  #: what was not reached
 
 
-def finish(request: TuningRequest, answer: Answer, **progress: Any) -> None:
+def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> None:
     """Store the files of an answer and end the request, unless it was canceled meanwhile; the
     upload is not needed any more."""
     artifacts, files = artifacts_of_models(), []
@@ -149,7 +149,7 @@ def answer_layers(request: TuningRequest) -> bool:
     pairs = zip(parsed.configs, parsed.weights, strict=True)
     layers = {ids[layer.key]: (layer, weight) for layer, weight in pairs}
     documents = documents_of_layers(request, environment.arch, layers, found)
-    answer = Answer(RequestState.KNOWN, documents)
+    answer = RequestAnswer(RequestState.KNOWN, documents)
     finish(request, answer, layers=len(layers), known=len(layers), trials=0)
     return True
 

@@ -25,7 +25,7 @@ from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
 from tuna.messages import counted
 from tuna.requests import answers, known
-from tuna.requests.answers import Answer
+from tuna.requests.answers import RequestAnswer
 from tuna.requests.asked import SESSIONS, Asked
 from tuna.requests.known import ExactResult
 from tuna.requests.watch import RequestCanceled, Watch
@@ -223,7 +223,7 @@ class LayersWork:
             self._request, self._environment.arch, layers, found
         )
         state = RequestState.BUILT if found else RequestState.FAILED
-        answer = Answer(state, documents if found else {}, message)
+        answer = RequestAnswer(state, documents if found else {}, message)
         answers.finish(watch.request, answer, exact=len(found), complete=not said)
         set_priority(self._session_id)
 

@@ -23,7 +23,7 @@ from tuna.errors import BadInput
 from tuna.libraries.registry import get_library
 from tuna.messages import counted
 from tuna.requests import answers, known
-from tuna.requests.answers import Answer
+from tuna.requests.answers import RequestAnswer
 from tuna.requests.asked import Asked
 from tuna.requests.layers_work import cancel_jobs, set_priority, solvers_of
 from tuna.requests.uploads import working_folder
@@ -206,4 +206,4 @@ class ModelRequestWork:
             }
             if built.untuned_ms is not None:
                 facts["untuned_ms"], facts["in_turn_ms"] = built.untuned_ms
-            answers.finish(self._watch.request, Answer(state, documents, message), **facts)
+            answers.finish(self._watch.request, RequestAnswer(state, documents, message), **facts)

@@ -79,7 +79,7 @@ class _Child:
 
 
 @dataclass
-class Supervisor:
+class RequestSupervisor:
     """A thread of the service; what it starts ends with it."""
 
     settings: Settings
@@ -87,7 +87,7 @@ class Supervisor:
     _coordinator: _Child = field(default_factory=_Child)
     _ends: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> RequestSupervisor:
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
         return self

@@ -23,7 +23,7 @@ from tuna.errors import BadInput
 from tuna.files import make_home, own_folder
 from tuna.gateway.listening import BoundedServer, Listener
 from tuna.gateway.ports import listen
-from tuna.requests.supervisor import Supervisor
+from tuna.requests.supervisor import RequestSupervisor
 from tuna.settings import get_settings
 from tuna.web.app import Site, create_app
 
@@ -117,7 +117,7 @@ def serve(
         server = BoundedServer(Listener(sockets, app, tls), *beside)
         make_home(settings.home)
         token = owner_token(engine, settings.run_dir / "serve.token")
-        stack.enter_context(Supervisor(settings))
+        stack.enter_context(RequestSupervisor(settings))
         started(f"{address.url(port)}/login?token={quote(token)}")
         server.run()
 
