@@ -229,7 +229,7 @@ def _require_few(connection: sa.Connection, ids: Sequence[int], tag: str | None,
         if layers > most:
             raise BadInput(
                 f"Session {session_id} has more than {most} layers, too many for one answer.",
-                hint="choose some by their tag, or type `tuna compare --json`",
+                hint=f"type `tuna compare --session-id {ids[0]} --session-id {ids[-1]} --json`",
             )
 
 
