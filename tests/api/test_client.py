@@ -210,6 +210,7 @@ def test_nothing_is_sent_over_a_network(home: Path, monkeypatch: pytest.MonkeyPa
     assert t.status() == []
 
 
+@pytest.mark.drill(only=True)
 def test_a_users_script_passes_a_strict_type_checker_and_mistakes_do_not(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(MISTAKES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from builders import DatabaseBuilder, tuned_network
 from databases import MariadbDatabase, SqliteTemplate
@@ -49,6 +50,7 @@ def _identity(engine: sa.Engine) -> tuple[str, str]:
     return namespace, secret
 
 
+@pytest.mark.drill(only=True)
 def test_a_mariadb_that_was_used_is_given_as_a_migrated_one(mariadb_url: str) -> None:
     database = MariadbDatabase(mariadb_url)
     engine = make_engine(database.renew())

@@ -134,6 +134,7 @@ def site(
         yield found
 
 
+@pytest.mark.drill(only=True)
 @pytest.mark.timeout(180)
 def test_fifty_workers_by_token(
     site: GatewaySite, tmp_path: Path, eventually: Callable[[Callable[[], object], float], None]

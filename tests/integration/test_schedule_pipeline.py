@@ -34,6 +34,7 @@ def in_simulation(
     return order
 
 
+@pytest.mark.drill(only=True)
 def test_every_round_passes_the_stages_in_the_order_of_the_simulator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

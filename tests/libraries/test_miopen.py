@@ -130,6 +130,7 @@ def test_a_crash_while_measuring(rocm: Rocm, context: RunContext) -> None:
     assert [result.cause for result in found] == [None, Cause.RUN_ERROR]
 
 
+@pytest.mark.drill(only=True)
 def test_fin_that_hangs_is_ended_and_the_others_are_served(rocm: Rocm, context: RunContext) -> None:
     rocm(options={"hang_solvers": [TUNABLE]})
     # within it fin has to start on a busy machine; both together may take twice as long

@@ -72,6 +72,7 @@ def as_if_measured(params: str) -> Past:
     )
 
 
+@pytest.mark.drill(only=True)
 def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
     import hashlib
 

@@ -224,6 +224,7 @@ for solver in sys.argv[2:]:
 """
 
 
+@pytest.mark.drill(only=True)
 def test_no_kernel_reads_what_it_did_not_write(tvm_here: None) -> None:
     """TOPI's winograd did where the output is not whole tiles: right as long as small numbers lay
     in that memory."""

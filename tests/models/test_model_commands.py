@@ -290,6 +290,7 @@ def test_the_size_of_a_model_has_a_unit_that_fits(number: int, text: str) -> Non
     assert size(int(number)) == text
 
 
+@pytest.mark.drill(only=True)
 @pytest.mark.usefixtures("forked", "quick_timing")
 @pytest.mark.skipif(len(available_cpus()) < 2, reason="it needs two cores")
 def test_a_model_for_two_cores_says_so_and_runs_with_two_threads(

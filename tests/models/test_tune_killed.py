@@ -47,6 +47,7 @@ def kill_when(reached: Callable[[], bool]) -> int | None:
     return process.wait() if process.returncode is None else process.returncode
 
 
+@pytest.mark.drill(only=True)
 @pytest.mark.usefixtures("forked", "quick_timing")
 @pytest.mark.usefixtures("home")
 @pytest.mark.timeout(600)
