@@ -7,7 +7,9 @@ import ipaddress
 import os
 import re
 import secrets
+import signal
 import ssl
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +120,8 @@ def serve(
         make_home(settings.home)
         token = owner_token(engine, settings.run_dir / "serve.token")
         stack.enter_context(RequestSupervisor(settings))
+        # uvicorn sends itself the signal that ended it: what is open here is closed then, too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         started(f"{address.url(port)}/login?token={quote(token)}")
         server.run()
 
