@@ -1,4 +1,4 @@
-"""What a request asks for, checked, and the bounds of what a token may ask for."""
+"""The wishes of a request, checked, and the bounds of what a token may ask for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Conflict(TunaError):
 
 
 class Asked(BaseModel):
-    """What is asked for, beside the file: an environment that sessions exist for, by `session_id`
+    """The wishes beside the file: an environment that sessions exist for, by `session_id`
     or by the other fields (default: this machine), and a budget."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

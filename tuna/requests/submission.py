@@ -29,7 +29,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Submission:
-    """What a visitor sends."""
+    """A request as a visitor sends it."""
 
     asked: Asked
     kind: Kind

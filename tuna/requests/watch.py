@@ -1,4 +1,4 @@
-"""What a request has taken so far, written down for those who watch it, and when it is enough."""
+"""The progress of a request so far, written down for those who watch it, and when it is enough."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def best(
 
 
 class CoverageQuery(Paged):
-    """What a model, network or tag is to be covered on, and a page of its layers."""
+    """An environment to cover a model, network or tag on, and a page of its layers."""
 
     cursor: str = Field("", max_length=64)  # type: ignore[assignment]
     arch: str

@@ -366,7 +366,7 @@ class ActionRow(Base):
 
 
 class RequestRow(Base):
-    """What a visitor of the service asked for: a model or layers, for an environment, within a
+    """A request of a visitor of the service: a model or layers, for an environment, within a
     budget; see `tuna.requests`."""
 
     __tablename__ = "request"
