@@ -23,7 +23,7 @@ def demo_home() -> Iterator[None]:
             with as_file(files("tuna.data") / "demo.tuna") as archive:
                 session_id = api.restore_session(archive).session_id
             api.golden.build(1, session_id, None, allow_noisy=True)
-            api.golden.promote(1, allow_noisy=True, by="tuna serve --demo")
+            api.golden.promote(1, allow_noisy=True, by="the demo")
             yield
         finally:
             _use(own)
