@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 #: The first step of jobs that search in rounds.
 SEARCH = "search"
@@ -10,6 +11,8 @@ SEARCH = "search"
 MAX_BYTES = 1 << 30
 #: `Solver.algorithm` of baselines in databases.
 BASELINE = "Baseline"
+
+_State = TypeVar("_State", bound=Enum)
 
 
 def canonical_name(solver: str) -> str:
@@ -89,6 +92,18 @@ class RequestState(str, Enum):
     CANCELED = "canceled"  #: its visitor, or an admin, ended it
 
     __str__ = str.__str__
+
+
+def state_diagram(transitions: dict[_State, frozenset[_State]]) -> str:
+    """A table of transitions, the first state first, as a Mermaid state diagram, which code hosts
+    draw."""
+    first = next(iter(transitions))
+    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
+    for state, following in transitions.items():
+        lines += [f"    {state.value} --> {one.value}" for one in type(first) if one in following]
+        if not following:
+            lines.append(f"    {state.value} --> [*]")
+    return "\n".join(lines)
 
 
 def queue_name(step_is_on_device: bool, toolchain: str, environment: str) -> str:

@@ -15,7 +15,7 @@ from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigTag, RequestRow, TokenRow
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
-from tuna.vocabulary import RequestState
+from tuna.vocabulary import RequestState, state_diagram
 
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
@@ -245,12 +245,7 @@ def files_text(files_: Iterable[StoredFile]) -> str:
 
 def mermaid() -> str:
     """Return the table of transitions as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {RequestState.ACCEPTED}"]
-    for state, following in TRANSITIONS.items():
-        lines += [f"    {state} --> {other}" for other in RequestState if other in following]
-        if not following:
-            lines.append(f"    {state} --> [*]")
-    return "\n".join(lines)
+    return state_diagram(TRANSITIONS)
 
 
 if __name__ == "__main__":

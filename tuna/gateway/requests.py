@@ -26,6 +26,7 @@ from tuna.errors import DatabaseError, ServiceError, StorageFull
 from tuna.gateway.joined import RemoteWorker
 from tuna.gateway.protocol import Heartbeat
 from tuna.queue.heartbeat import WorkerStatus
+from tuna.queue.results import validation_words
 
 log = structlog.get_logger(__name__)
 
@@ -52,9 +53,7 @@ def parsed(model: type[_Body], body: bytes) -> _Body:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise HTTPException(422, f"{where}: {first['msg']}"[:300]) from None
+        raise HTTPException(422, validation_words(error)[:300]) from None
 
 
 class BytesHeld:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from tuna.vocabulary import IN_FLIGHT, Resource, State
+from tuna.vocabulary import IN_FLIGHT, Resource, State, state_diagram
 
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[State, frozenset[State]] = {
@@ -98,13 +98,8 @@ def done(resource: Resource) -> State:
 
 
 def mermaid() -> str:
-    """The transition table as a Mermaid state diagram, which code hosts draw."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.NEW.value}"]
-    for state, following in TRANSITIONS.items():
-        lines += [f"    {state.value} --> {other.value}" for other in State if other in following]
-        if not following:
-            lines.append(f"    {state.value} --> [*]")
-    return "\n".join(lines)
+    """The transition table as a Mermaid state diagram."""
+    return state_diagram(TRANSITIONS)
 
 
 class ClaimedJob(NamedTuple):

@@ -73,7 +73,10 @@ def fail(request_id: int, message: str) -> None:
     with writing(open_database()) as connection:
         moved = requests.move(connection, request_id, RequestState.FAILED, **values)
     request = _get(request_id)
-    _leave(request) if moved else _clear_up(request)
+    if not moved:
+        return _clear_up(request)
+    cancel_jobs(request)
+    _leave(request)
 
 
 def _clear_up(request: TuningRequest) -> None:
@@ -85,7 +88,6 @@ def _clear_up(request: TuningRequest) -> None:
 
 
 def _leave(request: TuningRequest) -> None:
-    cancel_jobs(request)
     forget(request.upload)
     if request.session_id is not None:
         set_priority(request.session_id)

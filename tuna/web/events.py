@@ -49,15 +49,13 @@ class Live:
         self._read = read
         #: Of the latest read, kept for who comes back; None: it is not there.
         self._texts: dict[int, Mapping[str, str] | None] = {}
-        self._read_again: asyncio.Event | None = None
+        self._read_again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._viewers = Counter[int]()  #: by id
 
     async def watch(self, number: int, form: str) -> AsyncIterator[str | None]:
         """Yield the state where it changed, else None, about once a second; ends where what is
         watched is deleted."""
-        if self._read_again is None:
-            self._read_again = asyncio.Event()
         self._viewers[number] += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_on(), name="live texts")
@@ -88,7 +86,6 @@ class Live:
             except Exception as error:
                 level = log.warning if server_errors.is_passing(error) else log.error
                 level("live state not read", error=str(error)[:300])
-            assert self._read_again is not None
             self._read_again.set()
             self._read_again = asyncio.Event()
             took_s = time.monotonic() - began_at

@@ -20,6 +20,7 @@ from tuna.db.bulk import RowPage
 from tuna.db.engine import reading
 from tuna.db.requests import TuningRequest
 from tuna.errors import BadInput
+from tuna.queue.results import validation_words
 from tuna.requests import answers, submission
 from tuna.requests.asked import MOST_LAYERS, Asked, Limits
 from tuna.requests.submission import Submission
@@ -170,9 +171,7 @@ def checked(model: type[_Asked], given: Any) -> _Asked:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadInput(f"{where}: {first['msg']}"[:500]) from None
+        raise BadInput(validation_words(error)[:500]) from None
 
 
 class RequestQuery(Paged):
