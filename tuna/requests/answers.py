@@ -25,7 +25,7 @@ from tuna.libraries.base import Environment
 from tuna.requests import known
 from tuna.requests.asked import MOST_LAYERS, Asked
 from tuna.requests.known import ExactResult
-from tuna.requests.uploads import folder, forget
+from tuna.requests.uploads import folder, forget, uploaded_before
 from tuna.vocabulary import RequestState
 
 #: Numbers of a built model, which hold for whoever gets it.
@@ -100,12 +100,9 @@ def read_layers(file: IO[bytes]) -> ParsedFile:
 
 def stored_layers(request: TuningRequest) -> ParsedFile:
     """Return the layers of a request; raises BadInput if its file is gone."""
-    try:
-        return read_layers(io.BytesIO(artifacts_of_models().get(request.upload)))
-    except KeyError:
-        raise BadInput(
-            "The file of this request is gone from the artifact store.", hint="submit it again"
-        ) from None
+    with uploaded_before():
+        content = artifacts_of_models().get(request.upload)
+    return read_layers(io.BytesIO(content))
 
 
 def documents_of_layers(

@@ -4,7 +4,6 @@ and answer with the best results."""
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -19,7 +18,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job, SolverApplicability, SolverRow
 from tuna.db.requests import TuningRequest
-from tuna.db.types import utc_now
 from tuna.errors import TunaError
 from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
@@ -28,7 +26,7 @@ from tuna.requests import answers, known
 from tuna.requests.answers import RequestAnswer
 from tuna.requests.asked import SESSIONS, Asked
 from tuna.requests.known import ExactResult
-from tuna.requests.watch import RequestCanceled, Watch
+from tuna.requests.watch import Watch, begin_tuning, current
 from tuna.search import finals
 from tuna.vocabulary import RequestState, State
 from tuna.workers.launch import RunStopped
@@ -62,7 +60,8 @@ class LayersWork:
         layers = self._store()
         self._missing = self._unmet(layers)
         if accepted:
-            self._begin(len(layers))
+            numbers = {"layers": len(layers), "known": len(layers) - len(self._missing)}
+            self._request = begin_tuning(self._request, numbers)
         watch = Watch(self._request, self._library)
         if self._missing and not watch.over:
             self._load()
@@ -76,13 +75,9 @@ class LayersWork:
         with writing(open_database()) as connection:
             stored = configs.store(connection, parsed.configs, tag)
             requests.write(connection, self._request.id, tag=tag)
-        self._reread()
+        self._request = current(self._request.id)
         pairs = zip(parsed.configs, parsed.weights, strict=True)
         return {key: pair for key, pair in zip(stored.ids, pairs, strict=True) if key is not None}
-
-    def _reread(self) -> None:
-        with reading(open_database()) as connection:
-            self._request = requests.get(connection, self._request.id)
 
     def _exact(self, ids: Collection[int]) -> dict[int, ExactResult]:
         with reading(open_database()) as connection:
@@ -92,20 +87,6 @@ class LayersWork:
         """Return the layers without a result that is as fast as was asked for."""
         found, target_ms = self._exact(ids), self._asked.target_ms
         return [key for key in ids if key not in found or not found[key].meets(target_ms)]
-
-    def _begin(self, layers: int) -> None:
-        progress = {"layers": layers, "known": layers - len(self._missing)}
-        with writing(open_database()) as connection:
-            moved = requests.move(
-                connection,
-                self._request.id,
-                RequestState.TUNING,
-                tuning_at=utc_now(),
-                progress=json.dumps(progress),
-            )
-        if not moved:
-            raise RequestCanceled
-        self._reread()
 
     def _load(self) -> None:
         """Load the jobs that are missing, as many as the budget has trials for, and begin anew

@@ -18,16 +18,14 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.requests import TuningRequest
-from tuna.db.types import utc_now
-from tuna.errors import BadInput
 from tuna.libraries.registry import get_library
 from tuna.messages import counted
 from tuna.requests import answers, known
 from tuna.requests.answers import RequestAnswer
 from tuna.requests.asked import Asked
 from tuna.requests.layers_work import cancel_jobs, set_priority, solvers_of
-from tuna.requests.uploads import working_folder
-from tuna.requests.watch import RequestCanceled, Watch
+from tuna.requests.uploads import uploaded_before, working_folder
+from tuna.requests.watch import Watch, begin_tuning, current
 from tuna.results.best import read_configs
 from tuna.vocabulary import RequestState
 
@@ -78,13 +76,8 @@ class ModelRequestWork:
         with working_folder() as place:
             path = place / "model"
             with path.open("w+b") as file:
-                try:
+                with uploaded_before():
                     artifacts_of_models().copy(self._request.upload, file)
-                except KeyError:
-                    raise BadInput(
-                        "The file of this request is gone from the artifact store.",
-                        hint="submit it again",
-                    ) from None
                 file.seek(0)
                 ending = ".pt2" if file.read(2) == b"PK" else ".onnx"
             path = path.rename(path.with_name(f"{self._asked.name.replace('/', '-')}{ending}"))
@@ -97,11 +90,7 @@ class ModelRequestWork:
             )
         with writing(open_database()) as connection:
             requests.write(connection, self._request.id, tag=found.model.tag)
-        self._reread()
-
-    def _reread(self) -> None:
-        with reading(open_database()) as connection:
-            self._request = requests.get(connection, self._request.id)
+        self._request = current(self._request.id)
 
     def _tasks(self) -> dict[int, tuple[Config, int]]:
         """Return the tasks of the model that solvers can run, by id, with their counts."""
@@ -121,19 +110,10 @@ class ModelRequestWork:
             return {*layers} - {*known.exact(connection, self._environment, list(layers))}
 
     def _begin(self, layers: int, missing: int) -> None:
-        with writing(open_database()) as connection:
+        with reading(open_database()) as connection:
             before = connection.execute(sa.select(sa.func.max(Job.id))).scalar() or 0
-            numbers = {"layers": layers, "known": layers - missing, "jobs_before": before}
-            moved = requests.move(
-                connection,
-                self._request.id,
-                RequestState.TUNING,
-                tuning_at=utc_now(),
-                progress=json.dumps({**numbers, "step": "tune"}),
-            )
-        if not moved:
-            raise RequestCanceled
-        self._reread()
+        numbers = {"layers": layers, "known": layers - missing, "jobs_before": before}
+        self._request = begin_tuning(self._request, {**numbers, "step": "tune"})
         self._watch = Watch(self._request, get_library("tvm"))
         set_priority(self._session_id)
 

@@ -14,7 +14,7 @@ import structlog
 from tuna import logs
 from tuna.db import requests, server_errors
 from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.requests import TuningRequest
 from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError, TunaError
@@ -22,7 +22,7 @@ from tuna.files import own_folder
 from tuna.requests.layers_work import LayersWork, cancel_jobs, set_priority
 from tuna.requests.model_requests import ModelRequestWork
 from tuna.requests.uploads import forget
-from tuna.requests.watch import RequestCanceled
+from tuna.requests.watch import RequestCanceled, current
 from tuna.sandbox.self_limits import end_with_parent
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
@@ -35,7 +35,7 @@ AGAIN = 75
 
 def work_on(request_id: int) -> None:
     """Work on a request until it is over; raises what passes, such as an outage of a server."""
-    request = _get(request_id)
+    request = current(request_id)
     if request.ended_at is not None:
         return
     try:
@@ -44,7 +44,7 @@ def work_on(request_id: int) -> None:
         work = LayersWork if request.kind == "layers" else ModelRequestWork
         work(request).run()
     except RequestCanceled:
-        _clear_up(_get(request_id))
+        _clear_up(current(request_id))
     except Exception as error:
         if server_errors.is_passing(error) or isinstance(error, ServiceError | DatabaseError):
             raise
@@ -52,13 +52,8 @@ def work_on(request_id: int) -> None:
             log.error("request failed", request=request_id, exc_info=error)
         fail(request_id, _words(error))
     else:
-        if (left := _get(request_id)).state is RequestState.CANCELED:  # in the last moment
+        if (left := current(request_id)).state is RequestState.CANCELED:  # in the last moment
             _clear_up(left)
-
-
-def _get(request_id: int) -> TuningRequest:
-    with reading(open_database()) as connection:
-        return requests.get(connection, request_id)
 
 
 def _words(error: Exception) -> str:
@@ -72,7 +67,7 @@ def fail(request_id: int, message: str) -> None:
     values = {"message": message.strip()[:10_000], "upload_bytes": 0}
     with writing(open_database()) as connection:
         moved = requests.move(connection, request_id, RequestState.FAILED, **values)
-    request = _get(request_id)
+    request = current(request_id)
     if not moved:
         return _clear_up(request)
     cancel_jobs(request)

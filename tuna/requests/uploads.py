@@ -129,6 +129,17 @@ def forget(*digests: str, mine: Path | None = None) -> None:
         artifacts_of_models().remove(unneeded)
 
 
+@contextlib.contextmanager
+def uploaded_before() -> Iterator[None]:
+    """Raise BadInput in place of KeyError, by which the artifact store says that a file is gone."""
+    try:
+        yield
+    except KeyError:
+        raise BadInput(
+            "The file of this request is gone from the artifact store.", hint="submit it again"
+        ) from None
+
+
 def sweep() -> None:
     """Remove what killed processes left."""
     for path in folder().iterdir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,21 @@ _EVERY_S = 1.0
 
 class RequestCanceled(Exception):
     """The request was canceled meanwhile."""
+
+
+def current(request_id: int) -> TuningRequest:
+    """Return a request as it is now; raises NotFound."""
+    with reading(open_database()) as connection:
+        return requests.get(connection, request_id)
+
+
+def begin_tuning(request: TuningRequest, progress: Mapping[str, Any]) -> TuningRequest:
+    """Return a request whose tuning begins now; raises RequestCanceled."""
+    values = {"tuning_at": utc_now(), "progress": json.dumps(progress)}
+    with writing(open_database()) as connection:
+        if not requests.move(connection, request.id, RequestState.TUNING, **values):
+            raise RequestCanceled
+    return current(request.id)
 
 
 class Watch:
