@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
+from pathlib import Path
 
 import stamina
 import structlog
@@ -57,8 +58,16 @@ _ROUND_S, _BURST = 0.1, 10
 _GC_THRESHOLD = 100_000
 #: How long an outage of Redis, the broker or SQL is retried by a coordinator that does not stay.
 _OUTAGE_S = 600.0
-#: Seconds between two signs of life.
-_ALIVE_S = 5.0
+#: Seconds between two signs of life, and after which one is that of none that runs.
+_ALIVE_S, _GONE_S = 5.0, 20.0
+
+
+def is_alive(home: Path) -> bool:
+    """Return whether a coordinator that stays is at work for this TUNA_HOME."""
+    try:
+        return time.time() - (home / ALIVE).stat().st_mtime < _GONE_S
+    except FileNotFoundError:
+        return False
 
 
 def _log_first(details: instrumentation.RetryDetails) -> None:

@@ -109,7 +109,7 @@ def coverage(
     lacking = [layer for number, layer in layers.items() if number not in exact]
     near = nearest(connection, environments, lacking, index, ["layer"]) if lacking else {}
     found = [
-        _covered(layer, weights[number], exact.get(number), near.get(layer))
+        covered(layer, weights[number], exact.get(number), near.get(layer))
         for number, layer in layers.items()
     ]
     order = list(reversed(Cover))
@@ -117,7 +117,8 @@ def coverage(
     return Coverage(subject, scope.arch or "", tuple(found))
 
 
-def _covered(layer: Config, weight: int, best: Any, near: Any) -> CoveredLayer:
+def covered(layer: Config, weight: int, best: Any, near: Any = None) -> CoveredLayer:
+    """Return a layer with the row of its fastest result, or of that of the most similar one."""
     about = layer.label, layer.key, weight, layer.flops
     if best is not None:
         return CoveredLayer(*about, Cover.EXACT, best.solver, best.time_ms, bool(best.noisy))

@@ -14,8 +14,8 @@ from tuna.db.bulk import parts
 from tuna.db.types import timed
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import SIMULATED_GROUP
-from tuna.models.coverage import Coverage, CoveredLayer
-from tuna.results.best import Cover
+from tuna.models.coverage import Coverage, covered
+from tuna.results.best import result_document
 from tuna.results.core_tables import config
 from tuna.results.selectable import BOTH
 from tuna.vocabulary import BASELINE
@@ -31,23 +31,15 @@ _FIELDS = (
 class ExactResult:
     """The fastest result of a layer in the environment."""
 
-    fields: Mapping[str, Any]
-
-    @property
-    def time_ms(self) -> float:
-        """Its time."""
-        return float(self.fields["time_ms"])
+    row: Any
 
     def meets(self, target_ms: float | None) -> bool:
         """Whether it is as fast as was asked for."""
-        return target_ms is None or self.time_ms <= target_ms
+        return target_ms is None or bool(self.row.time_ms <= target_ms)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `tuna query --json` shows a row."""
-        shown = {name: value for name, value in self.fields.items() if name != "kept_at"}
-        marks = {name: bool(shown[name]) for name in ("noisy", "simulated")}
-        at = self.fields["kept_at"]
-        return {**shown, **marks, "measured_at": at.isoformat() if at else None}
+        return result_document(self.row, _FIELDS)
 
 
 def is_simulated(environment: Environment) -> bool:
@@ -75,16 +67,12 @@ def exact(
             if not is_simulated(environment):
                 where.append(results["simulated"].is_(False))
             here = results.only(*where, by=("environment", "family", "simulated"))
-            for row in connection.execute(
-                here.select(*columns).where(results["config_id"].in_(part))
-            ):
+            mine = here.only(results["config_id"].in_(part))
+            for row in connection.execute(mine.fastest(["config_id"], *columns)):
                 before = found.get(row.config_id)
                 if before is None or (row.time_ms, row.solver) < (before.time_ms, before.solver):
                     found[row.config_id] = row
-    return {
-        key: ExactResult({name: getattr(row, name) for name in _FIELDS})
-        for key, row in found.items()
-    }
+    return {key: ExactResult(row) for key, row in found.items()}
 
 
 def stored_ids(connection: sa.Connection, layers: Iterable[Config]) -> dict[str, int]:
@@ -103,17 +91,6 @@ def coverage_of(
     found: Mapping[int, ExactResult],
 ) -> Coverage:
     """Return the coverage of layers, each with its weight, by exact results."""
-    covered = []
-    for config_id, (layer, weight) in layers.items():
-        about = layer.label, layer.key, weight, layer.flops
-        result = found.get(config_id)
-        if result is None:
-            covered.append(CoveredLayer(*about, Cover.NONE))
-            continue
-        fields = result.fields
-        covered.append(
-            CoveredLayer(
-                *about, Cover.EXACT, fields["solver"], result.time_ms, bool(fields["noisy"])
-            )
-        )
-    return Coverage(subject, arch, tuple(covered))
+    rows = {config_id: result.row for config_id, result in found.items()}
+    there = (covered(layer, weight, rows.get(key)) for key, (layer, weight) in layers.items())
+    return Coverage(subject, arch, tuple(there))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from tuna.coordinator.coordinator import ALIVE
+from tuna.coordinator.coordinator import is_alive
 from tuna.db import requests, server_errors
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -33,9 +33,6 @@ _SWEEP_EVERY_S = 60.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _WORKS_S = 0.5, 15.0, 30.0
 #: Times in a row that the process of a request may crash, or be killed by others.
 _MOST_CRASHES = 20
-#: Seconds without a touch after which a coordinator's file belongs to none that runs; it touches
-#: it every five.
-_ALIVE_S = 20.0
 
 
 @dataclass
@@ -144,11 +141,7 @@ class RequestSupervisor:
         """Start a coordinator unless one runs, here or as another's process."""
         if (code := self._coordinator.ended()) is not None:
             log.warning("coordinator ended", code=code)
-        alive = self.settings.home / ALIVE
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - alive.stat().st_mtime < _ALIVE_S:
-                return
-        if self._coordinator.is_due:
+        if self._coordinator.is_due and not is_alive(self.settings.home):
             self._coordinator.start("tuna", "enqueue", "--all", "--stay")
 
     def _end_all(self) -> None:

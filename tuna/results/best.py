@@ -92,7 +92,8 @@ def best(
         row, cover = exact.get(keys[text]), Cover.EXACT
         if row is None and isinstance(one, Config):
             row, cover = near.get(one), Cover.NEAR
-        answers[text] = BestResult(text, Cover.NONE if row is None else cover, _document(row))
+        document = None if row is None else result_document(row, _FIELDS)
+        answers[text] = BestResult(text, Cover.NONE if row is None else cover, document)
     return [answers[text] for text in asked]
 
 
@@ -105,11 +106,10 @@ def _layer(text: str) -> Config:
     return layers[0]
 
 
-def _document(row: Any) -> dict[str, Any] | None:
-    if row is None:
-        return None
-    document = {name: getattr(row, name) for name in _FIELDS if name != "kept_at"}
-    document["noisy"] = bool(row.noisy)
+def result_document(row: Any, fields: Sequence[str]) -> dict[str, Any]:
+    """Return these fields of a result, `kept_at` among them, as rows of `tuna query` have them."""
+    document = {name: getattr(row, name) for name in fields if name != "kept_at"}
+    document |= {name: bool(document[name]) for name in ("noisy", "simulated") if name in document}
     return document | {"measured_at": row.kept_at.isoformat() if row.kept_at else None}
 
 
