@@ -32,7 +32,7 @@ from tuna import api
 from tuna.db.engine import writing
 from tuna.db.models import ConfigRow, Job, Session
 from tuna.settings import get_settings
-from tuna.web import pages, request_pages
+from tuna.web import change_pages, pages, request_pages
 from tuna.web.app import Site, create_app
 
 pytestmark = pytest.mark.keeps_processes
@@ -41,7 +41,8 @@ WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
 LONG_S = 60
 PAGES = [
     one
-    for one in (*pages.router.routes, *request_pages.router.routes)
+    for module in (pages, change_pages, request_pages)
+    for one in module.router.routes
     if isinstance(one, APIRoute) and "GET" in one.methods
     if not re.match("/static|.*/live$", one.path)
 ]
@@ -217,7 +218,7 @@ def press(browser: webdriver.Chrome, text: str) -> None:
     raise AssertionError(f"{text} is not reached by keyboard")
 
 
-def state_counts(ids: list[int]) -> dict[str, int]:
+def state_counts() -> dict[str, int]:
     (found,) = api.status(1, commands=False)
     return dict(found.jobs)
 
@@ -230,11 +231,11 @@ def test_failed_jobs_are_sent_back_and_others_canceled_by_keyboard(
         browser.get(f"{address}/sessions/1")
         press(browser, "Retry all that failed")
         press(browser, "Retry")
-        assert state_counts(failed) == {"new": 10}
+        assert state_counts() == {"new": 10}
         assert "Done" in browser.find_element(By.CSS_SELECTOR, "[role=status]").text
         press(browser, "Cancel")
         press(browser, "Cancel them")
-        assert state_counts(failed) == {"canceled": 10}
+        assert state_counts() == {"canceled": 10}
         assert len(rows(browser)) == 2, "both changes are shown"
 
 

@@ -33,7 +33,16 @@ from tuna.requests.uploads import UploadTooLarge
 from tuna.results.best import LayerIndex
 from tuna.settings import Settings
 from tuna.version import __version__
-from tuna.web import changes, events, lookups, machine, pages, request_pages, submissions
+from tuna.web import (
+    change_pages,
+    changes,
+    events,
+    lookups,
+    machine,
+    pages,
+    request_pages,
+    submissions,
+)
 from tuna.web.guard import BodyTooLarge, Guard
 from tuna.web.visitors import Visitors
 
@@ -85,7 +94,7 @@ def create_app(site: Site) -> ASGIApp:
         submissions.RequestTexts({"json": json_text, "html": request_pages.live_html})
     )
     app.state.receiving = set()
-    routers = (machine, lookups, changes, events, submissions, request_pages, pages)
+    routers = (machine, lookups, changes, events, submissions, request_pages, pages, change_pages)
     for router in (module.router for module in routers):
         app.include_router(router)
     for kind, handler in _HANDLERS.items():

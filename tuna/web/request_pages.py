@@ -13,8 +13,9 @@ from tuna.db.requests import TuningRequest
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna.web import submissions
+from tuna.web.change_pages import ask, done
 from tuna.web.events import streamed
-from tuna.web.pages import ask, done, html_page, render, table_links
+from tuna.web.pages import html_page, render, table_links
 from tuna.web.submissions import RequestId, RequestQuery, find, receive
 from tuna.web.visitors import Anyone, Role, Submitter, Visitor
 
