@@ -88,8 +88,11 @@ def export(
 
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=_DATABASE)
 @click.option("--session-id", type=options.ID, help="Into this session; default: a new one.")
+@click.option(
+    "--target", default="", help="Of a tvm database: take its records; default: the session's."
+)
 @click.option("--arch", help="Architecture; default: from the file's name.")
 @click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
 @click.option("--rocm-version", "rocm_v", help="ROCm that the database was made with.")
@@ -97,11 +100,11 @@ def export(
 @click.option(
     "-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text."
 )
-def import_db(file: Path, session_id: int | None, reason: str, **facts: Any) -> None:
+def import_db(file: Path, session_id: int | None, target: str, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
-    into a session."""
+    or a folder of TVM's, into a session."""
     given = options.given(facts)
-    show.imported_database(api.import_database(file, session_id, reason, given))
+    show.imported_database(api.import_database(file, session_id, reason, given, target=target))
 
 
 @click.command()
