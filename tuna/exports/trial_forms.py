@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.libraries import registry
+from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import UNSAFE, Entry, Exporter, ExportOptions, ExportTally
 from tuna.libraries.results import NO_TIME, ResultSource, TrialRecord, is_time
 from tuna.messages import install_extra
@@ -210,7 +210,7 @@ class T4Exporter(TrialExporter):
 def _t4(trial: TrialRecord, naming: _Naming) -> dict[str, Any]:
     """A result; times in milliseconds, as Kernel Tuner has them."""
     assert trial.params is not None
-    times: dict[str, Any] = {"runtimes": trial.times_ms}
+    times: dict[str, Any] = {"runtimes": list(filter(is_time, trial.times_ms))}
     if trial.build_s is not None:
         times["compilation_time"] = trial.build_s * 1000
     measured = [("time", trial.time_ms, "ms"), ("low", trial.low_ms, "ms")]
@@ -250,21 +250,24 @@ class OptunaExporter(TrialExporter):
     ended = ".optuna.log"
 
     def write_groups(self, path: Path, groups: _Groups, naming: _Naming) -> int:
-        """Studies of STUDY_TRIALS at most."""
-        optuna, count = _optuna(), 0
+        """Studies of STUDY_TRIALS at most, each by a storage of its own: one keeps in memory all
+        that it writes."""
+        optuna, count, number = _optuna(), 0, 0
         with open(path, "w", encoding="utf-8", newline="\n") as stream:
-            storage = optuna.storages.JournalStorage(_backend(optuna, stream.write))
             for subject, trials in groups:
                 name = f"{subject.label[:300]} {subject.solver} {subject.config_key[:12]}"
                 part = 1
                 while several := list(islice(trials, STUDY_TRIALS)):
                     study = optuna.create_study(
-                        storage=storage, study_name=name if part == 1 else f"{name} part {part}"
+                        storage=optuna.storages.JournalStorage(
+                            _backend(optuna, stream.write, number)
+                        ),
+                        study_name=name if part == 1 else f"{name} part {part}",
                     )
                     for fact, value in subject.model_dump().items():
                         study.set_user_attr(fact, value)
                     study.add_trials(_frozen(optuna, several, naming))
-                    count, part = count + len(several), part + 1
+                    count, number, part = count + len(several), number + 1, part + 1
         return count
 
     def recognises(self, path: Path, head: bytes) -> bool:
@@ -272,11 +275,11 @@ class OptunaExporter(TrialExporter):
         return head.startswith(b'{"op_code":0,"worker_id":"tuna",')
 
     def entries(self, path: Path) -> Iterator[Entry]:
-        """Time, state and params of each trial, as Optuna reads them."""
+        """Time, state and params of each trial, as Optuna reads them, but those of searches that
+        went on in the file."""
         optuna = _optuna()
-        with open(path, "rb") as stream:
-            if not self.recognises(path, stream.read(64)):
-                raise BadInput(f"{path} is no {self.title} of Tuna's.")
+        if not self.recognises(path, compressed.head(path)):
+            raise BadInput(f"{path} is no {self.title} of Tuna's.")
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(path))
             studies = optuna.storages.JournalStorage(backend)
@@ -287,6 +290,8 @@ class OptunaExporter(TrialExporter):
             facts = study.user_attrs
             for trial in studies.get_all_trials(study._study_id, deepcopy=False):
                 mine = trial.user_attrs
+                if "job_id" not in mine:
+                    continue
                 key = f"{facts['config']} job {mine['job_id']} trial {mine['trial']}"
                 params = json.dumps(trial.params, sort_keys=True)
                 value = math.inf if trial.value is None else trial.value
@@ -303,9 +308,10 @@ def _optuna() -> Any:
     return optuna
 
 
-def _backend(optuna: Any, write: Callable[[str], object]) -> Any:
+def _backend(optuna: Any, write: Callable[[str], object], study_id: int) -> Any:
     class Backend(optuna.storages.journal.BaseJournalBackend):  # type: ignore[misc]
-        """Hands each log to the storage once, and writes it as the file backend does."""
+        """Hands each log to the storage once, for which its study is the first, and writes it as
+        the file backend does."""
 
         def __init__(self) -> None:
             self._unread: list[dict[str, Any]] = []
@@ -317,7 +323,8 @@ def _backend(optuna: Any, write: Callable[[str], object]) -> Any:
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             self._unread += logs
             for log in logs:
-                line = json.dumps(log | {"worker_id": "tuna"}, separators=(",", ":"))
+                study = {"study_id": study_id} if "study_id" in log else {}
+                line = json.dumps(log | {"worker_id": "tuna"} | study, separators=(",", ":"))
                 write(f"{line}\n")
 
     return Backend()
@@ -347,8 +354,10 @@ def _frozen(optuna: Any, trials: Sequence[TrialRecord], naming: _Naming) -> Iter
                 for name, one in mine.items()
             },
             distributions=mine,
-            user_attrs=_attributes(trial)
-            | {name: _word(value) for name, value in values.items() if name not in mine},
+            user_attrs={
+                **{name: _word(value) for name, value in values.items() if name not in mine},
+                **_attributes(trial),
+            },
             system_attrs={},
             intermediate_values={len(trial.times_ms): trial.time_ms} if state == "PRUNED" else {},
         )
