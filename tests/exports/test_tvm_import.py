@@ -173,3 +173,25 @@ def test_the_command_takes_a_folder(folder: Path, type_in: Callable[..., Any]) -
     assert "not imported: 1 (its target is cuda -arch=sm_90)" in ended.err
     assert "1 entry of 1 layer (1 of them new)" in ended.out
     assert type_in(*words, "--target", "llvm -mcpu").code == 2
+
+
+def test_trials_go_out_and_records_come_in_on_both_databases(
+    engine: sa.Engine, tmp_path: Path
+) -> None:
+    with writing(engine) as connection:
+        build = DatabaseBuilder(connection)
+        session, solver = build.session(), build.solver("A")
+        for number, driver in enumerate(DRIVERS[:3]):
+            layer = build.config(driver)
+            job = build.job(session, layer, solver)
+            build.trial(job, 0, 1.0)
+            build.trial(job, 1, None, cause="build_error")
+            facts = {"params": params(number), "workload": build.kernel(_text(number).encode())}
+            build.winner(session, layer, solver, 1.0, job, **facts)
+        copy = build.session(reason="copy")
+        assert export(connection, session, "t4", tmp_path).entries == 6
+        path = export(connection, session, "tvm", tmp_path).path
+    (path / LAYERS).unlink()
+    assert import_db(engine, path, copy).rows == 3
+    assert import_db(engine, path, copy).changed == 0
+    assert len(times(engine, copy, "tvm", tmp_path / "again")) == 3

@@ -71,8 +71,8 @@ def export(
     wanted: _Source,
     **wishes: Any,
 ) -> None:
-    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's
-    own form."""
+    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, all trials as t4
+    or optuna, or a plug-in's own form."""
     if (wanted.session_id is None) == (wanted.golden is None):
         raise BadInput("Say whose results: either --session-id or --golden.")
     wishes |= options.job_options(pairs)
