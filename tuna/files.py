@@ -1,15 +1,18 @@
-"""Atomic writes of files and directories, bounded reads of foreign ones, private folders."""
+"""Atomic writes of files and directories, bounded reads of foreign ones, private folders; the user
+they are of."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import getpass
 import itertools
 import os
 import secrets
 import shlex
 import shutil
+import socket
 import sqlite3
 import stat
 import zlib
@@ -242,3 +245,12 @@ def own_folder(folder: Path) -> Path:
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     return folder
+
+
+def user() -> str:
+    """The user of this process, and where."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        name = ""
+    return f"{name}@{socket.gethostname()}"

@@ -47,7 +47,7 @@ _NEEDS: dict[str, dict[str, str]] = {
      "--step": "build"},
     "export": {"--form": "find", "--golden": "1", "--arch": "none"},
     "import-db": {"file": "gfx90a68.HIP.fdb.txt", "--rocm-version": "6", "--miopen-version": "3"},
-    "merge-db": {"master": "gfx90a68.HIP.fdb.txt", "target": "gfx90a68.HIP.fdb.txt",
+    "merge": {"master": "gfx90a68.HIP.fdb.txt", "targets": "gfx90a68.HIP.fdb.txt",
      "--directory": "merged"},
     "db-diff": {"a": "gfx90a68.HIP.fdb.txt", "b": "gfx90a68.HIP.fdb.txt"},
     "check-db": {"directory": "."},

@@ -22,6 +22,7 @@ from tuna.api.databases import check_databases as check_databases
 from tuna.api.databases import compare_databases as compare_databases
 from tuna.api.databases import export as export
 from tuna.api.databases import export_golden as export_golden
+from tuna.api.databases import export_reported as export_reported
 from tuna.api.databases import forms_of as forms_of
 from tuna.api.databases import import_database as import_database
 from tuna.api.databases import merge_databases as merge_databases
@@ -52,6 +53,7 @@ from tuna.api.lookups import known_solvers as known_solvers
 from tuna.api.lookups import known_tags as known_tags
 from tuna.api.lookups import list_sessions as list_sessions
 from tuna.api.lookups import query as query
+from tuna.api.lookups import reported as reported
 from tuna.api.lookups import require_session as require_session
 from tuna.api.lookups import session_page as session_page
 from tuna.api.lookups import status as status
@@ -162,6 +164,7 @@ from tuna.libraries.noise_records import Quiet as Quiet
 from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
+from tuna.libraries.results import ReportedTime as ReportedTime
 from tuna.models.coverage import Coverage as Coverage
 from tuna.models.coverage import CoveredLayer as CoveredLayer
 from tuna.models.store import StoredModel as StoredModel

@@ -14,11 +14,13 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.exports import ExportReport
-from tuna.exports.database_files import Diff, MergeReport, check, diff, merge
+from tuna.exports.database_files import Diff, MergeReport, check, diff, merge_all
 from tuna.exports.importer import import_db
-from tuna.exports.intake import ImportReport
+from tuna.exports.intake import ImportReport, import_reported
 from tuna.exports.registry import exporter_of
+from tuna.exports.tuning_files import TuningFile
 from tuna.exports.write import kernels_of
+from tuna.files import user
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library
@@ -29,7 +31,7 @@ class MergedDatabase:
     """A file that `merge_databases` wrote, and where its entries come from."""
 
     path: Path
-    report: MergeReport
+    reports: Mapping[Path, MergeReport]  #: by the file that was merged into it
 
 
 def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:
@@ -72,6 +74,14 @@ def export_golden(
         )
 
 
+def export_reported(
+    form: str, directory: Path, *, arch: str | None = None, **options: Any
+) -> ExportReport:
+    """Write times that other programs reported as a tuning file, for a device and release."""
+    with reading(open_database()) as connection:
+        return exports.export_reported(connection, form, directory, arch=arch, **_given(options))
+
+
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given: a form refuses those that it does not have."""
     return {
@@ -88,7 +98,7 @@ def import_database(
     target: str = "",
 ) -> ImportReport:
     """Import a database file into a session; for a find db or perf db into a new one unless
-    `session_id` is given.
+    `session_id` is given. A tuning file's times become reported ones, which are of no session.
 
     `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and
     complete those in the file's name. `target`: that of the records to take, where it is not the
@@ -96,7 +106,15 @@ def import_database(
     missing or not expected.
     """
     engine = open_database()
-    if session_id is None and (exporter := exporter_of(path)).importable:
+    exporter = exporter_of(path)
+    if isinstance(exporter, TuningFile):
+        if session_id is not None or target or facts.keys() - {"arch"}:
+            raise BadInput(
+                f"The times of a {exporter.title} are reported ones, and belong to no session.",
+                hint="give --arch alone, where the file does not name its device",
+            )
+        return import_reported(engine, path, exporter, user(), facts.get("arch"))
+    if session_id is None and exporter.importable:
         raise BadInput(
             f"A {exporter.title} goes into a session that is there.",
             hint="give it with --session-id",
@@ -124,24 +142,30 @@ def import_database(
 
 
 def merge_databases(
-    master: Path, target: Path, output: Path, *, keep_keys: bool = False
+    master: Path,
+    *targets: Path,
+    output: Path,
+    keep_keys: bool = False,
+    form: str | None = None,
 ) -> list[MergedDatabase]:
-    """Merge `target`, whose entries win, into copies of `master`, a database or a folder of them,
-    in `output`."""
+    """Merge databases, of which the later win, into copies of `master`, a database or a folder of
+    them, in `output`. Of tuning files the fastest entry of a key wins."""
     masters = (
         sorted(path for path in master.iterdir() if path.is_file()) if master.is_dir() else [master]
     )
-    chosen = [path for path in masters if len(masters) == 1 or path.name == target.name]
+    chosen = [path for path in masters if len(masters) == 1 or path.name == targets[0].name]
     if not chosen:
-        raise BadInput(f"{master} holds no {target.name} to merge into.")
+        raise BadInput(f"{master} holds no {targets[0].name} to merge into.")
     merged = []
     for path in chosen:
         place = output / path.name
-        if place.exists() and place.samefile(path):
-            raise BadInput(
-                f"The result would replace {path}.", hint="name another folder with --directory"
-            )
-        merged.append(MergedDatabase(place, merge(path, target, place, keep_keys=keep_keys)))
+        for read in (path, *targets):
+            if place.exists() and place.samefile(read):
+                raise BadInput(
+                    f"The result would replace {read}.", hint="name another folder with --directory"
+                )
+        reports = merge_all([path, *targets], place, keep_keys=keep_keys, form=form)
+        merged.append(MergedDatabase(place, reports))
     return merged
 
 

@@ -3,8 +3,6 @@ explained."""
 
 from __future__ import annotations
 
-import getpass
-import socket
 from pathlib import Path
 
 from tuna import golden
@@ -13,6 +11,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import NotFound
 from tuna.exports.registry import line_names
+from tuna.files import user
 from tuna.golden import BuildReport as BuildReport
 from tuna.golden import EntryFilter as EntryFilter
 from tuna.golden import Explanation as Explanation
@@ -97,7 +96,7 @@ def promote(
         min_gain=min_gain,
         library=library,
         allow_noisy=allow_noisy,
-        by=_user() if by is None else by,
+        by=user() if by is None else by,
         note=note,
     )
 
@@ -125,12 +124,3 @@ def explain_line(
     names = line_names(path, line)
     with reading(open_database()) as connection:
         return golden.explain_line(connection, version, names, solver, library)
-
-
-def _user() -> str:
-    """The user of this process, and where."""
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        name = ""
-    return f"{name}@{socket.gethostname()}"

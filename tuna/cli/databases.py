@@ -1,4 +1,4 @@
-"""Commands about database files: export, import-db, merge-db, db-diff, check-db."""
+"""Commands about database files: export, import-db, merge, db-diff, check-db."""
 
 from __future__ import annotations
 
@@ -40,11 +40,14 @@ class _Source:
     golden: int | None = options.option(
         "Golden version, instead of a session; needs --arch.", type=options.GOLDEN
     )
-    arch: str | None = options.option("With --golden: architecture, such as gfx90a.")
+    arch: str | None = options.option("Without --session-id: architecture, such as gfx90a.")
     num_cu: int | None = options.option(
         "With --golden: compute units; default: all of them mixed.", type=options.COUNT
     )
     library: str = options.option("With --golden: whose version.", default="miopen")
+    allow_reported: bool = options.option(
+        "Instead: times that other programs reported and Tuna did not measure; see --arch."
+    )
 
 
 @click.command(cls=_Export)
@@ -72,10 +75,18 @@ def export(
     **wishes: Any,
 ) -> None:
     """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, all trials as t4
-    or optuna, or a plug-in's own form."""
-    if (wanted.session_id is None) == (wanted.golden is None):
-        raise BadInput("Say whose results: either --session-id or --golden.")
+    or optuna, or a plug-in's own form; reported times as tunableop or hipblaslt."""
     wishes |= options.job_options(pairs)
+    if wanted.allow_reported:
+        if (wanted.session_id, wanted.golden) != (None, None):
+            raise BadInput("Reported times are of no session and in no golden version.")
+        show.exported(api.export_reported(form, directory, arch=wanted.arch, **wishes))
+        return
+    if (wanted.session_id is None) == (wanted.golden is None):
+        raise BadInput(
+            "Say whose results: either --session-id or --golden.",
+            hint="times that other programs reported: --allow-reported",
+        )
     if wanted.session_id is not None:
         show.exported(api.export(wanted.session_id, form, directory, **wishes))
     else:
@@ -102,23 +113,39 @@ def export(
 )
 def import_db(file: Path, session_id: int | None, target: str, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
-    or a folder of TVM's, into a session."""
+    or a folder of TVM's, into a session.
+
+    Results of TunableOp and tuning files of hipBLASLt become reported times, of no session.
+    """
     given = options.given(facts)
     show.imported_database(api.import_database(file, session_id, reason, given, target=target))
 
 
 @click.command()
 @click.argument("master", type=_PATH)
-@click.argument("target", type=_FILE)
+@click.argument("targets", type=_FILE, nargs=-1, required=True, metavar="TARGET...")
+@click.option("--form", help="Refuse files of other forms; default: as the master is.")
 @click.option(
-    "-d", "--directory", type=options.OUTPUT_FOLDER, required=True, help="Where the result goes."
+    "-d",
+    "--directory",
+    type=options.OUTPUT_FOLDER,
+    default=Path("merged"),
+    show_default=True,
+    help="Where the result goes.",
 )
 @click.option(
     "--keep-keys", is_flag=True, help="Where both have a key, keep the master's other entries."
 )
-def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> None:
-    """Merge TARGET, whose entries win, into a copy of MASTER."""
-    show.merged(api.merge_databases(master, target, directory, keep_keys=keep_keys))
+def merge(
+    master: Path, targets: tuple[Path, ...], form: str | None, directory: Path, keep_keys: bool
+) -> None:
+    """Merge TARGETs, of which later entries win, into a copy of MASTER.
+
+    Of files of TunableOp and hipBLASLt the fastest entry wins, and all must be of one release and
+    device.
+    """
+    found = api.merge_databases(master, *targets, output=directory, keep_keys=keep_keys, form=form)
+    show.merged(found)
 
 
 @click.command()

@@ -63,13 +63,15 @@ COMMANDS = {
     "query": ("query", "Find results of all sessions, releases and imports by what they are of."),
     "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
     "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
-    "import-db": ("databases", "Import a find db or perf db of MIOpen's, or a json or csv export."),
-    "merge-db": ("databases", "Merge two databases into a new one."),
+    "import-db": ("databases", "Import a database of MIOpen's, an export, or a tuning file."),
+    "merge": ("databases", "Merge databases of one form into a new one."),
     "db-diff": ("databases", "Say how two databases differ."),
     "check-db": ("databases", "Check a folder of databases by the rules of who loads them."),
     "doctor": ("doctor", "Check this machine and its services, and say what to change."),
     "db": ("doctor", "Look after the database."),
 }
+#: Former names.
+_ALIASES = {"merge-db": "merge"}
 
 
 def load_command(name: str) -> click.Command:
@@ -87,6 +89,7 @@ class _Lazy(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        name = _ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
         command = load_command(name)
@@ -106,7 +109,8 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+        known = args[0] in COMMANDS or args[0] in _ALIASES or args[0].startswith("-")
+        if not known and not ctx.resilient_parsing:
             raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 

@@ -67,11 +67,21 @@ def _since(_context: click.Context, _param: click.Parameter, text: str | None) -
     show_default=True,
     help="Rows.",
 )
+@click.option(
+    "--reported",
+    is_flag=True,
+    help="Instead: times that other programs measured; with --layer, --arch, --since, --limit.",
+)
 @click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def query(
-    explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **wanted: Any
+    reported: bool,
+    explain: bool,
+    as_json: bool,
+    as_csv: bool,
+    shape: tuple[str, ...],
+    **wanted: Any,
 ) -> None:
     """Print results of all sessions, golden versions and imported databases that meet all that is
     asked for.
@@ -81,6 +91,12 @@ def query(
     """
     if explain + as_json + as_csv > 1:
         raise BadInput("Choose one of --explain, --json and --csv.")
+    if reported:
+        if explain or shape:
+            wanted["--explain or --shape"] = True
+        given = {name: value for name, value in wanted.items() if value is not None}
+        _print_reported(given, as_json, as_csv)
+        return
     rows = api.query(
         ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv
     )
@@ -101,6 +117,36 @@ def query(
             " export`.",
             err=True,
         )
+
+
+def _print_reported(wanted: dict[str, Any], as_json: bool, as_csv: bool) -> None:
+    if others := wanted.keys() - {"layer", "arch", "since", "limit"}:
+        names = " and ".join(sorted(name.removeprefix("--") for name in others))
+        raise BadInput(
+            f"Reported times cannot be asked for by {names.replace('_', '-')}.",
+            hint="--layer TEXT, --arch, --since and --limit",
+        )
+    rows = api.reported(**wanted)
+    if as_json:
+        print_json(rows)
+    elif as_csv:
+        sys.stdout.writelines(csv_lines(rows))
+    elif rows:
+        decimals = formats.decimals_for(row.time_ms for row in rows)
+        columns: list[Column[api.ReportedTime]] = [
+            Column("reported", lambda row: row.subject),
+            Column("solution", lambda row: row.implementation),
+            Column("ms", lambda row: formats.milliseconds(row.time_ms, decimals), right=True),
+            Column("marks", lambda row: "reported" if row.time_ms else "reported, failed"),
+            Column("by", lambda row: row.source, 1),
+            Column("arch", lambda row: row.device, 4),
+            Column("who", lambda row: row.who, 3),
+            Column("from", lambda row: row.origin, 5),
+            Column("date", lambda row: f"{row.reported_at:%Y-%m-%d}", 2),
+        ]
+        print_table(*fitted(columns, rows, terminal_width()))
+    if not rows:
+        say("No time was reported that meets all that is asked for.", err=True)
 
 
 @click.command()

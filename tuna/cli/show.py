@@ -50,6 +50,10 @@ def imported_database(report: api.ImportReport) -> None:
     for why, count in sorted(report.skipped.items()):
         say(f"not imported: {count} ({why})", err=True)
     entries, layers = counted(report.rows, "entry", "entries"), counted(report.configs, "layer")
+    if report.session_id is None:
+        times = counted(report.rows, "reported time")
+        say(f"{times} of {layers} ({report.changed} of them new): `tuna query --reported`")
+        return
     say(f"{entries} of {layers} ({report.new_configs} of them new)")
     say(f"session {report.session_id}")
 
@@ -57,11 +61,12 @@ def imported_database(report: api.ImportReport) -> None:
 def merged(databases: Iterable[api.MergedDatabase]) -> None:
     """Where the entries of each merged database come from, and its path."""
     for database in databases:
-        report = database.report
-        say(
-            f"{report.kept} kept, {report.replaced} replaced, {report.added} added, "
-            f"{report.dropped} dropped with their problems, {report.unusable} without a time"
-        )
+        for target, report in database.reports.items():
+            name = f"{target}: " if len(database.reports) > 1 else ""
+            say(
+                f"{name}{report.kept} kept, {report.replaced} replaced, {report.added} added, "
+                f"{report.dropped} dropped with their problems, {report.unusable} without a time"
+            )
         say(str(database.path))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -152,6 +153,30 @@ class MergeReport:
     unusable: int  #: without a time that is a positive number
 
 
+def merge_all(
+    files: Sequence[Path], out: Path, *, keep_keys: bool = False, form: str | None = None
+) -> dict[Path, MergeReport]:
+    """Merge two files or more into `out`, one after the other as `merge` does; return a report for
+    each but the first.
+
+    Raises BadInput, before anything is written, where one is not of `form`, or they must not be
+    merged.
+    """
+    exporter = exporter_of(files[0])
+    if form not in (None, exporter.form):
+        raise BadInput(f"{files[0]} is a {exporter.title}, which is not of the form {form}.")
+    exporter.check_mergeable(files)
+    reports, merged = {}, files[0]
+    with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
+        for number, target in enumerate(files[1:], 2):
+            last = number == len(files)
+            place = out if last else Path(folder) / str(number) / out.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            reports[target] = merge(merged, target, place, keep_keys=keep_keys)
+            merged = place
+    return reports
+
+
 def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> MergeReport:
     """Write the master's entries and the target's, which win, to `out`, whose name says its form.
 
@@ -165,7 +190,7 @@ def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> 
         able = ", ".join(other.title for other in registry.exporters() if other.mergeable)
         raise BadInput(f"A {exporter.title} cannot be merged.", hint=f"these can: {able}")
     name = compressed.plain_name(out)
-    if not name.endswith(exporter.endings):
+    if out.name != master.name and not name.endswith(exporter.endings):
         raise BadInput(
             f"{out.name} is no name of a {exporter.title}: they end in"
             f" {', '.join(exporter.endings)}."
@@ -183,6 +208,8 @@ def _chosen(
     """The pairs that go into the result."""
     for _, group in groupby(both, key=attrgetter("key")):
         found = list(group)
+        if exporter.fastest_of_key:
+            found = [_fastest(found)]
         known = exporter.keys_replace and not keep_keys and any(pair.b for pair in found)
         for pair in found:
             what = "added" if pair.a is None else "kept" if pair.b in (None, pair.a) else "replaced"
@@ -193,6 +220,15 @@ def _chosen(
             counts[what] += 1
             if what not in ("dropped", "unusable"):
                 yield pair
+
+
+def _fastest(found: Sequence[Pair]) -> Pair:
+    """The fastest entry of a key, on the side that has it; of equal ones the master's."""
+    entries = [Pair(one.key, one.solver, one.a, None) for one in found if one.a]
+    entries += [Pair(one.key, one.solver, None, one.b) for one in found if one.b]
+    best = min(entries, key=lambda one: one.a or one.b or ())
+    there = next((one.a for one in found if one.a), None)
+    return Pair(best.key, best.solver, best.a or there, best.b)
 
 
 def check(directory: Path, known: CheckFacts) -> Findings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, FindDb, SolverRow
 from tuna.errors import BadInput
 from tuna.exports import registry
-from tuna.exports.intake import Batch, ImportReport, ImportRun, identified
+from tuna.exports.intake import Batch, ImportReport, ImportRun, identified, source_of
 from tuna.libraries.exporter import ImportedResult
 from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import find_db, perf_db
@@ -53,7 +52,7 @@ def import_db(
     session's, are left out, in forms whose records have one. Raises BadInput before anything is
     stored if the file is damaged, and NotFound if there is no such session.
     """
-    source = _source(path)
+    source = source_of(path)
     exporter = registry.exporter_of(path)
     # A key of MIOpen's stands for several layers; a row of another form is one layer.
     readers: dict[str, _Reading] = {
@@ -81,19 +80,6 @@ def import_db(
     task = ImportRun(engine, session_id, source, solvers, new_solvers, wanted_target)
     store(task, read(path))
     return task.report()
-
-
-def _source(path: Path) -> str:
-    """The file's name and the beginning of its SHA-256."""
-    digest = hashlib.sha256()
-    try:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            with open(file, "rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
-    return f"{path.name[:180]} sha256:{digest.hexdigest()[:16]}"
 
 
 @dataclass

@@ -1,13 +1,14 @@
 """An import in progress: problems of a file, some hundreds at a time, one transaction for each
-batch."""
+batch; and that of a tuning file, in one."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +19,10 @@ from tuna.db.bulk import rows_among, upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
+from tuna.errors import BadInput
+from tuna.exports.tuning_files import TuningFile
 from tuna.libraries.exporter import ImportedResult
+from tuna.results import reported
 from tuna.results.selectable import SESSIONS
 from tuna.vocabulary import canonical_name
 
@@ -34,7 +38,7 @@ _MAX_SOURCE = 255
 class ImportReport:
     """Counts of an import."""
 
-    session_id: int
+    session_id: int | None  #: None: reported times, which belong to no session
     rows: int  #: entries of the file that the session now has
     changed: int  #: those of them that are new or other than before
     configs: int  #: problems of the file that are stored now
@@ -208,3 +212,56 @@ def _joined(old: str | None, new: str) -> str:
     while len(", ".join(parts)) > _MAX_SOURCE:
         del parts[0]
     return ", ".join(parts)
+
+
+def import_reported(
+    engine: sa.Engine, path: Path, file: TuningFile, who: str, arch: str | None
+) -> ImportReport:
+    """Store the times of a tuning file as reported ones, in one transaction; `arch` is the device
+    where the file does not name it.
+
+    Bad lines are counted. Raises BadInput if there are no others, or for an `arch` that is not the
+    file's.
+    """
+    found, origin = file.read(path), source_of(path)
+    if not found.rows:
+        raise BadInput(f"{path} has no times: {'; '.join(found.skipped) or 'no line holds one'}.")
+    known = {row.device for row in found.rows} - {""}
+    if arch is not None and known - {arch}:
+        raise BadInput(
+            f"{path} is of {', '.join(sorted(known))}, not of {arch}.", hint="leave --arch out"
+        )
+    rows = [
+        replace(
+            row,
+            who=who,
+            origin=origin,
+            device=row.device or arch or "",
+            config_key=file.layer(row),
+        )
+        for row in found.rows
+    ]
+    stored = transaction(engine, reported.record, rows)
+    return ImportReport(
+        None,
+        rows=len(rows),
+        changed=stored.new,
+        configs=len({row.subject for row in rows}),
+        new_configs=0,
+        new_solvers=0,
+        zero_times=0,
+        skipped=found.skipped,
+    )
+
+
+def source_of(path: Path) -> str:
+    """The file's or folder's name and the beginning of the SHA-256 of its contents."""
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            with open(file, "rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+    return f"{path.name[:180]} sha256:{digest.hexdigest()[:16]}"

@@ -12,6 +12,7 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.exports.csv_table import CsvExporter
 from tuna.exports.json_lines import JsonExporter
 from tuna.exports.trial_forms import OptunaExporter, T4Exporter
+from tuna.exports.tuning_files import HipblasltExporter, TunableOpExporter
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter, LineNames
 from tuna.messages import choices
@@ -22,6 +23,8 @@ _GENERIC: tuple[AnyExporter, ...] = (
     CsvExporter(),
     T4Exporter(),
     OptunaExporter(),
+    TunableOpExporter(),
+    HipblasltExporter(),
 )
 
 

@@ -16,8 +16,16 @@ from tuna.db import sessions
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import exporter
+from tuna.exports.tuning_files import TuningFile
 from tuna.libraries.exporter import ExportReport
-from tuna.libraries.results import KernelOf, ResultRecord, SolverFacts, TrialRecord
+from tuna.libraries.results import (
+    KernelOf,
+    ReportedTime,
+    ResultRecord,
+    SolverFacts,
+    TrialRecord,
+)
+from tuna.results import reported
 from tuna.results.core_tables import config, golden, kernel, solver
 from tuna.results.selectable import RELEASES, SESSIONS, Results
 from tuna.results.whole_results import good_trials, records, session_trials
@@ -43,6 +51,7 @@ class SqlSource:
     tag: str | None
     mixed: bool = False
     session_id: int | None = None
+    reports: Sequence[ReportedTime] = ()
     solvers: Mapping[int, SolverFacts] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -258,6 +267,31 @@ def export_golden(
     given = writer.options_of(options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
     return _counted(source, writer.export(source, directory, given, filename))
+
+
+def export_reported(
+    connection: sa.Connection,
+    form: str,
+    directory: Path,
+    *,
+    arch: str | None = None,
+    filename: str | None = None,
+    **options: Any,
+) -> ExportReport:
+    """Write times that other programs reported, of one device and release, as `export` does
+    results; raises BadInput for a form that holds results."""
+    writer = exporter(form)
+    if not isinstance(writer, TuningFile):
+        raise BadInput(
+            f"A {writer.title} holds results; reported times are none.",
+            hint="--form tunableop and hipblaslt hold them",
+        )
+    given = writer.options_of(options)
+    rows, others = reported.of_release(connection, form, arch, given.release)
+    facts = ("Reported times", "", rows[0].device if rows else "", 0, "", "", "", None)
+    source = SqlSource(connection, SESSIONS.only(sa.false()), *facts, reports=rows)
+    found = writer.export(source, directory, given, filename)
+    return replace(found, skipped={**others, **found.skipped})
 
 
 def _counted(source: SqlSource, report: ExportReport) -> ExportReport:

@@ -185,6 +185,8 @@ class Exporter(ABC, Generic[Options]):
     #: In a merge a problem that the target knows loses the master's other solvers, unless the user
     #: wants both.
     keys_replace: ClassVar[bool] = False
+    #: a merge keeps one entry of each key: the fastest, whichever file it is in
+    fastest_of_key: ClassVar[bool] = False
     #: differences are counted by key, since what `solver` holds is no solver
     entry_is_key: ClassVar[bool] = False
     options: type[Options]
@@ -230,6 +232,10 @@ class Exporter(ABC, Generic[Options]):
     def usable(self, value: tuple[Any, ...]) -> bool:
         """Whether an entry's value may stand in a merged database."""
         return True
+
+    def check_mergeable(self, paths: Sequence[Path]) -> None:
+        """Raise BadInput where such files must not be merged, such as those of two releases."""
+        return
 
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str

@@ -6,7 +6,10 @@ and trials.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -112,6 +115,29 @@ class ResultRecord(NamedTuple):
     final_job_id: int | None = None
 
 
+@dataclass(frozen=True)
+class ReportedTime:
+    """A time that another program measured and reported; it is no result."""
+
+    source: str  #: format of the report: `triton`, `tunableop`, `hipblaslt`
+    subject: str  #: what was timed: a layer, or a kernel with its key, in the source's words
+    implementation: str  #: solution or config, in the source's words
+    time_ms: float | None  #: None: it failed
+    who: str = ""  #: id of a token, or the user of the machine
+    origin: str = ""  #: name of the file or of the cache space
+    device: str = ""  #: architecture; empty: not known
+    versions: Mapping[str, str] | None = None  #: all that decides whether it is usable
+    config_key: str | None = None  #: of the layer, where the subject names one
+    reported_at: datetime | None = None  #: UTC, once it is stored
+
+    @property
+    def digest(self) -> str:
+        """The same for reports of which a later one replaces the time."""
+        name = (self.source, self.subject, self.implementation, self.device)
+        text = json.dumps([*name, dict(self.versions or {})], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
 class TrialRecord(NamedTuple):
     """A candidate of a session's job, with its measurement or why it failed."""
 
@@ -151,6 +177,8 @@ class ResultSource(Protocol):
     #: results of several CU counts compete: then the latest of a solver counts, not the fastest
     mixed: bool
     solvers: Mapping[int, SolverFacts]
+    #: instead of results: times that other programs reported, of one device and release
+    reports: Sequence[ReportedTime]
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """Return the results as `row`, a NamedTuple class; only the fields that it names are read.

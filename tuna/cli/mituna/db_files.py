@@ -127,7 +127,7 @@ def import_db(target_file: Path, session_id: int | None, label: str, **facts: An
 @common.debug
 def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:
     """Merge two find dbs, perf dbs or kernel dbs into a new file; neither of them is changed."""
-    show.merged(api.merge_databases(master_file, target_file, output, keep_keys=keep_keys))
+    show.merged(api.merge_databases(master_file, target_file, output=output, keep_keys=keep_keys))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Results that are kept: the find db, kernels, golden versions, times of whole models."""
+"""Results that are kept: the find db, kernels, golden versions, times of whole models; and reported
+times."""
 
 from __future__ import annotations
 
@@ -169,3 +170,24 @@ class Benchmark(Base):
     error: Mapped[float | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("run", "number"))
+
+
+class Reported(Base):
+    """A time that another program measured and Tuna did not; never joined with results."""
+
+    __tablename__ = "reported"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    #: SHA-256 of source, subject, implementation, device and versions
+    digest: Mapped[str] = text(64, unique=True)
+    source: Mapped[str] = text(16)  #: format of the report: triton, tunableop, hipblaslt
+    subject: Mapped[str] = mapped_column(LongText)  #: what was timed, in that format's words
+    #: of the layer, where the subject names one; it need not be stored
+    config_key: Mapped[str | None] = text(64, index=True)
+    implementation: Mapped[str] = mapped_column(LongText)  #: solution or config, in its words
+    time_ms: Mapped[float | None]  #: None: it failed
+    device: Mapped[str] = text(128)  #: architecture; empty: not known
+    versions: Mapped[dict[str, Any]]  #: text by name, of all that decides whether it is usable
+    who: Mapped[str] = text(255)  #: id of a token, or the user of the machine
+    origin: Mapped[str] = text(255)  #: file or cache space
+    reported_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(Index(None, "source", "id"))

@@ -1,0 +1,360 @@
+"""Tuning files of other programs: the times that they reported, with what these are good for.
+
+TunableOp's results (`aten/src/ATen/cuda/tunable/Tunable.cpp` of PyTorch 2.3 and later) are lines
+
+    Validator,NAME,VALUE
+    OPERATOR,PARAMS,SOLUTION,MILLISECONDS[,...]
+
+PyTorch takes a file whose validators are exactly its own, and of rows with one operator and PARAMS
+the first. A hipBLASLt tuning file, as `hipblaslt-bench` writes it (HIPBLASLT_TUNING_FILE) and the
+library reads it (HIPBLASLT_TUNING_OVERRIDE_FILE), begins with `Git Version: COMMIT`; then each row
+of values stands below a header (`UserDrivenTuningParser.cpp` of rocm-libraries, and the page on
+offline tuning). Older releases have no headers but 37 columns in a fixed order. hipBLASLt takes a
+file of its own commit, and compares the columns of `_COMPARED` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from tuna.configs.blas_logs import HIPBLASLT, TUNABLEOP
+from tuna.configs.lines import LineForm
+from tuna.errors import BadInput
+from tuna.libraries import compressed
+from tuna.libraries.exporter import Entry, Exporter, ExportTally, FileOptions, Pair
+from tuna.libraries.results import NO_TIME, ReportedTime, ResultSource, is_time
+
+_MOST_CHARS = 4000
+_NUMBER = re.compile(r"[0-9.]{1,30}(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
+
+
+class ReportedOptions(FileOptions):
+    """Options of a tuning file."""
+
+    release: str | None = Field(
+        None, description="text in a version; default: the release that was reported last"
+    )
+
+
+class _BadRow(Exception):
+    """Raised for a row that is no report, with the reason."""
+
+
+@dataclass
+class TuningRows:
+    """The contents of a file."""
+
+    rows: list[ReportedTime] = field(default_factory=list)
+    #: numbers of the lines that are no reports, by reason
+    bad: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Counts of bad lines, by reason and with the first of them."""
+        return {f"line {at[0]}: {why}": len(at) for why, at in sorted(self.bad.items())}
+
+
+class TuningFile(Exporter[ReportedOptions]):
+    """A tuning file: it holds reported times alone, of one device and release."""
+
+    timed = True
+    fastest_of_key = True
+    options = ReportedOptions
+    layers: ClassVar[LineForm]  #: of a report's subject
+
+    def accepts(self, source: ResultSource) -> None:
+        """Refuse results: a solution is an index of the program that reports."""
+        if not source.reports:
+            raise BadInput(
+                f"A {self.title} holds times that were reported, not results.",
+                hint="leave --session-id and --golden out, and say --allow-reported",
+            )
+
+    def ending(self, source: ResultSource, options: ReportedOptions) -> str:
+        """The only one of `endings`."""
+        return self.endings[0]
+
+    def write(
+        self, path: Path, source: ResultSource, options: ReportedOptions, tally: ExportTally
+    ) -> int:
+        """By subject."""
+        rows = self.written(source.reports, tally)
+        tally.configs = len({row.subject for row in rows})
+        self.write_rows(path, rows, rows[0].versions or {})
+        return len(rows)
+
+    def written(self, rows: Sequence[ReportedTime], tally: ExportTally) -> Sequence[ReportedTime]:
+        """The reports that can stand in one file, without those that are counted."""
+        return rows
+
+    @abstractmethod
+    def write_rows(
+        self, path: Path, rows: Iterable[ReportedTime], versions: Mapping[str, str]
+    ) -> None:
+        """Write reports that are good for these versions, in their order."""
+
+    @abstractmethod
+    def read_lines(self, lines: Iterable[tuple[int, str]], found: TuningRows) -> None:
+        """Add what numbered lines hold; raises BadInput where they are of several releases."""
+
+    def read(self, path: Path) -> TuningRows:
+        """The reports in a file, packed or not, and its bad lines; raises BadInput."""
+        found = TuningRows()
+        try:
+            self.read_lines(compressed.lines(path, self.title), found)
+        except BadInput as error:
+            if str(path) in str(error):
+                raise
+            raise BadInput(f"{path}: {error}") from None
+        return found
+
+    def layer(self, row: ReportedTime) -> str | None:
+        """The key of the layer that was timed; None if that is not one of Tuna's, or there was more
+        than a layer."""
+        try:
+            (config,) = self.layers.read(row.subject)
+        except BadInput:
+            return None
+        return None if self.layers.left_out(row.subject) else config.key
+
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """The time of each solution by subject, the fastest first; raises BadInput where a line is
+        bad, or there is none."""
+        found = self.read(path)
+        if found.bad or not found.rows:
+            why = "; ".join(found.skipped) or "it has no times"
+            raise BadInput(f"{path} is no good {self.title}: {why}.")
+        for row in sorted(found.rows, key=lambda row: row.time_ms or 0.0):
+            yield Entry(row.subject, row.implementation, (row.time_ms or 0.0,))
+
+    def check_mergeable(self, paths: Sequence[Path]) -> None:
+        """Refuse files that are not all of one device and release, with all that differs."""
+        first, *others = map(self._versions, paths)
+        found = [
+            f"{path}: {name} is {other.get(name, 'missing')}, not {first.get(name, 'missing')}"
+            for path, other in zip(paths[1:], others, strict=True)
+            for name in sorted({*first, *other})
+            if first.get(name) != other.get(name)
+        ]
+        if found:
+            raise BadInput(
+                f"Files of other releases or devices than {paths[0]} cannot be merged with it"
+                f" ({'; '.join(found)}).",
+                hint="merge the files of each release and device by themselves",
+            )
+
+    def _versions(self, path: Path) -> Mapping[str, str]:
+        found = {tuple(sorted((row.versions or {}).items())) for row in self.read(path).rows}
+        if len(found) > 1:
+            raise BadInput(f"{path} has rows of several devices, so it cannot be merged.")
+        return dict(*found)
+
+    def write_merged(
+        self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str
+    ) -> None:
+        """Write the entries by subject, with the versions of both files."""
+        rows = (
+            ReportedTime(self.form, one.key, one.solver, (one.b or one.a or ())[0]) for one in pairs
+        )
+        self.write_rows(path, rows, self._versions(master))
+
+
+class TunableOpExporter(TuningFile):
+    """Results of PyTorch's TunableOp: `torch.cuda.tunable.read_file`."""
+
+    form = "tunableop"
+    title = "TunableOp file"
+    endings = (".tunableop.csv",)
+    layers = TUNABLEOP
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By its first line."""
+        return re.match(rb"\s*(Validator,|[A-Za-z]*TunableOp_[^,\s]+,)", head) is not None
+
+    def read_lines(self, lines: Iterable[tuple[int, str]], found: TuningRows) -> None:
+        """The validators are those of the whole file."""
+        versions: dict[str, str] = {}
+        for number, line in lines:
+            name, *rest = line.split(",", 4)
+            if name != "Validator":
+                try:
+                    found.rows.append(_tunableop_row(line, name, rest))
+                except _BadRow as why:
+                    found.bad[str(why)].append(number)
+            elif len(rest) < 2 or not _is_text(line):
+                found.bad["its validator has no value"].append(number)
+            elif versions.setdefault(rest[0], rest[1]) != rest[1]:
+                raise BadInput(
+                    f"Line {number} has another {rest[0]} than a line before: the file mixes"
+                    " releases.",
+                    hint="take the files apart",
+                )
+        device = versions.get("GCN_ARCH_NAME", "")
+        found.rows = [replace(row, device=device, versions=versions) for row in found.rows]
+
+    def write_rows(
+        self, path: Path, rows: Iterable[ReportedTime], versions: Mapping[str, str]
+    ) -> None:
+        """Validators by name, then rows."""
+        with open(path, "w", encoding="utf-8", newline="\n") as stream:
+            for name, text in sorted(versions.items()):
+                stream.write(f"Validator,{name},{text}\n")
+            for row in rows:
+                stream.write(f"{row.subject},{row.implementation},{row.time_ms!r}\n")
+
+
+def _tunableop_row(line: str, operator: str, rest: Sequence[str]) -> ReportedTime:
+    if not re.fullmatch(r"[A-Za-z]*TunableOp_\S+", operator) or not _is_text(line):
+        raise _BadRow("it is no row of TunableOp")
+    if len(rest) < 3 or not rest[0] or not rest[1]:
+        raise _BadRow("it has no solution and time")
+    return ReportedTime("tunableop", f"{operator},{rest[0]}", rest[1], _time(rest[2]))
+
+
+def _is_text(line: str) -> bool:
+    return line.isprintable() and len(line) <= _MOST_CHARS
+
+
+def _time(text: str, in_one_ms: int = 1) -> float:
+    """The number, in milliseconds."""
+    try:
+        time_ms = float(text) / in_one_ms if _NUMBER.fullmatch(text.strip()) else 0.0
+    except ValueError:
+        time_ms = 0.0
+    if not is_time(time_ms):
+        raise _BadRow(NO_TIME)
+    return time_ms
+
+
+_COMPARED = (
+    *("transA", "transB", "batch_count", "m", "n", "k"),
+    *("a_type", "b_type", "c_type", "compute_type"),
+)
+#: Of releases without headers, in their order; later ones have `aux_type` behind `bias_type`.
+_PROBLEM = (
+    *("transA", "transB", "grouped_gemm", "batch_count", "m", "n", "k", "alpha", "lda"),
+    *("stride_a", "beta", "ldb", "stride_b", "ldc", "stride_c", "ldd", "stride_d", "a_type"),
+    *("b_type", "c_type", "d_type", "compute_type", "scaleA", "scaleB", "scaleC", "scaleD"),
+    *("amaxD", "activation_type", "bias_vector", "bias_type"),
+)
+_MEASURED = ("rotating_buffer", "hipblaslt-Gflops", "hipblaslt-GB/s", "us")
+_DEVICE = ("gcnArchName", "CUs")
+_KERNEL = ("kernel_name", "solution_name")
+_OLD_HEADER = (*_PROBLEM, *_MEASURED, "solution_index", *_DEVICE)
+#: No part of the problem.
+_BESIDE = {
+    *(*_MEASURED, *_DEVICE, *_KERNEL, "solution_index", "CPU-Gflops", "CPU-us", "norm_error"),
+    *("atol", "rtol"),
+}
+_GIT = "Git Version"
+
+
+class HipblasltExporter(TuningFile):
+    """A file for HIPBLASLT_TUNING_OVERRIDE_FILE."""
+
+    form = "hipblaslt"
+    title = "hipBLASLt tuning file"
+    endings = (".hipblaslt.txt",)
+    layers = HIPBLASLT
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By its first line."""
+        return re.match(rb"\s*(Git Version: |transA,transB,)", head) is not None
+
+    def read_lines(self, lines: Iterable[tuple[int, str]], found: TuningRows) -> None:
+        """Rows under each header have its columns."""
+        header: Sequence[str] = _OLD_HEADER
+        commit: dict[str, str] = {}
+        for number, text in lines:
+            line = text.strip()
+            if line.startswith(f"{_GIT}:"):
+                name = line.partition(":")[2].strip()[:_MOST_CHARS]
+                if commit.setdefault(_GIT, name) != name:
+                    raise BadInput(
+                        f"Line {number} has another {_GIT} than a line before: the file mixes"
+                        " releases.",
+                        hint="take the files apart",
+                    )
+            elif line.startswith("transA,"):
+                header = line.split(",")
+            else:
+                try:
+                    found.rows.append(_hipblaslt_row(line, header, commit))
+                except _BadRow as why:
+                    found.bad[str(why)].append(number)
+
+    def written(self, rows: Sequence[ReportedTime], tally: ExportTally) -> Sequence[ReportedTime]:
+        """The first of those that hipBLASLt cannot tell apart."""
+        kept: dict[tuple[str | None, ...], ReportedTime] = {}
+        for row in rows:
+            columns = _columns(row.subject)
+            if kept.setdefault(tuple(map(columns.get, _COMPARED)), row) is not row:
+                tally.skipped["hipBLASLt takes its layer for one that is written"] += 1
+        return list(kept.values())
+
+    def write_rows(
+        self, path: Path, rows: Iterable[ReportedTime], versions: Mapping[str, str]
+    ) -> None:
+        """Write a header for each row, with columns where releases without headers have them."""
+        with open(path, "w", encoding="utf-8", newline="\n") as stream:
+            if _GIT in versions:
+                stream.write(f"{_GIT}: {versions[_GIT]}\n")
+            for row in rows:
+                columns = _columns(row.subject)
+                first = columns
+                if columns.keys() <= {*_PROBLEM, "aux_type"}:
+                    aux = ["aux_type"] if "aux_type" in columns else []
+                    first = {name: columns.get(name, "0") for name in (*_PROBLEM, *aux)}
+                index, *names = row.implementation.split()
+                all_columns = {
+                    **first,
+                    **dict.fromkeys(_MEASURED, ""),
+                    "us": f"{(row.time_ms or 0.0) * 1000:.9g}",
+                    "solution_index": index,
+                    **dict(zip(names[::2], names[1::2], strict=True)),
+                    **{name: versions[name] for name in _DEVICE if name in versions},
+                }
+                stream.write(f"    {','.join(all_columns)}\n    {','.join(all_columns.values())}\n")
+
+
+def _hipblaslt_row(line: str, header: Sequence[str], commit: Mapping[str, str]) -> ReportedTime:
+    values = line.split(",")
+    if len(values) == len(_OLD_HEADER) + 1 and header is _OLD_HEADER:
+        header = (*_PROBLEM, "aux_type", *_OLD_HEADER[len(_PROBLEM) :])
+    if len(values) != len(header) or len({*header}) != len(header):
+        raise _BadRow("it does not have the columns of its header")
+    if not _is_text(line) or any(re.search(r"\s", word) for word in (*header, *values)):
+        raise _BadRow("it is no row of hipBLASLt")
+    columns = {name: value for name, value in zip(header, values, strict=True) if value}
+    index = columns.get("solution_index", "")
+    lacking = [name for name in (*_COMPARED, "us") if name not in columns]
+    if lacking or not re.fullmatch("[0-9]{1,10}", index, re.ASCII):
+        raise _BadRow(f"it has no {(*lacking, 'solution_index')[0]}")
+    problem = [
+        f"{'-' if name in ('m', 'n', 'k') else '--'}{name} {value}"
+        for name, value in columns.items()
+        if name not in _BESIDE and (name, value) != ("grouped_gemm", "0")
+    ]
+    kernel = [f"{name} {columns[name]}" for name in _KERNEL if name in columns]
+    return ReportedTime(
+        "hipblaslt",
+        " ".join(["hipblaslt-bench", *problem]),
+        " ".join([index, *kernel]),
+        _time(columns["us"], 1000),
+        device=columns.get("gcnArchName", ""),
+        versions={**commit, **{name: columns[name] for name in _DEVICE if name in columns}},
+    )
+
+
+def _columns(subject: str) -> dict[str, str]:
+    """The columns of a problem, from the command that names it."""
+    words = subject.split()[1:]
+    return {name.lstrip("-"): value for name, value in zip(words[::2], words[1::2], strict=True)}
