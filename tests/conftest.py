@@ -76,6 +76,9 @@ PROGRAM_MODULES = (
     "tuna.db.overview",
     "tuna.golden",
     "tuna.coordinator.coordinator",
+    "tuna.gateway.listening",
+    "tuna.gateway.node",
+    "tuna.requests.process",
     "tuna.workers.worker",
     "tuna.workers.launch",
     "celery.bin.celery",
@@ -158,11 +161,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         only = any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))
         return only or (item.path in on_sqlite and "mariadb" in parameters(item))
 
+    if DRILLS == 1:
+        left_out = {item for item in items if for_drills(item)}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         add_markers(item)
-    if DRILLS == 1:
-        config.hook.pytest_deselected(items=[item for item in items if for_drills(item)])
-        items[:] = [item for item in items if not for_drills(item)]
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
@@ -183,6 +187,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # each full collection would look at a million objects of modules and tests
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.collect()
+    gc.freeze()  # pytest collects five times at its end
 
 
 def pytest_unconfigure() -> None:

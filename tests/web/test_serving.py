@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 import sqlalchemy as sa
+from fork_server import ForkServer, forking
 from private_servers import wait_until
 from web_service import serving, visitor_of
 
@@ -28,7 +29,9 @@ from tuna.requests import uploads
 
 
 @pytest.mark.service
-def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(home: Path) -> None:
+def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(
+    home: Path, tuna_forks: ForkServer | None
+) -> None:
     with serving(home) as link:
         found = re.fullmatch(r"(http://127\.0\.0\.1:[0-9]+)/login\?token=([\w.-]+)", link)
         assert found is not None
@@ -39,7 +42,7 @@ def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(home: Path) -> 
     kept = home / "run" / "serve.token"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert kept.read_text().strip() == found[2]
-    with serving(home) as link:
+    with forking(tuna_forks), serving(home) as link:
         assert link.endswith(found[2])
 
 
@@ -69,6 +72,7 @@ ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forked")
 def test_a_request_survives_its_service_and_is_known_from_then_on(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +164,7 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forked")
 def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,5 +178,5 @@ def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
         (version,) = visitor.get("/v1/golden").json()
         assert version["state"] == "promoted"
         assert list(folder.glob("tuna-demo-*"))
-    assert not list(folder.iterdir())
+    wait_until(lambda: not list(folder.iterdir()), 60, "end of the demo's Redis")
     assert api.status() == []
