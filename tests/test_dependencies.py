@@ -196,15 +196,19 @@ def test_scripts_install_says_what_it_wants(words: list[str]) -> None:
 
 #: Looked up by tests that do not need it to be there, or that are given by what is.
 NOT_INSTALLED = {
+    "aws": "a drill: pip install awscli",
     "true": "coreutils; Debian has it always",
     "tuna": "in .venv",
 }
 #: Packages that a test needs and no lock has, and where that is.
 NOT_LOCKED = {
+    "boto3": "a drill, with moto",
+    "botocore": "one case: AWS' model of its requests, which boto3 brings",
     "ipykernel": "a drill",
     "jsonschema": "one case: Kernel Tuner's schema",
     "kernel_tuner": "one case: its schema",
     "nbclient": "a drill",
+    "moto": "a drill: pip install 'moto[server]'",
     "onnxruntime": "one case: what ONNX's own evaluator refuses",
     "optuna": "an extra for one form of export (docs/formats.md)",
     "pandas": "one case: what a user may have",

@@ -20,6 +20,7 @@ from tuna.cli.remote_workers import join_line
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
+from tuna.errors import BadInput
 from tuna.gateway import joined
 from tuna.gateway.tokens import JoinToken
 from tuna.queue.announcements import control_key
@@ -158,6 +159,26 @@ def test_the_line_may_come_from_a_file_or_the_environment(
     assert join_line(None) == "https://h#n.i.s"
     assert join_line(None) is None, "it is taken out of the environment"
     assert join_line("https://h#direct") == "https://h#direct"
+
+
+def test_a_task_of_an_array_takes_the_line_of_its_number(
+    type_in: Callable, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = _token(type_in, "--count", "3").split()
+    assert len({JoinToken.parse(line).id for line in lines}) == 3
+    given = "\n".join(lines)
+    for name in ("AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID"):
+        with monkeypatch.context() as task:
+            task.setenv(name, "2")
+            task.setenv("TUNA_JOIN", given)
+            assert join_line(None) == lines[2]
+            assert join_line(lines[0]) == lines[0]
+            task.setenv(name, "3")
+            refused = type_in("tuna", "worker", "eval", "--join", given)
+            assert (refused.code, "none for task 3" in refused.err) == (2, True)
+            assert not any(line in refused.err for line in lines)
+    with pytest.raises(BadInput, match="3 lines of tokens, and this is no task of an array"):
+        join_line(given)
 
 
 def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_flight(

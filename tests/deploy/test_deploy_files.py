@@ -219,7 +219,8 @@ def test_containers_of_a_coordinator_look_at_its_sign_of_life() -> None:
 
 
 def test_each_variable_is_a_setting() -> None:
-    known = {f"TUNA_{name.upper()}" for name in Settings.model_fields} | {"TUNA_CONFIG"}
+    known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}
+    known |= {"TUNA_CONFIG", "TUNA_JOIN"}
     for field in Settings.model_fields.values():
         known |= {str(choice) for choice in getattr(field.validation_alias, "choices", [])}
     for path in [*FILES, PAGE]:

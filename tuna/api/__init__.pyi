@@ -128,6 +128,7 @@ from tuna.api.sessions import workers_aside as workers_aside
 from tuna.api.sessions import write_timeline as write_timeline
 from tuna.api.workers import Worker as Worker
 from tuna.api.workers import WorkerBoards as WorkerBoards
+from tuna.api.workers import array_index as array_index
 from tuna.api.workers import count_workers as count_workers
 from tuna.api.workers import join as join
 from tuna.api.workers import list_workers as list_workers

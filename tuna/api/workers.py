@@ -37,6 +37,8 @@ from tuna.workers.remote_exec import Answer, execute
 from tuna.workers.serve import check_options, serve
 from tuna.workers.served_queues import ServedQueues, Unavailable, session_text
 
+#: The number of a task of an array job, as AWS Batch, Kubernetes and SLURM say it.
+_INDEX = ("AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
 #: How long a revocation waits for an answer of Redis.
 _ANSWER_S = 5.0
 
@@ -208,6 +210,11 @@ def remote_exec(command: str) -> Sequence[Answer]:
     return execute(command, get_settings())
 
 
+def array_index() -> str:
+    """The number of this task of an array job; '' outside of one."""
+    return next((os.environ[name] for name in _INDEX if os.environ.get(name)), "")
+
+
 def join(
     role: Role,
     line: str,
@@ -238,7 +245,7 @@ def join(
     names = tuple(queue.partition(".")[2] for queue in queues)
     facts = https_client.facts_of(
         {
-            "host": socket.gethostname(),
+            "host": "-".join(filter(None, (socket.gethostname(), array_index()))),
             "device": served.device_name(queues),
             "environments": names if role == "eval" else (),
             "toolchains": names if role == "compile" else (),

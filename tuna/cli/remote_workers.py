@@ -47,8 +47,15 @@ def token() -> None:
 @click.option("--ttl", help="How long it can be used: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
 @click.option("--url", help="How workers reach the gateway; default: the one of this TUNA_HOME.")
 @click.option("--label", default="", help="Whom a visitor's is for, as lists show it.")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), default=1, help="How many, for an array of workers."
+)
 def create(
-    role: Literal[api.Role, "client", api.VisitorRole], ttl: str | None, url: str | None, label: str
+    role: Literal[api.Role, "client", api.VisitorRole],
+    ttl: str | None,
+    url: str | None,
+    label: str,
+    count: int,
 ) -> None:
     """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, or for requests
     to the service. Pass it on as you would a password."""
@@ -56,12 +63,13 @@ def create(
     if (url and visits) or (label and not visits):
         raise BadInput("--url is for tokens of workers, and --label for those of visitors.")
     ttl_s = _seconds(ttl or ("30d" if visits else "1h"))
-    if role == "client":
-        say(api.create_client_token(ttl_s, url))
-    elif role == "compile" or role == "eval":
-        say(api.create_token(role, ttl_s, url))
-    else:
-        say(api.create_visitor_token(role, ttl_s, label))
+    for _ in range(count):
+        if role == "client":
+            say(api.create_client_token(ttl_s, url))
+        elif role == "compile" or role == "eval":
+            say(api.create_token(role, ttl_s, url))
+        else:
+            say(api.create_visitor_token(role, ttl_s, label))
 
 
 def _seconds(ttl: str) -> float:
@@ -166,8 +174,8 @@ def revoke(name: str) -> None:
 
 
 def join_line(given: str | None) -> str | None:
-    """The token line of `--join`: itself, or the first line of the file that it names, or
-    TUNA_JOIN."""
+    """The token line of `--join` or TUNA_JOIN: itself, or that of the file that it names; of
+    several lines the one that a task of an array has, whose number counts from 0."""
     # out of the environment, so that no child process sees it
     line = given or os.environ.pop("TUNA_JOIN", None)
     if line and "#" not in line:
@@ -178,7 +186,17 @@ def join_line(given: str | None) -> str | None:
                 f"{line[:200]} is neither a line of a token nor a file that holds one.",
                 hint="make one where the database is: `tuna token create --role ROLE`",
             ) from None
-    return line
+    lines = line.split() if line else []
+    if len(lines) < 2:
+        return line
+    index = api.array_index()
+    if not index.isdecimal() or int(index) >= len(lines):
+        task = f"none for task {index}" if index else "this is no task of an array job"
+        raise BadInput(
+            f"There are {len(lines)} lines of tokens, and {task}.",
+            hint="give an array job as many lines as it has tasks (numbers from 0), or others one",
+        )
+    return lines[int(index)]
 
 
 @dataclass(frozen=True)
