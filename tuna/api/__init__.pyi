@@ -118,6 +118,7 @@ from tuna.api.sessions import archive_session as archive_session
 from tuna.api.sessions import check_deletion as check_deletion
 from tuna.api.sessions import delete_session as delete_session
 from tuna.api.sessions import outlook as outlook
+from tuna.api.sessions import prune_session as prune_session
 from tuna.api.sessions import restore_session as restore_session
 from tuna.api.sessions import set_session as set_session
 from tuna.api.sessions import warm_starts as warm_starts
