@@ -105,6 +105,7 @@ from tuna.api.rpc_master import Master as Master
 from tuna.api.rpc_master import MasterPlan as MasterPlan
 from tuna.api.rpc_master import start_master as start_master
 from tuna.api.running import enqueue as enqueue
+from tuna.api.running import log_trials as log_trials
 from tuna.api.running import run as run
 from tuna.api.services import RotatedKey as RotatedKey
 from tuna.api.services import SigningKey as SigningKey
