@@ -14,20 +14,18 @@ import gzip
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 from benchmarks.harness import Outcome, command_line
 from benchmarks.servers import home
+from tests.private_servers import s3_server
 
 BUDGET_RATIO = 0.95
 _KINDS = ("none", "there", "away")
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def main() -> int:
@@ -42,36 +40,7 @@ def main() -> int:
         return _compare(server, asked.jobs, asked.rounds, asked.away_s, asked.db)
 
 
-@contextlib.contextmanager
-def s3_server() -> Iterator[subprocess.Popen[bytes]]:
-    """An S3 server on this machine with the bucket `tuna`, which fsspec uses in this process and
-    its children."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    os.environ |= {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
-    os.environ |= dict.fromkeys(_KEYS, "testing")
-    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        import fsspec
-
-        for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.1)
-        fsspec.filesystem("s3").mkdir("tuna")
-        yield process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        process.wait()
-
-
-def _compare(
-    server: subprocess.Popen[bytes], jobs: int, rounds: int, away_s: float, db: str
-) -> int:
+def _compare(server: int, jobs: int, rounds: int, away_s: float, db: str) -> int:
     from tuna.queue.connection import ensure_services, release_services
     from tuna.settings import get_settings
 
@@ -85,9 +54,9 @@ def _compare(
             name = f"{kind}{number}"
             loaded, session_id = _load(jobs, name)
             url = "" if kind == "none" else f"s3://tuna/{name}"
-            resume = threading.Timer(away_s, server.send_signal, [signal.SIGCONT])
+            resume = threading.Timer(away_s, os.kill, [server, signal.SIGCONT])
             if kind == "away":
-                server.send_signal(signal.SIGSTOP)
+                os.kill(server, signal.SIGSTOP)
                 resume.start()
             run_s, last_s = _run(session_id, url)
             resume.join() if kind == "away" else None

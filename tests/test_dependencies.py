@@ -202,11 +202,13 @@ NOT_INSTALLED = {
 #: Packages that a test needs and no lock has, and where that is.
 NOT_LOCKED = {
     "ipykernel": "a drill",
+    "moto": "a drill, and one case: an S3 server",
     "nbclient": "a drill",
     "onnxruntime": "one case: what ONNX's own evaluator refuses",
     "pandas": "one case: what a user may have",
     "requests": "a drill: of schemathesis",
     "resource": "Python's",
+    "s3fs": "as moto",
     "schemathesis": "a drill",
     "signal": "Python's",
     "triton": "an extra whose wheel has 190 MB (docs/gpu.md)",

@@ -26,7 +26,7 @@ INDEX = "index.json"
 _FORMAT = "tuna-session-parts"
 #: A part has a hundredth of what went before, within these bounds: a process that is killed while
 #: it sends one has lost no more, and whoever reads one has it in memory.
-_LEAST_BYTES, _MOST_BYTES, _SHARE = 1 << 20, 16 << 20, 100
+_LEAST_BYTES, _MOST_BYTES, _SHARE = 256 << 10, 16 << 20, 100
 #: Largest part that is read.
 _MAX_PART_BYTES = 64 << 20
 _NAME = r"(?P<session>[0-9a-f-]{1,36})-(?P<number>\d{6})-(?P<sha256>[0-9a-f]{64})\.part"
