@@ -202,7 +202,7 @@ NOT_INSTALLED = {
 #: Packages that a test needs and no lock has, and where that is.
 NOT_LOCKED = {
     "ipykernel": "a drill",
-    "moto": "a drill, and one case: an S3 server",
+    "moto": "a drill: an S3 server",
     "jsonschema": "one case: Kernel Tuner's schema",
     "kernel_tuner": "one case: its schema",
     "nbclient": "a drill",
