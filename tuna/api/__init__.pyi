@@ -107,6 +107,7 @@ from tuna.api.rpc_master import Master as Master
 from tuna.api.rpc_master import MasterPlan as MasterPlan
 from tuna.api.rpc_master import start_master as start_master
 from tuna.api.running import enqueue as enqueue
+from tuna.api.running import log_trials as log_trials
 from tuna.api.running import run as run
 from tuna.api.services import RotatedKey as RotatedKey
 from tuna.api.services import SigningKey as SigningKey
@@ -120,6 +121,7 @@ from tuna.api.sessions import archive_session as archive_session
 from tuna.api.sessions import check_deletion as check_deletion
 from tuna.api.sessions import delete_session as delete_session
 from tuna.api.sessions import outlook as outlook
+from tuna.api.sessions import prune_session as prune_session
 from tuna.api.sessions import restore_session as restore_session
 from tuna.api.sessions import set_session as set_session
 from tuna.api.sessions import warm_starts as warm_starts

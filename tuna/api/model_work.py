@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,8 @@ class ModelWork:
     ) -> Iterator[None]:
         """Show what is done within a `with` block, as `api.run` does."""
         before = self.events, self.on_log
-        self.events, self.on_log = RunEvents(on_progress, on_wait), on_log
+        self.events = replace(self.events, on_progress=on_progress, on_wait=on_wait)
+        self.on_log = on_log
         try:
             yield
         finally:

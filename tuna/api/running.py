@@ -13,6 +13,7 @@ from tuna import logs
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
+from tuna.exports.trial_parts import TrialParts
 from tuna.libraries.base import Library
 from tuna.messages import choices
 from tuna.settings import Settings, get_settings
@@ -118,6 +119,13 @@ def _work_through(
             hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
         )
     return found
+
+
+def log_trials(url: str) -> TrialParts:
+    """Log all trials at a URL in parts, within a `with` block around `run`, `enqueue` or
+    `tune_model`, whose events' `on_stored` is its `add`; raises ServiceError for a URL that cannot
+    be used."""
+    return TrialParts(open_database(), url, get_settings().home)
 
 
 @contextlib.contextmanager

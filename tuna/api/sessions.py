@@ -7,8 +7,10 @@ from pathlib import Path
 
 from tuna.api.jobs import drop_leases
 from tuna.api.services import artifact_store, namespace
-from tuna.archives import removal
+from tuna.archives import removal, sizes
 from tuna.archives.archive import ArchiveHeader, archive
+from tuna.archives.parts import SentArchive, fetched, is_url, send, temporary
+from tuna.archives.pruning import Pruned, prune
 from tuna.archives.removal import Deleted
 from tuna.archives.restore import Restored, restore
 from tuna.db import sessions
@@ -33,22 +35,43 @@ def set_session(session_id: int, **values: object) -> SessionOptions:
         return sessions.set_options(connection, session_id, values)
 
 
-def archive_session(session_id: int, path: Path, on_jobs: OnJobs | None = None) -> ArchiveHeader:
-    """Write a session with everything that its results need into one file; raises NotFound,
-    BadInput, StorageFull."""
-    return archive(open_database(), session_id, path, on_jobs)
+def archive_session(
+    session_id: int, place: str | Path, on_jobs: OnJobs | None = None
+) -> tuple[ArchiveHeader, SentArchive]:
+    """Write a session with everything that its results need into one file, or in parts to a URL,
+    where those that are there are not sent again.
+
+    Raises NotFound, BadInput, StorageFull, and StoreUnavailable.
+    """
+    engine = open_database()
+    if not is_url(str(place)):
+        header = archive(engine, session_id, Path(place), on_jobs)
+        size_bytes = Path(place).stat().st_size
+        return header, SentArchive(size_bytes, size_bytes)
+    with temporary(get_settings().home) as folder:
+        header = archive(engine, session_id, folder / "archive", on_jobs)
+        (session,) = sizes.read(engine, session_id)
+        return header, send(folder / "archive", str(place), header, session.trials)
 
 
 def restore_session(
-    path: Path, reason: str | None = None, on_jobs: OnJobs | None = None
+    place: str | Path, reason: str | None = None, on_jobs: OnJobs | None = None
 ) -> Restored:
     """Restore what `archive_session` wrote, here or elsewhere; `reason`: another one than the
     archive's.
 
-    Raises BadInput for a file that is no archive, or not whole, or of a session that is here
-    already.
+    Raises BadInput for a file or URL that has no archive, or not a whole one, or that of a session
+    that is here already.
     """
-    return restore(open_database(), path, reason, on_jobs)
+    engine = open_database()
+    with fetched(str(place), get_settings().home) as path:
+        return restore(engine, path, reason, on_jobs)
+
+
+def prune_session(session_id: int, keep: int, archived: str | Path) -> Pruned:
+    """Delete the trials of a session that an archive has and that nothing needs; see
+    `archives.pruning.prune`."""
+    return prune(open_database(), session_id, keep, str(archived), get_settings().home)
 
 
 def write_timeline(session_id: int, path: Path) -> Timeline:

@@ -50,8 +50,8 @@ _MAX_ROW_BYTES, _MAX_BYTES = 8 << 20, 64 << 30
 #: Beginning of an artifact's row, and its most values: JSON values take fifty times the memory of
 #: their text, a string takes no more than it.
 _KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
-#: Configs of a batch, which is in memory with all its rows.
-_CONFIGS = 50
+#: Configs of a batch, and rows that are in memory together.
+_CONFIGS, _FETCH_ROWS = 50, 1000
 _OF_SOLVERS = (SolverApplicability, Job, FindDb)
 _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 
@@ -271,18 +271,19 @@ def _header(connection: sa.Connection, session_id: int) -> ArchiveHeader:
 def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _Seen) -> Iterator[int]:
     """Write all rows; yields the number of jobs of each batch."""
 
-    def put(name: str, *where: Any, order: Sequence[str] = ()) -> list[Any]:
+    def put(name: str, *where: Any) -> list[int]:
+        """Write rows, and return their ids, or what else is their first column."""
         table = tables.table(name)
-        by = [table.c[one] for one in order] or list(table.primary_key.columns)
-        found = connection.execute(sa.select(table).where(*where).order_by(*by)).all()
-        for row in found:
+        query = sa.select(table).where(*where).order_by(*table.primary_key.columns)
+        ids = []
+        for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
             file.line(name, tables.values(row))
-        return list(found)
+            ids.append(row[0])
+        return ids
 
-    def put_for(name: str, column: str, ids: Sequence[Any]) -> list[Any]:
-        return [
-            row for part in parts(ids) for row in put(name, tables.table(name).c[column].in_(part))
-        ]
+    def put_for(name: str, column: str, ids: Sequence[Any]) -> None:
+        for part in parts(ids):
+            put(name, tables.table(name).c[column].in_(part))
 
     def put_kernels(digests: Iterable[str | None]) -> None:
         # one by one, because they are large
@@ -322,16 +323,15 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
         pair = SolverApplicability
         put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
         put("no_solver", NoSolver.session_id == session_id, NoSolver.config_id.in_(ids))
-        search_ids = [row.id for row in put("search", *of_searches)]
-        jobs = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
-        job_ids = [row.id for row in jobs]
+        search_ids = put("search", *of_searches)
+        job_ids = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
         put_for("step_result", "job_id", job_ids)
         put_for("trial", "job_id", job_ids)
         put_for("warm_start", "search_id", search_ids)
         put("find_db", find_db.c.session_id == session_id, find_db.c.config_id.in_(ids))
         put_for("find_db_kernel", "find_db_id", result_ids)
         file.line(BATCH, None)
-        yield len(jobs)
+        yield len(job_ids)
 
 
 def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:

@@ -96,15 +96,19 @@ class UrlFiles:
     """Files behind an fsspec URL, in directories named by the first two characters."""
 
     expires = False
+    _noun = "artifact store"
 
     def __init__(self, url: str) -> None:
+        # User info (before @) and query (after ?) may hold secrets.
+        self.shown = re.sub(r"(?<=://)[^/]*@|\?.*", "", url).rstrip("/")
         try:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            # User info (before @) and query (after ?) may hold secrets.
-            shown = re.sub(r"(?<=://)[^/]*@|\?.*", "", url)
-            reason = str(error).replace(url, shown)
-            raise ServiceError(f"The artifact store {shown} cannot be used: {reason}") from None
+            reason = str(error).replace(url, self.shown)
+            hint = "pip install 'tuna-autotuner[s3]'" if url.startswith("s3:") else ""
+            raise ServiceError(
+                f"The {self._noun} {self.shown} cannot be used: {reason}.", hint=hint
+            ) from None
         self._root: str = root.rstrip("/")
         self.is_remote = not isinstance(self._fs, LocalFileSystem)
 
@@ -189,11 +193,11 @@ class UrlFiles:
                 raise
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(
-                    f"There is no space left in the artifact store {self._root}."
+                    f"There is no space left in the {self._noun} {self._root}."
                 ) from error
             reason = getattr(error, "strerror", None) or str(error)
             raise StoreUnavailable(
-                f"The artifact store {self._root} cannot be {done}: {reason}."
+                f"The {self._noun} {self._root} cannot be {done}: {reason}."
             ) from error
 
     def release(self, names: Sequence[str]) -> None:
@@ -215,6 +219,29 @@ class UrlFiles:
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"
+
+
+class Folder(UrlFiles):
+    """Files behind an fsspec URL, side by side under their own names."""
+
+    _noun = "folder"
+
+    def sizes(self) -> dict[str, int]:
+        """The files that are there by name, with their bytes; raises StoreUnavailable."""
+        self._fs.invalidate_cache()
+        with self._translated_errors("read"):
+            try:
+                found = self._fs.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+        return {
+            str(one["name"]).rpartition("/")[2]: int(one["size"])
+            for one in found
+            if one["type"] == "file"
+        }
+
+    def _place(self, name: str) -> str:
+        return f"{self._root}/{name}"
 
 
 # KEYS: data, artifacts, sizes, sum.  ARGV: name, data, ms to keep, bound in bytes

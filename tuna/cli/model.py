@@ -227,8 +227,9 @@ class _Tuning:
 @click.argument("file", type=click.Path(path_type=Path))
 @options.collected(_Tuning)
 @options.collected(_Kernels, into="kernels")
+@options.log_to
 @options.cores
-def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
+def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStored) -> int:
     """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine, or on
     that of a session, and with -o build it.
 
@@ -244,9 +245,9 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
         wanted.name or file.stem, file, batch=wanted.batch, shapes=shapes, session_id=session_id
     )
     show_import(imported)
-    stored = imported.model
-    name = f"{stored.name}@{stored.version}"
-    with api.open_work(session_id, model=name) as work:
+    name = f"{imported.model.name}@{imported.model.version}"
+    events = api.RunEvents(on_stored=stored)
+    with api.open_work(session_id, model=name, events=events) as work:
         if not work.own:
             say(f"by the workers of session {session_id}: {work.environment}")
         latency = None
@@ -291,8 +292,8 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels) -> int:
             show_built(built)
         else:
             say(
-                f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o"
-                f" {shlex.quote(stored.name)}.so`"
+                f"to build and time it: `tuna model build {shlex.quote(imported.model.name)} -o"
+                f" {shlex.quote(imported.model.name)}.so`"
             )
     failed(tuned.errored, tuned.session_id)
     missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -13,7 +14,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from tuna import api
+from tuna.cli.console import say
 from tuna.errors import BadInput
+from tuna.messages import counted
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -303,6 +306,46 @@ policy = click.option(
     "--policy",
     type=_Policy(PUBLISHING_POLICIES),
     help="What is published next; default: TUNA_POLICY.",
+)
+
+
+@contextlib.contextmanager
+def _trials_logged(url: str) -> Iterator[OnStored]:
+    """Log the trials of what is run within a `with` block, and say at the end what was logged."""
+    log = api.log_trials(url)
+    counts = log.counts
+    try:
+        with log:
+            yield log.add
+    finally:
+        say(f"{counted(counts.logged, 'trial')} logged: {log.shown}", err=True)
+        if counts.waiting:
+            say(
+                f"{counted(counts.waiting, 'part waits', 'parts wait')} in {counts.spool}: the next"
+                " run with this --log-to sends them",
+                err=True,
+            )
+        if counts.dropped:
+            say(f"{counted(counts.dropped, 'trial')} dropped: the spool is full", err=True)
+
+
+#: Gets the jobs of which results were stored.
+OnStored = Callable[[Collection[int]], None]
+
+
+def _log_to(context: click.Context, _param: click.Parameter, url: str | None) -> OnStored:
+    if not url or context.resilient_parsing:
+        return lambda _: None
+    return context.with_resource(_trials_logged(url))
+
+
+#: Where trials go until the command ends, which gets it as `stored`.
+log_to = click.option(
+    "--log-to",
+    "stored",
+    metavar="URL",
+    callback=_log_to,
+    help="Log all trials there: a folder, or s3://bucket/folder.",
 )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,7 +32,7 @@ _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 @click.group()
 def session() -> None:
-    """List, archive, restore, delete sessions; options, timelines."""
+    """List, archive, restore, prune, delete sessions; options, timelines."""
 
 
 @session.command("list")
@@ -88,37 +89,54 @@ def show(session_id: int, as_json: bool) -> None:
         say(f"{name:12} {text}")
 
 
+class _Place(click.ParamType[str]):
+    """A URL, or a file: one that is there, or one that can be written."""
+
+    name = "text"
+
+    def __init__(self, file: click.Path) -> None:
+        self._file = file
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value if "://" in value else str(self._file.convert(value, param, ctx))
+
+
+_ARCHIVE = _Place(click.Path(exists=True, dir_okay=False))
+
+
 @session.command()
 @_ID
-@click.argument("file", type=options.OUTPUT_FILE)
-def archive(session_id: int, file: Path) -> None:
-    """Write a session into FILE, which another Tuna can restore.
+@click.argument("place", metavar="FILE|URL", type=_Place(options.OUTPUT_FILE))
+def archive(session_id: int, place: str) -> None:
+    """Write a session into FILE, or in parts to a URL (s3://bucket/one), for another Tuna to
+    restore.
 
     With it go its layers and their tags, jobs, attempts, trials, results, and the artifacts of the
-    winners. Artifacts of jobs that have not ended, golden versions, and models stay here.
+    winners. Artifacts of jobs that have not ended, golden versions, and models stay here. Parts
+    that are at the URL are not sent again: the same command goes on.
     """
     with ProgressView("archive") as view:
-        header = api.archive_session(session_id, file, view.count("archived"))
-    took = size(file.stat().st_size)
+        header, took = api.archive_session(session_id, place, view.count("archived"))
+    there = took.size_bytes - took.sent_bytes
     say(
         f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}:"
-        f" {file}, {took}"
+        f" {place}, {size(took.size_bytes)}{f', {size(there)} of it were there' if there else ''}"
     )
 
 
 @session.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("place", metavar="FILE|URL", type=_ARCHIVE)
 @click.option(
     "--reason",
     help="Another reason than the session had, where one of its environment has that here.",
 )
-def restore(file: Path, reason: str | None) -> None:
-    """Restore the session that FILE holds.
+def restore(place: str, reason: str | None) -> None:
+    """Restore the session that FILE or the URL holds.
 
     Its artifacts are code that will be exported: restore only what you trust.
     """
     with ProgressView("restore") as view:
-        found = api.restore_session(file, reason, view.count("restored"))
+        found = api.restore_session(place, reason, view.count("restored"))
     new = (
         f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken"
         if found.new_ids
@@ -128,6 +146,32 @@ def restore(file: Path, reason: str | None) -> None:
         f"session {found.session_id} ({found.library}: {found.reason}) restored:"
         f" {counted(found.jobs, 'job')}{new}"
     )
+
+
+@session.command()
+@_ID
+@click.option(
+    "--keep",
+    type=options.COUNT,
+    default=20,
+    show_default=True,
+    help="Trials of each layer and solver that stay: the fastest.",
+)
+@click.option(
+    "--archived",
+    "place",
+    metavar="FILE|URL",
+    type=_ARCHIVE,
+    required=True,
+    help="Its archive, which is read to the end first.",
+)
+def prune(session_id: int, keep: int, place: str) -> None:
+    """Delete trials of a session whose jobs have ended, once its archive has all of it.
+
+    Those of results stay, the fastest, and one failure of each cause.
+    """
+    done = api.prune_session(session_id, keep, place)
+    say(f"session {session_id}: {counted(done.deleted, 'trial')} deleted, {done.kept} kept")
 
 
 @session.command()

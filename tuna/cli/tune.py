@@ -49,12 +49,14 @@ class _Layers:
 @options.collected(_Layers)
 @options.job_choices
 @options.conditions
+@options.log_to
 @options.cores
 def layers(
     file: Path,
     asked: options.JobChoices,
     conditions: Mapping[str, str],
     wanted: _Layers,
+    stored: options.OnStored,
 ) -> int:
     """Tune the layers of a file."""
     prepared = show.prepared(
@@ -68,7 +70,7 @@ def layers(
     )
     if where := _cores_of(wanted.library):
         say(f"kernels for {where} (--cores)")
-    return _tuned(prepared, api.forms_of(wanted.library), wanted.output)
+    return _tuned(prepared, api.forms_of(wanted.library), wanted.output, stored)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,14 @@ class _Kernel:
 @options.shapes
 @options.collected(_Kernel)
 @options.job_choices
-def kernel(file: Path, shapes_file: Path | None, asked: options.JobChoices, wanted: _Kernel) -> int:
+@options.log_to
+def kernel(
+    file: Path,
+    shapes_file: Path | None,
+    asked: options.JobChoices,
+    wanted: _Kernel,
+    stored: options.OnStored,
+) -> int:
     """Tune the Triton kernel of a Python file."""
     prepared = show.prepared(
         lambda: api.prepare_tuning(
@@ -102,13 +111,18 @@ def kernel(file: Path, shapes_file: Path | None, asked: options.JobChoices, want
         ),
         "triton",
     )
-    return _tuned(prepared, _KERNEL_FORMS, wanted.output)
+    return _tuned(prepared, _KERNEL_FORMS, wanted.output, stored)
 
 
-def _tuned(prepared: api.PreparedTuning, forms: Iterable[str], output: Path | None) -> int:
+def _tuned(
+    prepared: api.PreparedTuning,
+    forms: Iterable[str],
+    output: Path | None,
+    stored: options.OnStored,
+) -> int:
     """Run a session, print its winners and write them; returns the exit code."""
     number = prepared.session.id
-    errored = work_through([number], workers=True)
+    errored = work_through([number], workers=True, on_stored=stored)
     figures = api.report(number)
     print_winners(figures)
     if output is not None and figures.with_winner:

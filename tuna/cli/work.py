@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     "--compile-processes", type=options.COUNT, help="Default: one for each core that may build."
 )
 @options.policy
+@options.log_to
 @options.cores
 def run(
     session_ids: tuple[int, ...],
@@ -37,11 +38,19 @@ def run(
     steps: str | None,
     compile_processes: int | None,
     policy: str | None,
+    stored: options.OnStored,
 ) -> int:
     """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
     chosen = options.sessions(session_ids, every=every)
     wanted = options.split(steps)
-    errored = work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy)
+    errored = work_through(
+        chosen,
+        wanted,
+        workers=True,
+        processes=compile_processes,
+        policy=policy,
+        on_stored=stored,
+    )
     return int(errored > 0)
 
 
@@ -49,19 +58,24 @@ def run(
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @options.policy
+@options.log_to
 @click.option("--stay", is_flag=True, help="With --all: go on without jobs, until SIGTERM.")
 def enqueue(
-    session_ids: tuple[int, ...], every: bool, steps: str | None, policy: str | None, stay: bool
+    session_ids: tuple[int, ...],
+    every: bool,
+    steps: str | None,
+    policy: str | None,
+    stored: options.OnStored,
+    stay: bool,
 ) -> int:
     """Fill the queues and drain results until every job is through; workers run in other terminals
     or machines."""
     chosen = options.sessions(session_ids, every=every)
-    if not stay:
-        return 1 if work_through(chosen, options.split(steps), policy=policy) else 0
-    if chosen is not None:
+    if stay and chosen is not None:
         raise BadInput("A coordinator that stays serves all sessions.", hint="--all --stay")
-    work_through(None, options.split(steps), policy=policy, stop=_set_by_sigterm())
-    return 0
+    stop = _set_by_sigterm() if stay else None
+    errored = work_through(chosen, options.split(steps), policy=policy, stop=stop, on_stored=stored)
+    return int(errored > 0 and not stay)
 
 
 def _set_by_sigterm() -> threading.Event:
@@ -84,11 +98,13 @@ def work_through(
     processes: int | None = None,
     policy: str | None = None,
     stop: threading.Event | None = None,
+    on_stored: options.OnStored = lambda _: None,
 ) -> int:
     """Run or enqueue the steps with a view of the progress; returns the number of jobs that
     errored.
 
-    `session_ids`: None for all sessions that have open jobs. `stop`: see `api.enqueue`.
+    `session_ids`: None for all sessions that have open jobs. `stop`: see `api.enqueue`;
+    `on_stored`: see `api.RunEvents`.
     """
     with ProgressView(_title(session_ids), _notice() if workers else "") as view:
 
@@ -102,7 +118,9 @@ def work_through(
         def say_ended(session_id: int, progress: Progress) -> None:
             view.say(_end(session_id, progress))
 
-        events = api.RunEvents(on_wait=view.stopping, on_behind=say_behind, on_ended=say_ended)
+        events = api.RunEvents(
+            on_wait=view.stopping, on_behind=say_behind, on_stored=on_stored, on_ended=say_ended
+        )
         if workers:
             end = api.run(
                 session_ids,

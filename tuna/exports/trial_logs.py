@@ -28,11 +28,11 @@ _NAME_CHARS = 200
 #: Pause after a store has failed.
 _AGAIN_S = 10.0
 #: Columns of a trial that a line has.
-_FIELDS = (
+FIELDS = (
     *("number", "params", "step", "cause", "output_tail", "time_ms", "low_ms", "high_ms"),
     *("clock", "times_ms", "ended_early", "max_error", "build_s", "measured_at"),
 )
-_ENDED = (State.EVALUATED.value, State.ERRORED.value)
+ENDED = (State.EVALUATED.value, State.ERRORED.value)
 
 
 class TrialLogs:
@@ -57,7 +57,7 @@ class TrialLogs:
         """Note the jobs that have ended and have no log, as after an interruption."""
         with reading(self._engine) as connection:
             query = _jobs(self._session_id).with_only_columns(Job.id, ConfigRow.key, SolverRow.name)
-            ended = connection.execute(query.where(Job.state.in_(_ENDED))).all()
+            ended = connection.execute(query.where(Job.state.in_(ENDED))).all()
         if not ended:
             return
         try:
@@ -82,7 +82,7 @@ class TrialLogs:
                 query = (
                     _jobs(self._session_id)
                     .with_only_columns(Job.id)
-                    .where(Job.state.in_(_ENDED), wanted)
+                    .where(Job.state.in_(ENDED), wanted)
                 )
                 self._waiting |= set(connection.execute(query).scalars())
         self.flush()
@@ -120,13 +120,18 @@ class TrialLogs:
             self._waiting.discard(job_id)
 
 
-def _jobs(session_id: int) -> sa.Select[Any]:
+def of_jobs() -> sa.Select[Any]:
+    """Jobs with their layers and solvers, without finals."""
     query = (
         sa.select(Job.id)
         .join(ConfigRow, ConfigRow.id == Job.config_id)
         .join(SolverRow, SolverRow.id == Job.solver_id)
     )
-    return query.where(Job.session_id == session_id, Job.steps != FINALS)
+    return query.where(Job.steps != FINALS)
+
+
+def _jobs(session_id: int) -> sa.Select[Any]:
+    return of_jobs().where(Job.session_id == session_id)
 
 
 def _name(key: str, solver: str) -> str:
@@ -146,7 +151,7 @@ def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str,
     about = {"config": json.loads(job.json), "label": job.label, "solver": job.name}
     same = (Job.config_id == job.config_id, Job.solver_id == job.solver_id)
     trials = (
-        sa.select(Job.options, *(getattr(TrialRow, name) for name in _FIELDS))
+        sa.select(Job.options, *(getattr(TrialRow, name) for name in FIELDS))
         .join(Job, Job.id == TrialRow.job_id)
         .where(Job.session_id == session_id, *same, Job.steps != FINALS)
         .order_by(TrialRow.job_id, TrialRow.number)
