@@ -39,6 +39,7 @@ from tuna.api.jobs import session_library as session_library
 from tuna.api.joining import Role as Role
 from tuna.api.joining import VisitorRole as VisitorRole
 from tuna.api.joining import create_client_token as create_client_token
+from tuna.api.joining import create_space_token as create_space_token
 from tuna.api.joining import create_token as create_token
 from tuna.api.joining import create_visitor_token as create_visitor_token
 from tuna.api.joining import gateway as gateway

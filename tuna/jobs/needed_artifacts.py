@@ -9,7 +9,7 @@ of requests; the rest expires.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import sqlalchemy as sa
 
@@ -17,7 +17,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import networks, requests
 from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.engine import reading, transaction
-from tuna.db.models import Job, JobArtifact
+from tuna.db.models import CacheEntryRow, Job, JobArtifact
 from tuna.libraries.items import StepResult
 from tuna.vocabulary import State
 
@@ -61,6 +61,17 @@ def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
     """Return the `digests` that a job needs."""
     query = sa.select(JobArtifact.digest).distinct()
     return values_among(connection, query, JobArtifact.digest, digests)
+
+
+def in_use(connection: sa.Connection, digests: Collection[str]) -> set[str]:
+    """Return the `digests` that a job, a model, a request or an entry of a cache needs."""
+    files = networks.files(connection) | requests.files(connection)
+    cached = sa.select(CacheEntryRow.digest)
+    return (
+        files.intersection(digests)
+        | needed(connection, digests)
+        | values_among(connection, cached, CacheEntryRow.digest, digests)
+    )
 
 
 def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:

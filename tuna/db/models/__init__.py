@@ -24,6 +24,8 @@ from tuna.db.models.results import (
 )
 from tuna.db.models.work import (
     ActionRow,
+    CacheEntryRow,
+    CacheHoldRow,
     DeadLetter,
     DeviceRow,
     EnvironmentRow,
@@ -52,6 +54,8 @@ __all__ = [
     "Base",
     "BatchNormConfigRow",
     "Benchmark",
+    "CacheEntryRow",
+    "CacheHoldRow",
     "ConfigRow",
     "ConfigTag",
     "ConvConfigRow",
