@@ -44,6 +44,7 @@ COMMANDS = {
     "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
     "serve": ("service", "Serve requests and pages to people and programs over HTTP."),
     "token": ("remote_workers", "Make, list and revoke tokens with which workers join."),
+    "cache": ("cache", "List, prune and verify what programs share in spaces of the cache."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
     "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
     "model": ("model", "Import models, see their tasks, build them with the kernels that won."),

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tuna.artifacts.signatures import CACHE, Keys
 from tuna.db.bulk import parts, rows_among, upsert
 from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation
-from tuna.db.types import utc_now
+from tuna.db.types import UtcDateTime, utc_now
 from tuna.errors import BadInput, TunaError
 from tuna.settings import Settings
 
@@ -28,6 +28,7 @@ MAX_FILE_BYTES = 64 << 20
 _ROW_BYTES = 1024
 #: Share of a bound that is evicted beyond what a new entry needs, so that not each one evicts.
 _EVICTED_BEYOND = 20
+_PAGE = 1000
 _columns = CacheEntryRow.__table__.c
 
 
@@ -212,10 +213,15 @@ def remove(connection: sa.Connection, ids: Iterable[int]) -> None:
         connection.execute(sa.delete(CacheEntryRow).where(_columns.id.in_(some)))
 
 
-def newest(connection: sa.Connection, space: str, limit: int) -> list[dict[str, Any]]:
-    """Return the keys of a space with the sizes of their files, the key that was put last first."""
+def newest(
+    connection: sa.Connection, space: str, limit: int, suffix: str = ""
+) -> list[dict[str, Any]]:
+    """Return the keys of a space with the sizes of their files, the key that was put last first;
+    those with a file whose name ends with `suffix`."""
     put_at = sa.func.max(_columns.created_at)
     query = sa.select(_columns.key, put_at.label("put_at")).where(_columns.space == space)
+    if suffix:
+        query = query.where(_columns.file.endswith(suffix, autoescape=True))
     query = query.group_by(_columns.key).order_by(sa.desc("put_at"), _columns.key).limit(limit)
     keys = [row.key for row in connection.execute(query)]
     files = sa.select(*_FIELDS).where(_columns.space == space)
@@ -235,6 +241,73 @@ def newest(connection: sa.Connection, space: str, limit: int) -> list[dict[str, 
 
 def _file(row: Any) -> str:
     return str(row.file)
+
+
+@dataclass(frozen=True)
+class CacheSpace:
+    """A space with what it has."""
+
+    space: str
+    keys: int
+    files: int
+    size_bytes: int
+    refused: int  #: times that other bytes were put where some are
+    held: int  #: keys that packs hold
+    used_at: datetime
+
+
+def spaces(connection: sa.Connection) -> list[CacheSpace]:
+    """Return the spaces that have entries."""
+    pairs = sa.select(CacheHoldRow.space, CacheHoldRow.key).distinct().subquery()
+    query = sa.select(pairs.c.space, sa.func.count()).group_by(pairs.c.space)
+    held = {row[0]: row[1] for row in connection.execute(query)}
+    figures = (
+        sa.func.count(_columns.key.distinct()).label("keys"),
+        sa.func.count().label("files"),
+        sa.func.sum(_columns.size_bytes).label("size_bytes"),
+        sa.func.sum(_columns.refused).label("refused"),
+        sa.func.max(_columns.used_at, type_=UtcDateTime()).label("used_at"),
+    )
+    rows = connection.execute(
+        sa.select(_columns.space, *figures).group_by(_columns.space).order_by(_columns.space)
+    )
+    return [
+        CacheSpace(
+            space=row.space,
+            keys=row.keys,
+            files=row.files,
+            size_bytes=int(row.size_bytes),
+            refused=int(row.refused),
+            held=held.get(row.space, 0),
+            used_at=row.used_at,
+        )
+        for row in rows
+    ]
+
+
+def prune(
+    connection: sa.Connection, space: str, keys: Collection[str], unused_since: datetime | None
+) -> list[CacheEntry]:
+    """Remove the entries of these keys, and those that no pack holds and that were not used since
+    a time; return them."""
+    conditions: list[Any] = [_columns.key.in_(sorted(keys))]
+    if unused_since is not None:
+        conditions.append(sa.and_(_columns.used_at < unused_since, ~_held()))
+    query = sa.select(*_FIELDS).where(_columns.space == space, sa.or_(*conditions))
+    found = [CacheEntry(**row._mapping) for row in connection.execute(query)]
+    remove(connection, (one.id for one in found))
+    for some in parts(sorted(keys)):
+        mine = CacheHoldRow.space == space, CacheHoldRow.key.in_(some)
+        connection.execute(sa.delete(CacheHoldRow).where(*mine))
+    return found
+
+
+def page(connection: sa.Connection, after: int, space: str | None = None) -> list[CacheEntry]:
+    """Return the next thousand entries, of a space if it is given, behind the id `after`."""
+    query = sa.select(*_FIELDS).where(_columns.id > after).order_by(_columns.id).limit(_PAGE)
+    if space is not None:
+        query = query.where(_columns.space == space)
+    return [CacheEntry(**row._mapping) for row in connection.execute(query)]
 
 
 def hold(connection: sa.Connection, space: str, keys: Collection[str], pack: str) -> None:

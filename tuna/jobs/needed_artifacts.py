@@ -3,8 +3,8 @@ alone.
 
 Artifacts are shared by content: one compiled by a job may be what another waits for. Table
 `job_artifact` has a row for each artifact that a job needs, from the result that named it until the
-job ends. A store that expires entries keeps what has a row, and the files of imported models and
-of requests; the rest expires.
+job ends. A store that expires entries keeps what has a row, the files of imported models and of
+requests, and the entries of caches; the rest expires.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
     """
     with reading(engine) as connection:
         files = networks.files(connection) | requests.files(connection)
+        if artifacts.expires:
+            files.update(connection.execute(sa.select(CacheEntryRow.digest)).scalars())
     artifacts.renew(files)
     last = ""
     while True:

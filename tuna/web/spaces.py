@@ -17,14 +17,14 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from tuna.api.models import artifacts_of_models
-from tuna.artifacts.store import PART_BYTES, Artifacts
+from tuna.artifacts.files import PART_BYTES
+from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries, sessions
 from tuna.db.cache_entries import MAX_FILE_BYTES, CacheBounds, CacheEntry, EntryName, PutOutcome
 from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
-from tuna.errors import NotFound
+from tuna.errors import NotFound, TunaError
 from tuna.requests.asked import Conflict
 from tuna.requests.uploads import Upload, folder, forget
 from tuna.settings import get_settings
@@ -62,9 +62,11 @@ class Caches:
 
     @property
     def artifacts(self) -> Artifacts:
-        """The store with the bytes."""
+        """The store with the bytes; entries have signatures of their own."""
         if self._artifacts is None:
-            self._artifacts = artifacts_of_models()
+            with reading(self._engine) as connection:
+                namespace = sessions.namespace(connection)
+            self._artifacts = Artifacts.from_settings(get_settings(), namespace, waits=False)
         return self._artifacts
 
     def put(self, name: EntryName, upload: Upload, token: str) -> bool:
@@ -98,7 +100,7 @@ class Caches:
                 one.file: one for one in cache_entries.entries_of(connection, space, key, files)
             }
             keys = sessions.artifact_keys(connection, get_settings())
-        content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=folder())  # noqa: SIM115  # sent
+        content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=str(folder()))  # noqa: SIM115  # sent
         entries = []
         for entry in (found[file] for file in files if file in found):
             start = content.tell()
@@ -125,7 +127,10 @@ class Caches:
             if not self._used or time.monotonic() - self._written_at < _WRITTEN_S:
                 return
             used, self._used, self._written_at = self._used, set(), time.monotonic()
-        transaction(self._engine, cache_entries.touch, used)
+        try:
+            transaction(self._engine, cache_entries.touch, used)
+        except TunaError as error:  # as where the disk is full: what is there is given all the same
+            log.warning("use of cache entries not written", error=str(error))
 
 
 def _check(visitor: Visitor, space: str) -> None:
@@ -203,13 +208,17 @@ def get_entries(
 
 @router.get("/{space}")
 def list_entries(
-    visitor: CacheVisitor, space: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
+    visitor: CacheVisitor,
+    space: str,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    suffix: Annotated[str, Query(max_length=255)] = "",
 ) -> Response:
-    """Return keys of a space with the sizes of their files, the key that was put last first."""
+    """Return keys of a space, those with a file that ends with `suffix`, with the sizes of their
+    files; the key that was put last first."""
     _check(visitor, space)
     cache_entries.check_space(space)
     with reading(open_database()) as connection:
-        return answered({"entries": cache_entries.newest(connection, space, limit)})
+        return answered({"entries": cache_entries.newest(connection, space, limit, suffix)})
 
 
 def _sent(content: IO[bytes], headers: dict[str, str], head: bytes = b"") -> Response:
