@@ -71,7 +71,8 @@ def verify_cache(space: str | None = None) -> VerifiedCache:
     """Read the bytes of each entry, of one space if it is given, and compare them with their
     SHA-256."""
     engine, artifacts = open_database(), artifacts_of_models()
-    checked, size_bytes, damaged, last = 0, 0, [], 0
+    damaged: list[CacheEntry] = []
+    checked, size_bytes, last = 0, 0, 0
     with open(os.devnull, "wb") as nowhere:
         while True:
             with reading(engine) as connection:
