@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
+from functools import cached_property
 from typing import IO, Annotated
 
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from tuna.artifacts.files import PART_BYTES
+from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries, sessions
 from tuna.db.cache_entries import MAX_FILE_BYTES, CacheBounds, CacheEntry, EntryName, PutOutcome
@@ -44,6 +46,8 @@ _BODY_S, _BODY_BYTES_S = 10.0, 256 << 10
 _USED_S, _WRITTEN_S = 60.0, 2.0
 #: Files and bytes of a batch; files beyond are left out.
 _MOST_FILES, _MOST_BYTES = 64, 64 << 20
+#: Seconds after which the signing key is looked up again.
+_KNOWN_S = 1.0
 #: Bytes of an answer that are held in memory.
 _IN_MEMORY = 1 << 20
 _BODY = {"content": {"application/octet-stream": {"schema": {"type": "string"}}}, "required": True}
@@ -54,20 +58,30 @@ class Caches:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._artifacts: Artifacts | None = None
+        self._keys: tuple[float, Keys] | None = None
         self._used: set[int] = set()
         self._written_at = time.monotonic()
         self._lock = threading.Lock()
         self.receiving = CapacityLimiter(_AT_A_TIME)
 
-    @property
+    @cached_property
     def artifacts(self) -> Artifacts:
         """The store with the bytes; entries have signatures of their own."""
-        if self._artifacts is None:
+        with reading(self._engine) as connection:
+            namespace = sessions.namespace(connection)
+        return Artifacts.from_settings(get_settings(), namespace, waits=False)
+
+    @cached_property
+    def _folder(self) -> str:
+        return str(folder())
+
+    def _signing(self) -> Keys:
+        """Return the keys, as they were in SQL a moment ago."""
+        if self._keys is None or time.monotonic() - self._keys[0] > _KNOWN_S:
             with reading(self._engine) as connection:
-                namespace = sessions.namespace(connection)
-            self._artifacts = Artifacts.from_settings(get_settings(), namespace, waits=False)
-        return self._artifacts
+                found = sessions.artifact_keys(connection, get_settings())
+            self._keys = time.monotonic(), found
+        return self._keys[1]
 
     def put(self, name: EntryName, upload: Upload, token: str) -> bool:
         """Store what was received; False if it is there already. Raises Conflict for other bytes,
@@ -99,8 +113,8 @@ class Caches:
             found = {
                 one.file: one for one in cache_entries.entries_of(connection, space, key, files)
             }
-            keys = sessions.artifact_keys(connection, get_settings())
-        content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=str(folder()))  # noqa: SIM115  # sent
+        keys = self._signing()
+        content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self._folder)  # noqa: SIM115  # sent
         entries = []
         for entry in (found[file] for file in files if file in found):
             start = content.tell()
