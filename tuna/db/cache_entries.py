@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tuna.artifacts.signatures import CACHE, Keys
 from tuna.db.bulk import parts, rows_among, upsert
-from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation
+from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation, TokenRow
 from tuna.db.types import UtcDateTime, utc_now
 from tuna.errors import BadInput, TunaError
 from tuna.settings import Settings
@@ -136,8 +136,7 @@ def put(
 ) -> tuple[PutOutcome, list[str]]:
     """Store an entry, whose bytes are in the store; return what came of it, and the digests of
     entries that were evicted for it."""
-    # the bound holds for all who put at the same time
-    connection.execute(sa.select(Installation.id).with_for_update())
+    _lock(connection)
     there = entries_of(connection, name.space, name.key, [name.file])
     if there and there[0].digest != digest:
         refuse(connection, there[0])
@@ -149,18 +148,26 @@ def put(
         (bounds.token_bytes, [_columns.token_id == token_id]),
         (bounds.space_bytes, []),
     ):
-        there_bytes = _counted_bytes(connection, _columns.space == name.space, *scope)
+        total = sa.func.sum(TokenRow.space_bytes)  # of the entries it would be slow
+        owners = [TokenRow.id == token_id] if scope else [TokenRow.space == name.space]
+        there_bytes = int(connection.execute(sa.select(total).where(*owners)).scalar() or 0)
         excess = there_bytes + size_bytes + _ROW_BYTES - most
         if excess > 0:
             evicted += _evict(connection, name.space, scope, excess, most)
     row = {**vars(name), "digest": digest, "size_bytes": size_bytes, "token_id": token_id}
     connection.execute(sa.insert(CacheEntryRow).values(row))
+    _count(connection, token_id, size_bytes + _ROW_BYTES)
     return PutOutcome.STORED, evicted
 
 
-def _counted_bytes(connection: sa.Connection, *conditions: Any) -> int:
-    total = sa.func.sum(_columns.size_bytes + _ROW_BYTES)
-    return int(connection.execute(sa.select(total).where(*conditions)).scalar() or 0)
+def _lock(connection: sa.Connection) -> None:
+    """Let others who put or prune wait for the end of this transaction, so that bounds hold."""
+    connection.execute(sa.select(Installation.id).with_for_update())
+
+
+def _count(connection: sa.Connection, token_id: str, more_bytes: int) -> None:
+    update = sa.update(TokenRow).where(TokenRow.id == token_id)
+    connection.execute(update.values(space_bytes=TokenRow.space_bytes + more_bytes))
 
 
 def _evict(
@@ -209,7 +216,11 @@ def touch(connection: sa.Connection, ids: Collection[int]) -> None:
 
 def remove(connection: sa.Connection, ids: Iterable[int]) -> None:
     """Delete the rows of entries."""
+    freed = sa.func.sum(_columns.size_bytes + _ROW_BYTES)
+    query = sa.select(_columns.token_id, freed).group_by(_columns.token_id)
     for some in parts(sorted(ids)):
+        for token_id, size_bytes in connection.execute(query.where(_columns.id.in_(some))).all():
+            _count(connection, token_id, -int(size_bytes))
         connection.execute(sa.delete(CacheEntryRow).where(_columns.id.in_(some)))
 
 
@@ -290,6 +301,7 @@ def prune(
 ) -> list[CacheEntry]:
     """Remove the entries of these keys, and those that no pack holds and that were not used since
     a time; return them."""
+    _lock(connection)
     conditions: list[Any] = [_columns.key.in_(sorted(keys))]
     if unused_since is not None:
         conditions.append(sa.and_(_columns.used_at < unused_since, ~_held()))

@@ -62,6 +62,8 @@ class Caches:
         self._used: set[int] = set()
         self._written_at = time.monotonic()
         self._lock = threading.Lock()
+        # SQLite lets writers try again until it is their turn, which may be late
+        self._writing = threading.Lock()
         self.receiving = CapacityLimiter(_AT_A_TIME)
 
     @cached_property
@@ -92,7 +94,8 @@ class Caches:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
         bounds = CacheBounds.of(get_settings())
         facts = name, upload.digest, upload.size_bytes, token, bounds
-        outcome, evicted = transaction(self._engine, cache_entries.put, *facts)
+        with self._writing:
+            outcome, evicted = transaction(self._engine, cache_entries.put, *facts)
         if outcome is PutOutcome.OTHER:
             raise Conflict(
                 f"Other bytes are in {name.space} as {name.key}/{name.file}.",
@@ -142,7 +145,8 @@ class Caches:
                 return
             used, self._used, self._written_at = self._used, set(), time.monotonic()
         try:
-            transaction(self._engine, cache_entries.touch, used)
+            with self._writing:
+                transaction(self._engine, cache_entries.touch, used)
         except TunaError as error:  # as where the disk is full: what is there is given all the same
             log.warning("use of cache entries not written", error=str(error))
 

@@ -326,6 +326,8 @@ class TokenRow(Base):
     label: Mapped[str] = text(128, server_default="")  #: whom it was made for
     #: the cache that its holder reaches, and nothing else; empty: none
     space: Mapped[str] = text(63, default="", server_default="")
+    #: of the entries that its holder put there, each counted as `db.cache_entries` does
+    space_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
@@ -418,7 +420,6 @@ class CacheEntryRow(Base):
     __table_args__ = table(
         UniqueConstraint("space", "key", "file"),
         Index(None, "space", "used_at"),
-        Index("ix_cache_entry_sizes", "space", "token_id", "size_bytes"),
     )
 
 

@@ -17,6 +17,9 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("token", sa.Column("space", sa.String(63), nullable=False, server_default=""))
+    op.add_column(
+        "token", sa.Column("space_bytes", sa.BigInteger(), nullable=False, server_default="0")
+    )
     op.create_table(
         "cache_entry",
         sa.Column("id", BigId, nullable=False),
@@ -37,7 +40,6 @@ def upgrade() -> None:
     op.create_index(op.f("ix_cache_entry_digest"), "cache_entry", ["digest"])
     op.create_index(op.f("ix_cache_entry_token_id"), "cache_entry", ["token_id"])
     op.create_index(op.f("ix_cache_entry_space_used_at"), "cache_entry", ["space", "used_at"])
-    op.create_index("ix_cache_entry_sizes", "cache_entry", ["space", "token_id", "size_bytes"])
     op.create_table(
         "cache_hold",
         sa.Column("space", sa.String(63), nullable=False),
