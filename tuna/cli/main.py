@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
     "serve": ("service", "Serve requests and pages to people and programs over HTTP."),
-    "token": ("remote_workers", "Make, list and revoke tokens with which workers join."),
+    "token": ("remote_workers", "Make, list and revoke tokens of workers, visitors and caches."),
     "cache": ("cache", "List, prune and verify what programs share in spaces of the cache."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
     "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
