@@ -295,6 +295,10 @@ def tiling_features(
     }
 
 
+#: Errors of params that are no record.
+_NO_RECORD = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
 def readable(params: str) -> str:
     """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles
     4·2·1·8, unroll explicit 64`.
@@ -303,12 +307,39 @@ def readable(params: str) -> str:
     """
     try:
         instructions, decisions = json.loads(params)[0]
-        for name, inputs, attributes, _ in reversed(instructions):
-            if name == "Annotate" and attributes == [OWN]:
-                return str(json.loads(inputs[1]))
-        return _text(instructions, dict(decisions)) or params
-    except (ValueError, TypeError, LookupError, AttributeError):
+        return _own(instructions) or _text(instructions, dict(decisions)) or params
+    except _NO_RECORD:
         return params
+
+
+def by_name(params: str) -> dict[str, Any]:
+    """The parameters that a record names itself, or the decisions of a MetaSchedule record by what
+    they decide, a tile's by part: whole numbers, but for choices among other values; of any other
+    text none."""
+    try:
+        trace = json.loads(params)[0]
+        if own := _own(trace[0]):
+            pairs = (part.partition(" ") for part in own.split(", "))
+            return {name: int(word) if word.isdigit() else word for name, _, word in pairs}
+        labels, found = _labels(before_postproc(trace)), dict[str, Any]()
+        for place, value in own_decisions(trace):
+            name, _, attributes, _ = trace[0][place]
+            if name == _CHOICE:
+                found[labels[place]] = attributes[0][value]
+            else:
+                for part, number in enumerate(_numbers(value)):
+                    found[labels[place] + (f".{part}" if name == _TILE else "")] = number
+        return found
+    except _NO_RECORD:
+        return {}
+
+
+def _own(instructions: Sequence[Any]) -> str:
+    """The text in which a kernel of ours names its parameters; empty for any other."""
+    for name, inputs, attributes, _ in reversed(instructions):
+        if name == "Annotate" and attributes == [OWN]:
+            return str(json.loads(inputs[1]))
+    return ""
 
 
 def _text(instructions: Sequence[Any], decisions: Mapping[int, Any]) -> str:
