@@ -29,8 +29,12 @@ def list_cache(space: str, limit: int = 100) -> list[dict[str, Any]]:
     with reading(open_database()) as connection:
         found = cache_entries.newest(connection, check_space(space), limit)
     if not found:
-        raise NotFound(f"There is nothing in a space {space}.", hint="see: `tuna cache list`")
+        raise _nothing_in(space)
     return found
+
+
+def _nothing_in(space: str) -> NotFound:
+    return NotFound(f"There is nothing in a space {space}.", hint="see: `tuna cache list`")
 
 
 def prune_cache(
@@ -69,7 +73,7 @@ class VerifiedCache:
 
 def verify_cache(space: str | None = None) -> VerifiedCache:
     """Read the bytes of each entry, of one space if it is given, and compare them with their
-    SHA-256."""
+    SHA-256. Raises NotFound for a space without entries."""
     engine, artifacts = open_database(), artifacts_of_models()
     damaged: list[CacheEntry] = []
     checked, size_bytes, last = 0, 0, 0
@@ -78,6 +82,8 @@ def verify_cache(space: str | None = None) -> VerifiedCache:
             with reading(engine) as connection:
                 page = cache_entries.page(connection, last, space and check_space(space))
             if not page:
+                if space is not None and not checked:
+                    raise _nothing_in(space)
                 return VerifiedCache(checked, size_bytes, tuple(damaged))
             for entry in page:
                 try:

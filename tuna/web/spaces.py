@@ -40,6 +40,8 @@ UPLOADS = "/v1/cache/"
 router = APIRouter(prefix="/v1/cache")
 #: Bodies that are received at a time; others wait.
 _AT_A_TIME = 32
+#: Threads that read entries: more take the interpreter from each other.
+_READERS = 4
 #: Seconds in which a body must come, and bytes for each of which it has one more.
 _BODY_S, _BODY_BYTES_S = 10.0, 256 << 10
 #: Seconds before a use is written down again, and between two writings.
@@ -65,6 +67,7 @@ class Caches:
         # SQLite lets writers try again until it is their turn, which may be late
         self._writing = threading.Lock()
         self.receiving = CapacityLimiter(_AT_A_TIME)
+        self.reading = CapacityLimiter(_READERS)
 
     @cached_property
     def artifacts(self) -> Artifacts:
@@ -187,11 +190,13 @@ async def put_entry(
 
 
 @router.get("/{space}/{key}/{file}")
-def get_entry(request: Request, visitor: CacheVisitor, space: str, key: str, file: str) -> Response:
+async def get_entry(
+    request: Request, visitor: CacheVisitor, space: str, key: str, file: str
+) -> Response:
     """Return a file of a cache, with its signature."""
     _check(visitor, space)
     EntryName(space, key, file)
-    found, content = request.app.state.caches.read(space, key, [file])
+    found, content = await _read(request, space, key, [file])
     if not found:
         raise NotFound(f"There is no {key}/{file} in {space}.")
     ((entry, signature),) = found
@@ -199,7 +204,7 @@ def get_entry(request: Request, visitor: CacheVisitor, space: str, key: str, fil
 
 
 @router.get("/{space}/{key}")
-def get_entries(
+async def get_entries(
     request: Request,
     visitor: CacheVisitor,
     space: str,
@@ -211,7 +216,7 @@ def get_entries(
     _check(visitor, space)
     for one in file:
         EntryName(space, key, one)
-    found, content = request.app.state.caches.read(space, key, list(dict.fromkeys(file)))
+    found, content = await _read(request, space, key, list(dict.fromkeys(file)))
     named = [
         {
             "file": entry.file,
@@ -237,6 +242,13 @@ def list_entries(
     cache_entries.check_space(space)
     with reading(open_database()) as connection:
         return answered({"entries": cache_entries.newest(connection, space, limit, suffix)})
+
+
+async def _read(
+    request: Request, space: str, key: str, files: list[str]
+) -> tuple[list[tuple[CacheEntry, str]], IO[bytes]]:
+    caches: Caches = request.app.state.caches
+    return await to_thread.run_sync(caches.read, space, key, files, limiter=caches.reading)
 
 
 def _sent(content: IO[bytes], headers: dict[str, str], head: bytes = b"") -> Response:
