@@ -315,6 +315,14 @@ class Settings(BaseSettings):
     submit_priority: int = Field(
         5, ge=0, le=9, description="highest priority that such a token may ask for"
     )
+    space_mib: int = Field(
+        10_240,
+        ge=1,
+        description="entries of one space of the cache; the least used are evicted first",
+    )
+    space_token_mib: int = Field(
+        4096, ge=1, description="entries that one token may have put into its space"
+    )
     allow_exec: bool = Field(
         False, description="allow workers on this machine to run commands of `go_fish.py --exec`"
     )

@@ -18,7 +18,8 @@ from kombu import Connection, Queue
 from million_jobs import fill
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuna.db import models
+from tuna.db import access_tokens, cache_entries, models
+from tuna.db.cache_entries import CacheBounds, EntryName
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, ServiceError
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
@@ -64,6 +65,9 @@ def filled(engine: sa.Engine) -> sa.Engine:
             sa.select(sa.func.min(models.Job.id)).where(models.Job.state == "new")
         ).scalar_one()
         make_searches(connection, models.Job.id == waiting)
+        access_tokens.add(connection, "a" * 12, "x", "submit", 60.0, space="team")
+        facts = EntryName("team", "k", "f"), "0" * 64, 5, "a" * 12, CacheBounds(1 << 20, 1 << 20)
+        cache_entries.put(connection, *facts)
     return engine
 
 
@@ -116,6 +120,9 @@ def test_every_metric_is_there(
         'tuna_device_idle_ratio{session="1"}': pytest.approx(1 - 550 * 0.25 / 8 / 3600, abs=0.01),
         'tuna_trials_total{session="1"}': 7,
         "tuna_results_drained_total": 1350,
+        'tuna_cache_files{space="team"}': 1,
+        'tuna_cache_bytes{space="team"}': 5,
+        'tuna_cache_refused_total{space="team"}': 0,
         'tuna_up{service="broker"}': 1,
         'tuna_up{service="redis"}': 1,
         'tuna_up{service="sql"}': 1,

@@ -21,6 +21,7 @@ from tuna.web.events import Live
 WRITERS = {
     "POST /v1/best": {"submit", "read"},
     "POST /v1/requests": {"submit"},
+    "PUT /v1/cache/{space}/{key}/{file}": {"submit"},
     "POST /v1/requests/{request_id}/cancel": {"submit"},
     "DELETE /v1/requests/{request_id}": {"submit"},
 }

@@ -5,6 +5,10 @@ from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model
 from tuna.api.benchmarks import list_benchmarks as list_benchmarks
+from tuna.api.caches import list_cache as list_cache
+from tuna.api.caches import list_spaces as list_spaces
+from tuna.api.caches import prune_cache as prune_cache
+from tuna.api.caches import verify_cache as verify_cache
 from tuna.api.configs import KERNEL_ENDING as KERNEL_ENDING
 from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
@@ -40,6 +44,7 @@ from tuna.api.jobs import session_library as session_library
 from tuna.api.joining import Role as Role
 from tuna.api.joining import VisitorRole as VisitorRole
 from tuna.api.joining import create_client_token as create_client_token
+from tuna.api.joining import create_space_token as create_space_token
 from tuna.api.joining import create_token as create_token
 from tuna.api.joining import create_visitor_token as create_visitor_token
 from tuna.api.joining import gateway as gateway
@@ -144,6 +149,7 @@ from tuna.configs import read_one as read_one
 from tuna.configs.model import TOLERANCE as TOLERANCE
 from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
+from tuna.db.cache_entries import CacheSpace as CacheSpace
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
 from tuna.db.jobs import Only as Only

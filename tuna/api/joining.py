@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Literal
+from urllib.parse import urlsplit
 
-from tuna.db import access_tokens
+from tuna.db import access_tokens, cache_entries, sessions
 from tuna.db.access_tokens import AccessToken
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -24,6 +25,7 @@ Role = Literal["compile", "eval"]
 VisitorRole = Literal["submit", "read", "admin"]
 #: Expiry of a token that a client of this home makes for itself.
 _OWN_TOKEN_S = 600.0
+_SERVICE_URL = "http://127.0.0.1:8080"
 
 
 def require_packages_of_server() -> None:
@@ -100,6 +102,27 @@ def create_visitor_token(role: VisitorRole, ttl_s: float, label: str = "") -> st
     with writing(open_database()) as connection:
         access_tokens.add(connection, token_id, secret, role, ttl_s, label)
     return f"{token_id}.{secret}"
+
+
+def create_space_token(space: str, ttl_s: float, url: str | None = None, label: str = "") -> str:
+    """Make a token for a space of the cache, and return the line for its holders: the address of
+    the space, the token, and the key that verifies what comes from there.
+
+    `url`: how holders reach the service; default: where `tuna serve` listens by default.
+    """
+    address = urlsplit(url or _SERVICE_URL)
+    if address.scheme not in ("http", "https") or not address.hostname or address.path.strip("/"):
+        raise BadInput(
+            f"{(url or '')[:200]!r} is not the URL of a service.",
+            hint="as https://tuna.example.org",
+        )
+    cache_entries.check_space(space)
+    engine, token_id, secret = open_database(), secrets.token_hex(6), secrets.token_urlsafe(24)
+    with writing(engine) as connection:
+        access_tokens.add(connection, token_id, secret, "submit", ttl_s, label, space)
+        public = sessions.artifact_keys(connection, get_settings()).public[0]
+    base = f"{address.scheme}://{address.netloc}/v1/cache/{space}"
+    return f"{base}#{token_id}.{secret}.{public}"
 
 
 def list_tokens() -> Sequence[AccessToken]:

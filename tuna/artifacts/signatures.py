@@ -15,8 +15,9 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-#: Prefix of signed messages, so that no other signature is taken for one of an artifact.
-_MESSAGE = b"tuna artifact\0"
+#: Prefixes of signed messages, so that no other signature is taken for one of an artifact, or of an
+#: entry of a cache.
+_MESSAGE, CACHE = b"tuna artifact\0", b"tuna cache\0"
 _SEED = b"tuna ed25519\0"
 
 
@@ -65,15 +66,15 @@ class Keys:
         """The id of each public key, the current one first."""
         return tuple(map(key_id, self.public))
 
-    def sign(self, text: str) -> bytes:
+    def sign(self, text: str, prefix: bytes = _MESSAGE) -> bytes:
         """Sign an artifact's SHA-256 (hex), or what else the store says of it, with the current
-        key: 64 bytes.
+        key: 64 bytes. `prefix`: says what the text is.
 
         Raises ValueError without a secret.
         """
         if not self.secret:
             raise ValueError("these keys only verify")
-        return self._private.sign(_MESSAGE + text.encode())
+        return self._private.sign(prefix + text.encode())
 
     def is_valid(self, signature: bytes, text: str, signed_with: str) -> bool:
         """Whether it is the signature of the text by the accepted key with this id."""

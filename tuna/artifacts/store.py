@@ -161,6 +161,11 @@ class Artifacts:
         return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes, newest)
 
     @property
+    def expires(self) -> bool:
+        """True if artifacts that are not renewed expire."""
+        return self._files.expires
+
+    @property
     def keys(self) -> Keys | None:
         """The keys that sign and verify; None: nothing is signed or verified."""
         return self._keyed[0]

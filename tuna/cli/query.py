@@ -29,7 +29,8 @@ _device = click.option("--device", help="Text in the name of the device.")
 _of_library = click.option("--library", help="Only results of this library.")
 
 
-def _since(_context: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
+def since(_context: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
+    """Return the time of an option."""
     return None if text is None else moment(text)
 
 
@@ -53,7 +54,7 @@ def _since(_context: click.Context, _param: click.Parameter, text: str | None) -
 @click.option("--session-id", type=options.ID, help="Only results of this session.")
 @click.option(
     "--since",
-    callback=_since,
+    callback=since,
     metavar="TIME",
     help="Measured since: 2026-03-31, or 7d for seven days ago.",
 )

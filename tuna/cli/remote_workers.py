@@ -45,7 +45,16 @@ def token() -> None:
     " of `tuna serve`, who asks for layers and models, sees everything, or changes everything.",
 )
 @click.option("--ttl", help="How long it can be used: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
-@click.option("--url", help="How workers reach the gateway; default: the one of this TUNA_HOME.")
+@click.option(
+    "--space",
+    metavar="NAME",
+    help="With --role submit: instead of requests, the cache of this name, and nothing else.",
+)
+@click.option(
+    "--url",
+    help="How workers reach the gateway (default: the one of this TUNA_HOME), or holders of a"
+    " space's token the service (default: http://127.0.0.1:8080).",
+)
 @click.option("--label", default="", help="Whom a visitor's is for, as lists show it.")
 @click.option(
     "--count", type=click.IntRange(1, 10_000), default=1, help="How many, for an array of workers."
@@ -53,18 +62,23 @@ def token() -> None:
 def create(
     role: Literal[api.Role, "client", api.VisitorRole],
     ttl: str | None,
+    space: str | None,
     url: str | None,
     label: str,
     count: int,
 ) -> None:
-    """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, or for requests
-    to the service. Pass it on as you would a password."""
+    """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, for requests to
+    the service, or for programs that share a cache. Pass it on as you would a password."""
     visits = role in get_args(api.VisitorRole)
-    if (url and visits) or (label and not visits):
-        raise BadInput("--url is for tokens of workers, and --label for those of visitors.")
+    if space is not None and role != "submit":
+        raise BadInput("--space is for tokens of the role submit.")
+    if (url and visits and space is None) or (label and not visits):
+        raise BadInput("--url is for tokens of workers or of a space, --label for visitors.")
     ttl_s = _seconds(ttl or ("30d" if visits else "1h"))
     for _ in range(count):
-        if role == "client":
+        if space is not None:
+            say(api.create_space_token(space, ttl_s, url, label), wrap=False)
+        elif role == "client":
             say(api.create_client_token(ttl_s, url))
         elif role == "compile" or role == "eval":
             say(api.create_token(role, ttl_s, url))
@@ -85,7 +99,7 @@ def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
         {
-            **{name: getattr(one, name) for name in ("id", "role", "label", "state")},
+            **{name: getattr(one, name) for name in ("id", "role", "space", "label", "state")},
             "expires_at": one.expires_at.isoformat(timespec="seconds"),
         }
         for one in api.list_tokens()
@@ -94,7 +108,7 @@ def list_tokens(as_json: bool) -> None:
         print_json(documents)
     else:
         rows = [tuple(document.values()) for document in documents]
-        print_table(("id", "role", "for", "state", "expires"), rows)
+        print_table(("id", "role", "space", "for", "state", "expires"), rows)
 
 
 @token.command("revoke")

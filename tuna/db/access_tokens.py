@@ -18,7 +18,7 @@ ID = re.compile(r"[0-9a-f]{12}", re.ASCII)
 #: Roles of visitors of the service; the others are those of workers.
 VISITING = ("submit", "read", "admin")
 _TIMES = dict.fromkeys(("created_at", "expires_at", "used_at", "revoked_at"), UtcDateTime())
-_token = plain_table("token", "id digest role label", **_TIMES)
+_token = plain_table("token", "id digest role label space", **_TIMES)
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class AccessToken:
     digest: str  #: SHA-256 (hex) of the secret
     role: str  #: compile or eval, of a worker; or one of VISITING
     label: str  #: whom it was made for, in words
+    space: str  #: the cache that its holder reaches, and nothing else; empty: none
     created_at: datetime
     expires_at: datetime
     used_at: datetime | None  #: when a worker joined with it
@@ -53,12 +54,18 @@ def digest(secret: str) -> str:
 
 
 def add(
-    connection: sa.Connection, token_id: str, secret: str, role: str, ttl_s: float, label: str = ""
+    connection: sa.Connection,
+    token_id: str,
+    secret: str,
+    role: str,
+    ttl_s: float,
+    label: str = "",
+    space: str = "",
 ) -> None:
     """Store a new token."""
     now = utc_now()
     expires_at = now + timedelta(seconds=ttl_s)
-    row = {"id": token_id, "digest": digest(secret), "role": role, "label": label}
+    row = {"id": token_id, "digest": digest(secret), "role": role, "label": label, "space": space}
     connection.execute(sa.insert(_token).values(**row, created_at=now, expires_at=expires_at))
 
 

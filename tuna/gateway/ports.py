@@ -21,8 +21,8 @@ from tuna.files import own_folder
 #: Default port of `tuna gateway`.
 GATEWAY_PORT = 7117
 _PREFIX = "gateway-"
-#: Connections that wait to be accepted.
-BACKLOG = 128
+#: Connections that wait to be accepted: of a cluster whose programs start at the same moment.
+BACKLOG = 1024
 
 
 def gateway_url(host: str, port: int) -> str:

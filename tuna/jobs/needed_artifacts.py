@@ -3,13 +3,13 @@ alone.
 
 Artifacts are shared by content: one compiled by a job may be what another waits for. Table
 `job_artifact` has a row for each artifact that a job needs, from the result that named it until the
-job ends. A store that expires entries keeps what has a row, and the files of imported models and
-of requests; the rest expires.
+job ends. A store that expires entries keeps what has a row, the files of imported models and of
+requests, and the entries of caches; the rest expires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import sqlalchemy as sa
 
@@ -17,7 +17,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import networks, requests
 from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.engine import reading, transaction
-from tuna.db.models import Job, JobArtifact
+from tuna.db.models import CacheEntryRow, Job, JobArtifact
 from tuna.libraries.items import StepResult
 from tuna.vocabulary import State
 
@@ -63,6 +63,17 @@ def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
     return values_among(connection, query, JobArtifact.digest, digests)
 
 
+def in_use(connection: sa.Connection, digests: Collection[str]) -> set[str]:
+    """Return the `digests` that a job, a model, a request or an entry of a cache needs."""
+    files = networks.files(connection) | requests.files(connection)
+    cached = sa.select(CacheEntryRow.digest)
+    return (
+        files.intersection(digests)
+        | needed(connection, digests)
+        | values_among(connection, cached, CacheEntryRow.digest, digests)
+    )
+
+
 def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
     """The artifacts that these jobs need."""
     query = sa.select(JobArtifact.digest)
@@ -78,6 +89,8 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
     """
     with reading(engine) as connection:
         files = networks.files(connection) | requests.files(connection)
+        if artifacts.expires:
+            files.update(connection.execute(sa.select(CacheEntryRow.digest)).scalars())
     artifacts.renew(files)
     last = ""
     while True:

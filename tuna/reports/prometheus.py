@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector as PrometheusCollector
 from sqlalchemy.exc import DBAPIError
 
-from tuna.db import models, overview, sessions
+from tuna.db import cache_entries, models, overview, sessions
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.queue.connection import connect_broker, queue_depth, redis_url
@@ -68,6 +68,11 @@ METRICS = {
     ),
     "tuna_trials_total": Metric("counter", ("session",), "Trials, good or failed."),
     "tuna_results_drained_total": Metric("counter", (), "Results of workers that are in SQL."),
+    "tuna_cache_files": Metric("gauge", ("space",), "Files in a space of the cache."),
+    "tuna_cache_bytes": Metric("gauge", ("space",), "Their bytes."),
+    "tuna_cache_refused_total": Metric(
+        "counter", ("space",), "Times that other bytes were put where a file is, of those there."
+    ),
     "tuna_up": Metric("gauge", ("service",), "Whether the service answered this scrape."),
 }
 
@@ -145,6 +150,11 @@ class Collector:
             whole = self._totals.advance(connection, _READ_S)
             self._namespace = sessions.namespace(connection)
             self._queues = _queues(connection)
+            spaces = cache_entries.spaces(connection)
+        for space in spaces:
+            samples.set("tuna_cache_files", space.files, space.space)
+            samples.set("tuna_cache_bytes", space.size_bytes, space.space)
+            samples.set("tuna_cache_refused_total", space.refused, space.space)
         for session in overview.read(self._engine):
             for state, number in session.jobs.items():
                 samples.set("tuna_jobs", number, session.session_id, state)

@@ -25,7 +25,6 @@ import structlog
 
 from tuna.api.models import artifacts_of_models
 from tuna.artifacts.store import Artifacts
-from tuna.db import networks, requests
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull
@@ -55,16 +54,18 @@ _OF_TENSORS = re.compile(
 
 
 class UploadTooLarge(BadInput):
-    """The file is larger than a request may have."""
+    """The file is larger than it may be."""
 
 
 class Upload:
     """A file that is received: in a folder of this user, and locked, so that what a killed process
     left can be told from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = 0) -> None:
+        """`most_bytes`: 0: what a request may have."""
         self._path = folder() / f"{secrets.token_hex(8)}.part"
-        self._most_bytes = get_settings().request_mib << 20
+        self._hint = "" if most_bytes else "the owner of the service sets TUNA_REQUEST_MIB"
+        self._most_bytes = most_bytes or get_settings().request_mib << 20
         self._sha, self.size_bytes = hashlib.sha256(), 0
         self._stored = False
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,7 +78,7 @@ class Upload:
         if self.size_bytes > self._most_bytes:
             raise UploadTooLarge(
                 f"The file has more than {self._most_bytes >> 20} MiB.",
-                hint="the owner of the service sets TUNA_REQUEST_MIB",
+                hint=self._hint,
             )
         self._sha.update(data)
         with _told():
@@ -97,7 +98,7 @@ class Upload:
 
     def store(self, artifacts: Artifacts) -> str:
         """Put it into the store; it is removed there again by `close`, or by the next service after
-        a kill, unless a request names it by then."""
+        a kill, unless a request or an entry names it by then."""
         named = self._path.with_name(f"{self.digest}.{self._path.stem}")
         self._path = self._path.replace(named)
         self._stored = True
@@ -105,7 +106,7 @@ class Upload:
         return self.digest
 
     def keep(self) -> None:
-        """A request names it."""
+        """A request or an entry names it."""
         self._stored = False
 
     def close(self) -> None:
@@ -118,13 +119,12 @@ class Upload:
 
 
 def forget(*digests: str, mine: Path | None = None) -> None:
-    """Remove artifacts that no request, model or job needs, nor an upload but `mine`, whose request
-    is not written down yet."""
-    with reading(open_database()) as connection:
-        needed = requests.files(connection) | networks.files(connection)
-        needed |= needed_artifacts.needed(connection, digests)
+    """Remove artifacts that nothing needs, nor an upload but `mine`, whose request or entry is not
+    written down yet."""
     names = {path.name for path in folder().iterdir() if path != mine}
-    needed |= {found[1] for name in names if (found := _STORED.fullmatch(name))}
+    needed = {found[1] for name in names if (found := _STORED.fullmatch(name))}
+    with reading(open_database()) as connection:
+        needed |= needed_artifacts.in_use(connection, digests)
     if unneeded := sorted({*digests} - needed - {""}):
         artifacts_of_models().remove(unneeded)
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from tuna.api.documents import json_text
 from tuna.db import server_errors
+from tuna.db.cache_entries import CacheFull
 from tuna.errors import (
     BadInput,
     DatabaseError,
@@ -41,6 +42,7 @@ from tuna.web import (
     machine,
     pages,
     request_pages,
+    spaces,
     submissions,
 )
 from tuna.web.guard import BodyTooLarge, Guard
@@ -54,6 +56,7 @@ _STATUS: dict[type[TunaError], int] = {
     UploadTooLarge: 413,
     BadInput: 422,
     LimitReached: 429,
+    CacheFull: 429,
     LibraryMissing: 501,
     DatabaseError: 503,
     ServiceError: 503,
@@ -94,12 +97,13 @@ def create_app(site: Site) -> ASGIApp:
         submissions.RequestTexts({"json": json_text, "html": request_pages.live_html})
     )
     app.state.receiving = set()
-    routers = (machine, lookups, changes, events, submissions, request_pages, pages, change_pages)
-    for router in (module.router for module in routers):
-        app.include_router(router)
+    app.state.caches = spaces.Caches(site.engine)
+    api_routes = (machine, lookups, changes, events, submissions, spaces)
+    for module in (*api_routes, request_pages, pages, change_pages):
+        app.include_router(module.router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return Guard(app, site.hosts, site.engine, submissions.UPLOADS)
+    return Guard(app, site.hosts, site.engine, (*submissions.UPLOADS, spaces.UPLOADS))
 
 
 def _sentence(request: Request, status: int, error: str, hint: str = "") -> Response:

@@ -49,10 +49,11 @@ class Guard:
     ) -> None:
         """`hosts`: names, with their ports, under which the service is reached; `engine`: what
         `open_database` returns in handlers; `uploads`: paths with routes that bound their bodies
-        themselves."""
+        themselves, all below one that ends in a slash."""
         self._app, self._engine = app, engine
         self._hosts = frozenset(host.lower() for host in hosts)
         self._uploads = frozenset(uploads)
+        self._below = tuple(path for path in uploads if path.endswith("/"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
@@ -73,7 +74,7 @@ class Guard:
             await _answer(with_headers, *refusal)
             return
         with keeping_open(self._engine):
-            bounded = receive if scope["path"] in self._uploads else _bounded(receive)
+            bounded = receive if self._is_upload(scope) else _bounded(receive)
             await self._app(scope, bounded, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
@@ -82,11 +83,14 @@ class Guard:
         declared = headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit():
             return 400, "the length of the body is no number"
-        if int(declared[:19]) > _BODY_BYTES and scope["path"] not in self._uploads:
+        if int(declared[:19]) > _BODY_BYTES and not self._is_upload(scope):
             return 413, f"the body has more than {_BODY_BYTES} bytes"
         if scope["method"] not in _READS and not self._is_own(headers):
             return 403, "the request comes from a page of another origin"
         return None
+
+    def _is_upload(self, scope: Scope) -> bool:
+        return scope["path"] in self._uploads or scope["path"].startswith(self._below)
 
     def _is_own(self, headers: Headers) -> bool:
         """Whether a write comes from a page of the service, or from a program; a browser says

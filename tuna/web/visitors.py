@@ -41,6 +41,7 @@ class Visitor:
     token: str  #: its id
     role: Role
     by_cookie: bool  #: a browser's
+    space: str = ""  #: the cache that it reaches, and nothing else
 
 
 class Visitors:
@@ -66,7 +67,7 @@ class Visitors:
         given = access_tokens.digest(secret)
         if found is None or not hmac.compare_digest(given, found.digest):
             return None
-        return Visitor(name, Role[found.role.upper()], by_cookie)
+        return Visitor(name, Role[found.role.upper()], by_cookie, found.space)
 
     async def valid(self, name: str) -> access_tokens.AccessToken | None:
         """Return a token of a visitor by its id; None for one that is not valid."""
@@ -104,13 +105,16 @@ def new_secret() -> str:
     return secrets.token_urlsafe(24)
 
 
-def needs(*roles: Role) -> Callable[..., Visitor]:
-    """Return the dependency of a route that visitors of these roles may use."""
+def needs(*roles: Role, in_spaces: bool = False) -> Callable[..., Visitor]:
+    """Return the dependency of a route that visitors of these roles may use; `in_spaces`: those
+    whose token is for a cache too."""
 
     async def check(request: Request) -> Visitor:
         found = await request.app.state.visitors.visitor(request)
         if found is None:
             raise HTTPException(401, "no valid token", {"WWW-Authenticate": "Bearer"})
+        if found.space and not in_spaces:
+            raise HTTPException(403, "the token is for a cache, and for nothing else")
         if found.role not in roles:
             raise HTTPException(403, f"the role {found.role.name.lower()} may not do this")
         assert isinstance(found, Visitor)
@@ -122,4 +126,5 @@ def needs(*roles: Role) -> Callable[..., Visitor]:
 Anyone = Annotated[Visitor, Depends(needs(*Role))]
 Reader = Annotated[Visitor, Depends(needs(Role.READ, Role.ADMIN))]
 Submitter = Annotated[Visitor, Depends(needs(Role.SUBMIT, Role.ADMIN))]
+CacheVisitor = Annotated[Visitor, Depends(needs(Role.SUBMIT, Role.ADMIN, in_spaces=True))]
 Admin = Annotated[Visitor, Depends(needs(Role.ADMIN))]

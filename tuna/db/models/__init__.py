@@ -25,6 +25,8 @@ from tuna.db.models.results import (
 )
 from tuna.db.models.work import (
     ActionRow,
+    CacheEntryRow,
+    CacheHoldRow,
     DeadLetter,
     DeviceRow,
     EnvironmentRow,
@@ -53,6 +55,8 @@ __all__ = [
     "Base",
     "BatchNormConfigRow",
     "Benchmark",
+    "CacheEntryRow",
+    "CacheHoldRow",
     "ConfigRow",
     "ConfigTag",
     "ConvConfigRow",

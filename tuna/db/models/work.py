@@ -324,6 +324,10 @@ class TokenRow(Base):
     digest: Mapped[str] = text(64)  #: SHA-256 of the token's secret part
     role: Mapped[str] = text(16)  #: of a worker compile or eval; of a visitor submit, read or admin
     label: Mapped[str] = text(128, server_default="")  #: whom it was made for
+    #: the cache that its holder reaches, and nothing else; empty: none
+    space: Mapped[str] = text(63, default="", server_default="")
+    #: of the entries that its holder put there, each counted as `db.cache_entries` does
+    space_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
@@ -397,3 +401,33 @@ class RequestRow(Base):
     tuning_at: Mapped[datetime | None]  #: when its first job was loaded
     ended_at: Mapped[datetime | None] = mapped_column(index=True)  #: None: there is work to do
     __table_args__ = table(UniqueConstraint("token_id", "client_key"))
+
+
+class CacheEntryRow(Base):
+    """A file that a holder of a space's token put into its cache; see `db.cache_entries`."""
+
+    __tablename__ = "cache_entry"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    space: Mapped[str] = text(63)
+    key: Mapped[str] = text(255)
+    file: Mapped[str] = text(255)
+    digest: Mapped[str] = text(64, index=True)  #: SHA-256 of the bytes, in the artifact store
+    size_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
+    refused: Mapped[int] = mapped_column(default=0)  #: times that other bytes were put there
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    used_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(
+        UniqueConstraint("space", "key", "file"),
+        Index(None, "space", "used_at"),
+    )
+
+
+class CacheHoldRow(Base):
+    """A pack has this key of a space, whose entries are not evicted."""
+
+    __tablename__ = "cache_hold"
+    space: Mapped[str] = text(63, primary_key=True)
+    key: Mapped[str] = text(255, primary_key=True)
+    pack: Mapped[str] = text(255, primary_key=True)
+    __table_args__ = table()

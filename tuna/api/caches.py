@@ -1,0 +1,93 @@
+"""Spaces of the cache that programs share: list, prune, verify."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tuna.api.models import artifacts_of_models
+from tuna.db import cache_entries
+from tuna.db.cache_entries import CacheEntry, CacheSpace, check_space
+from tuna.db.database import open_database
+from tuna.db.engine import reading, transaction
+from tuna.errors import BadInput, NotFound
+from tuna.jobs import needed_artifacts
+
+
+def list_spaces() -> list[CacheSpace]:
+    """Return the spaces that have entries."""
+    with reading(open_database()) as connection:
+        return cache_entries.spaces(connection)
+
+
+def list_cache(space: str, limit: int = 100) -> list[dict[str, Any]]:
+    """Return the keys of a space with the sizes of their files, the key that was put last first.
+    Raises NotFound for a space without entries."""
+    with reading(open_database()) as connection:
+        found = cache_entries.newest(connection, check_space(space), limit)
+    if not found:
+        raise _nothing_in(space)
+    return found
+
+
+def _nothing_in(space: str) -> NotFound:
+    return NotFound(f"There is nothing in a space {space}.", hint="see: `tuna cache list`")
+
+
+def prune_cache(
+    space: str, keys: Collection[str] = (), unused_since: datetime | None = None
+) -> list[CacheEntry]:
+    """Remove the entries of these keys, and those that were not used since a time and that no pack
+    holds, with their bytes; return them.
+
+    Raises BadInput where nothing is said, NotFound for a key that is not there.
+    """
+    if not keys and unused_since is None:
+        raise BadInput("What is to be pruned?", hint="give --unused or --key")
+    engine = open_database()
+    check_space(space)
+    with reading(engine) as connection:
+        for key in keys:
+            if not cache_entries.entries_of(connection, space, key):
+                raise NotFound(f"There is no key {key[:255]!a} in {space}.")
+    found = transaction(engine, cache_entries.prune, space, keys, unused_since)
+    digests = {one.digest for one in found}
+    with reading(engine) as connection:
+        digests -= needed_artifacts.in_use(connection, digests)
+    if digests:
+        artifacts_of_models().remove(sorted(digests))
+    return found
+
+
+@dataclass(frozen=True)
+class VerifiedCache:
+    """Entries whose bytes were read."""
+
+    checked: int
+    size_bytes: int
+    damaged: tuple[CacheEntry, ...]  #: whose bytes are missing or others than they were
+
+
+def verify_cache(space: str | None = None) -> VerifiedCache:
+    """Read the bytes of each entry, of one space if it is given, and compare them with their
+    SHA-256. Raises NotFound for a space without entries."""
+    engine, artifacts = open_database(), artifacts_of_models()
+    damaged: list[CacheEntry] = []
+    checked, size_bytes, last = 0, 0, 0
+    with open(os.devnull, "wb") as nowhere:
+        while True:
+            with reading(engine) as connection:
+                page = cache_entries.page(connection, last, space and check_space(space))
+            if not page:
+                if space is not None and not checked:
+                    raise _nothing_in(space)
+                return VerifiedCache(checked, size_bytes, tuple(damaged))
+            for entry in page:
+                try:
+                    size_bytes += artifacts.copy(entry.digest, nowhere)
+                except KeyError:
+                    damaged.append(entry)
+            checked, last = checked + len(page), page[-1].id

@@ -1,0 +1,97 @@
+"""`tuna cache`: what programs share in spaces of the service's cache."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.cli.query import since
+from tuna.messages import counted, size
+
+
+@click.group()
+def cache() -> None:
+    """List, prune and verify what programs share in spaces of the cache.
+
+    A program joins a space with a token: `tuna token create --role submit --space NAME`.
+    """
+
+
+@cache.command("list")
+@click.argument("space", required=False)
+@click.option(
+    "--limit", type=options.COUNT, default=100, show_default=True, help="Keys of a space at most."
+)
+@options.as_json
+def list_cache(space: str | None, limit: int, as_json: bool) -> None:
+    """List spaces, or the keys of one, the newest first."""
+    if space is None:
+        spaces = api.list_spaces()
+        if as_json:
+            print_json(spaces)
+            return
+        columns = ("space", "keys", "files", "size", "refused", "held", "used")
+        print_table(columns, map(_space_row, spaces), right=(1, 2, 3, 4, 5))
+        return
+    keys = api.list_cache(space, limit)
+    if as_json:
+        print_json(keys)
+    else:
+        of_keys = ("key", "files", "size", "put", "used")
+        print_table(of_keys, map(_key_row, keys), right=(1, 2))
+
+
+def _space_row(one: api.CacheSpace) -> tuple[object, ...]:
+    counts = one.keys, one.files, size(one.size_bytes), one.refused, one.held
+    return one.space, *counts, _minute(one.used_at)
+
+
+def _key_row(one: dict[str, Any]) -> tuple[object, ...]:
+    files: dict[str, int] = one["files"]
+    times = _minute(one["created_at"]), _minute(one["used_at"])
+    return one["key"], len(files), size(sum(files.values())), *times
+
+
+def _minute(at: datetime) -> str:
+    return at.isoformat(timespec="minutes")
+
+
+@cache.command()
+@click.argument("space")
+@click.option("--key", "keys", multiple=True, help="A key, also one that a pack holds.")
+@click.option(
+    "--unused",
+    "unused_since",
+    callback=since,
+    metavar="TIME",
+    help="What was not used since 2026-03-31, or for 30d, but for what a pack holds.",
+)
+def prune(space: str, keys: tuple[str, ...], unused_since: datetime | None) -> None:
+    """Remove entries of a space, with their bytes."""
+    found = api.prune_cache(space, keys, unused_since)
+    freed = size(sum(one.size_bytes for one in found))
+    say(f"{space}: {counted(len(found), 'file')} removed, {freed}")
+
+
+@cache.command()
+@click.argument("space", required=False)
+@options.as_json
+def verify(space: str | None, as_json: bool) -> int:
+    """Read the bytes of each entry, and name those that are damaged; exit 1 if there are any.
+
+    Nobody gets a damaged entry. To repair it, put the same bytes again, or prune its key.
+    """
+    found = api.verify_cache(space)
+    if as_json:
+        print_json(found)
+    else:
+        for one in found.damaged:
+            say(f"damaged: {one.space}/{one.key}/{one.file}")
+        good = found.checked - len(found.damaged)
+        say(f"{counted(good, 'file')} good, {size(found.size_bytes)}; {len(found.damaged)} damaged")
+    return 1 if found.damaged else 0
