@@ -219,6 +219,7 @@ NOT_LOCKED = {
     "schemathesis": "a drill",
     "signal": "Python's",
     "triton": "an extra whose wheel has 190 MB (docs/gpu.md)",
+    "helion": "imports PyTorch, whose wheel has 200 MB and more (docs/adapters.md)",
     "torch": "not on PyPI without CUDA; scripts/demo-model installs it",
     "tuna": "this project",
 }

@@ -53,7 +53,7 @@ OTHERS = {
     *("quickstart", "init-session", "import", "capture", "configs", "update-solvers", "solvers"),
     *("applicability", "load-jobs", "run", "enqueue", "worker", "rpc-client", "gateway", "serve"),
     *("token", "key", "workers", "benchmark-model", "tune", "tune-rpc", "reproduce", "metrics"),
-    *("retry", "cancel", "import-db", "merge", "doctor", "db"),
+    *("retry", "cancel", "import-db", "merge", "doctor", "db", "cache", "predictor"),
 }
 
 

@@ -5,8 +5,10 @@ from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
 from tuna.api.benchmarks import benchmark_model as benchmark_model
 from tuna.api.benchmarks import list_benchmarks as list_benchmarks
+from tuna.api.caches import check_pack as check_pack
 from tuna.api.caches import list_cache as list_cache
 from tuna.api.caches import list_spaces as list_spaces
+from tuna.api.caches import pack_cache as pack_cache
 from tuna.api.caches import prune_cache as prune_cache
 from tuna.api.caches import verify_cache as verify_cache
 from tuna.api.configs import KERNEL_ENDING as KERNEL_ENDING

@@ -1,4 +1,4 @@
-"""Spaces of the cache that programs share: list, prune, verify."""
+"""Spaces of the cache that programs share: list, prune, verify, pack."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from tuna.api.models import artifacts_of_models
-from tuna.db import cache_entries
+from tuna.artifacts.signatures import Keys
+from tuna.db import cache_entries, sessions
 from tuna.db.cache_entries import CacheEntry, CacheSpace, check_space
 from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound
+from tuna.exports import cache_pack
+from tuna.exports.cache_pack import Packed
 from tuna.jobs import needed_artifacts
+from tuna.settings import get_settings
 
 
 def list_spaces() -> list[CacheSpace]:
@@ -91,3 +96,24 @@ def verify_cache(space: str | None = None) -> VerifiedCache:
                 except KeyError:
                     damaged.append(entry)
             checked, last = checked + len(page), page[-1].id
+
+
+def pack_cache(space: str, folder: Path, at: Path | None = None, arch: str = "") -> Packed:
+    """Write a space as a folder that Triton and Helion read; see `exports.cache_pack`.
+
+    `at`: the absolute path at which they read it; default: where it is written. `arch`: leaves out
+    kernels of others. Raises NotFound for a space without entries, BadInput, StorageFull.
+    """
+    plan = cache_pack.PackPlan(space, folder, at or folder.resolve(), arch)
+    return cache_pack.write(open_database(), plan, artifacts_of_models(), _keys())
+
+
+def check_pack(folder: Path) -> int:
+    """Compare each file of a pack with its signed manifest, and return their number; raises
+    PackDamaged."""
+    return cache_pack.check(folder, _keys())
+
+
+def _keys() -> Keys:
+    with reading(open_database()) as connection:
+        return sessions.artifact_keys(connection, get_settings())

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-#: Prefixes of signed messages, so that no other signature is taken for one of an artifact, or of an
-#: entry of a cache.
-_MESSAGE, CACHE = b"tuna artifact\0", b"tuna cache\0"
+#: Prefixes of signed messages, so that no other signature is taken for one of an artifact, an entry
+#: of a cache, or a pack of entries.
+_MESSAGE, CACHE, PACK = b"tuna artifact\0", b"tuna cache\0", b"tuna pack\0"
 _SEED = b"tuna ed25519\0"
 
 
@@ -76,12 +76,14 @@ class Keys:
             raise ValueError("these keys only verify")
         return self._private.sign(prefix + text.encode())
 
-    def is_valid(self, signature: bytes, text: str, signed_with: str) -> bool:
+    def is_valid(
+        self, signature: bytes, text: str, signed_with: str, prefix: bytes = _MESSAGE
+    ) -> bool:
         """Whether it is the signature of the text by the accepted key with this id."""
         from cryptography.exceptions import InvalidSignature
 
         try:
-            self._verifiers[signed_with].verify(signature, _MESSAGE + text.encode())
+            self._verifiers[signed_with].verify(signature, prefix + text.encode())
         except (InvalidSignature, KeyError):
             return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,12 +12,13 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.query import since
+from tuna.errors import BadInput
 from tuna.messages import counted, size
 
 
 @click.group()
 def cache() -> None:
-    """List, prune and verify what programs share in spaces of the cache.
+    """List, prune, verify and pack what programs share in spaces of the cache.
 
     A program joins a space with a token: `tuna token create --role submit --space NAME`.
     """
@@ -95,3 +97,47 @@ def verify(space: str | None, as_json: bool) -> int:
         good = found.checked - len(found.damaged)
         say(f"{counted(good, 'file')} good, {size(found.size_bytes)}; {len(found.damaged)} damaged")
     return 1 if found.damaged else 0
+
+
+@cache.command()
+@click.argument("space", required=False)
+@click.argument("folder", metavar="DIR", required=False, type=click.Path(path_type=Path))
+@click.option("--arch", default="", help="Leave out kernels of others than gfx942, sm_90, ...")
+@click.option(
+    "--at",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Where programs will read it, as /opt/pack in an image (default: DIR).",
+)
+@click.option(
+    "--check",
+    "checked",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Instead, compare each file of a pack with its signed manifest.",
+)
+def pack(
+    space: str | None, folder: Path | None, arch: str, at: Path | None, checked: Path | None
+) -> None:
+    """Write a space as a folder that Triton and Helion read without a network and without Tuna.
+
+    What is packed is not evicted from the space.
+    """
+    if checked is not None:
+        if space or arch or at:
+            raise BadInput("--check takes its own DIR, and no other option.")
+        say(f"{checked}: {counted(api.check_pack(checked), 'file')} as packed")
+        return
+    if space is None or folder is None:
+        raise BadInput("A space and a folder are needed.", hint="tuna cache pack SPACE DIR")
+    found = api.pack_cache(space, folder, at, arch)
+    kinds = {"kernel": found.kernels, "best config": found.best_configs, "other": found.others}
+    say(f"{folder}: {', '.join(counted(number, kind) for kind, number in kinds.items())}")
+    for number, reason in (
+        (found.of_other_archs, "of other architectures"),
+        (found.incomplete, "without all of their files"),
+    ):
+        if number:
+            say(f"left out: {counted(number, 'key')} {reason}")
+    where = at or folder.resolve()
+    say(f"TRITON_CACHE_DIR={where}/triton HELION_CACHE_DIR={where}/helion", wrap=False)

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from tuna.adapters.remote_space import AUTOTUNE
 from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
@@ -29,6 +30,7 @@ from tuna.db.types import utc_now
 from tuna.errors import NotFound, TunaError
 from tuna.requests.asked import Conflict
 from tuna.requests.uploads import Upload, folder, forget
+from tuna.results import autotune_files
 from tuna.settings import get_settings
 from tuna.web.answers import answered
 from tuna.web.visitors import CacheVisitor, Role, Visitor
@@ -88,17 +90,17 @@ class Caches:
             self._keys = time.monotonic(), found
         return self._keys[1]
 
-    def put(self, name: EntryName, upload: Upload, token: str) -> bool:
+    def put(self, name: EntryName, upload: Upload, token: str, reporter: str) -> bool:
         """Store what was received; False if it is there already. Raises Conflict for other bytes,
-        CacheFull, StorageFull; then nothing is kept."""
+        CacheFull, StorageFull; then nothing is kept. `reporter`: of `autotune_files.report`."""
         with reading(self._engine) as connection:
             there = cache_entries.entries_of(connection, name.space, name.key, [name.file])
         if not there or there[0].digest == upload.digest:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
         bounds = CacheBounds.of(get_settings())
-        facts = name, upload.digest, upload.size_bytes, token, bounds
+        facts = name, upload, token, bounds, reporter
         with self._writing:
-            outcome, evicted = transaction(self._engine, cache_entries.put, *facts)
+            outcome, evicted = transaction(self._engine, _put, *facts)
         if outcome is PutOutcome.OTHER:
             raise Conflict(
                 f"Other bytes are in {name.space} as {name.key}/{name.file}.",
@@ -154,6 +156,23 @@ class Caches:
             log.warning("use of cache entries not written", error=str(error))
 
 
+def _put(
+    connection: sa.Connection,
+    name: EntryName,
+    upload: Upload,
+    token: str,
+    bounds: CacheBounds,
+    reporter: str,
+) -> tuple[PutOutcome, list[str]]:
+    """Store an entry as `cache_entries.put` does, and report the times that it brings."""
+    facts = name, upload.digest, upload.size_bytes, token, bounds
+    outcome, evicted = cache_entries.put(connection, *facts)
+    if outcome is PutOutcome.STORED and name.file.endswith(AUTOTUNE):
+        data = upload.rewound().read(autotune_files.MOST_BYTES + 1)
+        autotune_files.report(connection, name.space, name.file, data, token, reporter)
+    return outcome, evicted
+
+
 def _check(visitor: Visitor, space: str) -> None:
     """Raise NotFound for a space that the visitor does not reach, as for one that is not there."""
     if visitor.role is not Role.ADMIN and visitor.space != space:
@@ -180,7 +199,8 @@ async def put_entry(
             with fail_after(_BODY_S + length / _BODY_BYTES_S):
                 async for part in request.stream():
                     upload.write(part)
-            new = await to_thread.run_sync(caches.put, name, upload, visitor.token)
+            reporter = request.headers.get("tuna-reporter", "")
+            new = await to_thread.run_sync(caches.put, name, upload, visitor.token, reporter)
         except TimeoutError:
             raise HTTPException(408, "the body did not come in time") from None
         finally:
