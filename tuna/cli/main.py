@@ -62,6 +62,7 @@ COMMANDS = {
     "compare": ("report", "Compare the results of sessions, layer by layer."),
     "query": ("query", "Find results of all sessions, releases and imports by what they are of."),
     "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
+    "predictor": ("predictor", "Train a predictor from the trials that there are, and use it."),
     "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": ("databases", "Import a find db or perf db of MIOpen's, or a json or csv export."),
     "merge-db": ("databases", "Merge two databases into a new one."),

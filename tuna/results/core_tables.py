@@ -60,4 +60,12 @@ trial = plain_table(
 )
 find_db_kernel = plain_table("find_db_kernel", "find_db_id number kernel name args")
 golden_kernel = plain_table("golden_kernel", "golden_entry_id number kernel name args")
-kernel = plain_table("kernel", "digest", blob=sa.LargeBinary())
+kernel = plain_table("kernel", "digest size_bytes", blob=sa.LargeBinary())
+predictor = plain_table(
+    "predictor",
+    "name library arch seed library_version seen trials layers model tables evaluation",
+    since=UtcDateTime(),
+    in_answers=sa.Boolean(),
+    in_searches=sa.Boolean(),
+    created_at=UtcDateTime(),
+)

@@ -21,6 +21,7 @@ from tuna.db.models.results import (
     GoldenEntry,
     GoldenKernel,
     KernelRow,
+    PredictorRow,
 )
 from tuna.db.models.work import (
     ActionRow,
@@ -73,6 +74,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "NoSolver",
+    "PredictorRow",
     "RequestRow",
     "Search",
     "ServedTime",
