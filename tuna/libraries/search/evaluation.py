@@ -97,8 +97,7 @@ def evaluate(tables: Sequence[Table], built_in: bytes | None, seed: int = 0) -> 
     seen = set(prior.header["features"]) if prior else set()
     answers = []
     for out, others in held_out(tables, seed):
-        model = train(others, seed)
-        predictor = Predictor(model, others)
+        predictor = Predictor(train(others, seed), others)
         for table in out:
             known = prior is not None and any(not seen.isdisjoint(row) for row in table.rows)
             costs: dict[str, Costs] = {

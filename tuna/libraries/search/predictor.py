@@ -19,10 +19,11 @@ from tuna.libraries.search.cost_model import CostModel, Features, learn
 
 #: Layers, and trials with a time of each, that a predictor is trained from at least.
 FEWEST_LAYERS, FEWEST_TRIALS = 5, 8
-#: Layers that a prediction is made from, and the distance at which one counts half.
-_NEIGHBOURS, _HALF = 8, 0.7
-#: Logarithm of the slowdown that a candidate is taken to have where a neighbour does not know it.
-_UNKNOWN = 0.3
+#: Layers that a prediction is made from, and the distance at which one counts a quarter.
+_NEIGHBOURS, _QUARTER = 8, 0.35
+#: What a configuration costs more that none of them has, as the logarithm of a slowdown: it is more
+#: seldom in the space of the layer too.
+_UNKNOWN = 1.0
 
 
 @dataclass(frozen=True)
@@ -129,22 +130,16 @@ def read_tables(document: bytes) -> list[Table]:
 
 def train(tables: Sequence[Table], seed: int = 0) -> bytes:
     """Return the cost model of all candidates, as `cost_model.learn` makes it."""
-    known = [
-        Known(
-            f"{one.config.key} {one.environment}",
-            [
-                Past(f"{number} {index}", each.time_ms, None if each.time_ms else "failed")
-                for index, each in enumerate(one.candidates)
-            ],
-        )
-        for number, one in enumerate(tables)
-    ]
-
-    def features_of(params: str, _: Config | None) -> Features:
-        number, _, index = params.partition(" ")
-        return tables[int(number)].rows[int(index)]
-
-    return learn(features_of, known, seed=seed)
+    features: dict[str, Features] = {}
+    known = []
+    for number, table in enumerate(tables):
+        trials = []
+        for index, (one, row) in enumerate(zip(table.candidates, table.rows, strict=True)):
+            cause = None if one.time_ms else "failed"
+            trials.append(Past(f"{number} {index}", one.time_ms, cause))
+            features[trials[-1].params] = row
+        known.append(Known(f"{table.config.key} {table.environment}", trials))
+    return learn(lambda params, _: features[params], known, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -158,15 +153,21 @@ class Prediction:
 
 
 class Predictor:
-    """A cost model with the tables that it was trained from."""
+    """A cost model of `train` with the tables that it is from."""
 
     def __init__(self, model: bytes, tables: Sequence[Table]) -> None:
         self._model = CostModel(model)
-        self._alike: dict[tuple[object, ...], list[Table]] = defaultdict(list)
+        self._alike: dict[object, list[Table]] = defaultdict(list)
         for table in tables:
             like = family(table.config)
             if like is not None and table.times:
                 self._alike[like].append(table)
+
+    def costs(self, table: Table) -> list[float]:
+        """Return what each candidate of a table is expected to cost, without a look at its times:
+        the logarithm of its time over the best's."""
+        found: list[float] = self._model.slowdowns(table.rows).tolist()
+        return found
 
     def predict(
         self, config: Config, arch: str | None = None, device: str = ""
@@ -182,66 +183,33 @@ class Predictor:
         }
         if not known:
             return None
-        candidates = [known[name] for name in sorted(known)]
-        costs = self._costs(config, candidates, near)
-        cost, chosen = min(zip(costs, range(len(costs)), strict=True))
-        expected = [
+        names, about = sorted(known), layer_features(config)
+        slow = self._model.slowdowns([_features(known[name], about) for name in names]).tolist()
+        costs = [
+            cost + _UNKNOWN * sum(weight for weight, table in near if name not in table.times)
+            for cost, name in zip(slow, names, strict=True)
+        ]
+        chosen = costs.index(min(costs))
+        expected = sum(
             weight * math.log(table.best_ms * _flops_over(config, table.config))
             for weight, table in near
-        ]
-        log_ms = sum(expected) / sum(weight for weight, _ in near) + max(0.0, cost)
+        )
+        solver, name = names[chosen]
         labels = [table.config.label for _, table in near]
-        one = candidates[chosen]
-        return Prediction(one.solver, one.name, math.exp(log_ms), labels)
+        return Prediction(solver, name, math.exp(expected + max(0.0, slow[chosen])), labels)
 
-    def costs(self, table: Table) -> list[float]:
-        """Return what each candidate of a table is expected to cost, without a look at its times:
-        the logarithm of its time over the best's."""
-        return self._costs(table.config, table.candidates, self._nearest(table.config, table.arch))
-
-    def _costs(
-        self,
-        config: Config,
-        candidates: Sequence[Candidate],
-        near: Sequence[tuple[float, Table]],
-    ) -> list[float]:
-        """What a neighbour has measured, corrected by what the model says of the change of the
-        layer; the model alone where there is no neighbour."""
-        own = self._slowdowns(config, candidates)
-        if not near:
-            return own
-        costs = [0.0] * len(own)
-        for weight, table in near:
-            there = self._slowdowns(table.config, candidates)
-            for number, one in enumerate(candidates):
-                time_ms = table.times.get((one.solver, one.name))
-                if time_ms is None:
-                    cost = max(_UNKNOWN, own[number]) if one.name else own[number]
-                else:
-                    cost = math.log(time_ms / table.best_ms) + own[number] - there[number]
-                costs[number] += weight * cost
-        total = sum(weight for weight, _ in near)
-        return [cost / total for cost in costs]
-
-    def _slowdowns(self, config: Config, candidates: Sequence[Candidate]) -> list[float]:
-        about = layer_features(config)
-        found: list[float] = self._model.slowdowns(
-            [_features(one, about) for one in candidates]
-        ).tolist()
-        return found
-
-    def _nearest(
-        self, config: Config, arch: str | None, device: str = ""
-    ) -> list[tuple[float, Table]]:
-        """The nearest similar layers, each with its weight."""
-        like, found = family(config), []
-        for table in self._alike.get(like, ()) if like is not None else ():
+    def _nearest(self, config: Config, arch: str | None, device: str) -> list[tuple[float, Table]]:
+        """The nearest similar layers but the layer itself, with weights of which the sum is 1."""
+        found = []
+        for table in self._alike.get(family(config), ()):
             distance = size_distance(config, table.config)
             here = arch in (None, table.arch) and device.lower() in table.device.lower()
             if distance is not None and here:
                 found.append((distance, table.config.label, table.environment, table))
         found.sort(key=lambda one: one[:3])
-        return [(1 / (1 + one[0] / _HALF) ** 2, one[3]) for one in found[:_NEIGHBOURS]]
+        weights = [1 / (1 + distance / _QUARTER) ** 2 for distance, *_ in found[:_NEIGHBOURS]]
+        total = sum(weights)
+        return [(weight / total, one[3]) for weight, one in zip(weights, found, strict=False)]
 
 
 def _flops_over(config: Config, other: Config) -> float:
