@@ -38,7 +38,7 @@ Figures = Mapping[str, float]
 class Answers:
     """Predictions for layers that were held out."""
 
-    layers: int  #: with a similar one, for which there was a prediction
+    layers: int  #: that have configurations which fit others, and a similar layer
     measured: int  #: of which the predicted configuration was measured there
     over_found: float  #: geometric mean of its time over that of the best of 32 trials by chance
     over_random: float  #: over that of one
@@ -112,7 +112,7 @@ def evaluate(tables: Sequence[Table], built_in: bytes | None, seed: int = 0) -> 
                 ways[way].append(found)
                 if known:
                     searched[way].append(found)
-            answer = predictor.predict(table.config, table.arch)
+            answer = predictor.predict(table.config, table.arch) if table.times else None
             if answer is not None:
                 answers.append((table, answer))
     if not ways:
