@@ -122,9 +122,9 @@ def store(session_id: int, trials: Iterator[Trial]) -> None:
         for number, (config, name, params, time_ms, cause) in enumerate(trials):
             if (config, name) not in jobs:
                 (config_id,) = configs.store(connection, [config], None).ids
-                job = {"session_id": session_id, "config_id": config_id, "solver_id": solvers[name]}
-                job |= {"steps": "compile,eval", "step": "eval", "state": "evaluated"}
-                done = connection.execute(sa.insert(Job).values(**job, reason="", options={}))
+                ids = {"session_id": session_id, "config_id": config_id, "solver_id": solvers[name]}
+                job = {"steps": "compile,eval", "step": "eval", "state": "evaluated", "reason": ""}
+                done = connection.execute(sa.insert(Job).values(**ids, **job, options={}))
                 assert done.inserted_primary_key is not None
                 jobs[config, name] = done.inserted_primary_key[0]
             row = {"job_id": jobs[config, name], "number": number, "params": params}

@@ -6,6 +6,9 @@ then on a visitor with a token for submissions speaks HTTP and nothing else: it 
 residual network, watches it, takes the answer away, and runs it on the board. Again, it is known;
 another model with the same tasks has none of them tuned. On this machine it is tuned in an empty
 database, and in another one for 1.2 times of the latency that was found: that ends early.
+
+With `--by-command MODEL` (of examples/make_models.py) that alone: it is tuned by `tuna tune` and by
+a request, each in an empty database and for the same minutes, and both are timed in turn.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ _KEY = "emulated"
 #: Limits: seconds until what is known is answered, error on the board, and the whole.
 _KNOWN_S, _ERROR, _WHOLE_S = 1.0, 1e-3, 1200.0
 _FACTOR = 1.2
+#: Limit of the time of a model by a request, relative to that by command.
+_BY_COMMAND = 1.05
 
 
 def main() -> int:
@@ -44,12 +49,17 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=32, help="rows and columns of an image")
     parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, each time")
     parser.add_argument("--no-board", action="store_true", help="this machine alone")
+    parser.add_argument("--by-command", metavar="MODEL", help="against `tuna tune`, that alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tuna-service-") as temporary:
         run = _Run(Path(temporary), options.size, options.minutes)
         with contextlib.closing(run):
+            if options.by_command:
+                ratio = {"by_request_to_by_command": run.versus_command(options.by_command)}
+                limits = dict.fromkeys(ratio, _BY_COMMAND)
+                return Outcome("service", ratio, limits=limits).print(options.json)
             figures: dict[str, float] = {}
             if not options.no_board:
                 figures |= run.elsewhere()
@@ -172,6 +182,21 @@ class _Run:
             "here_target_trials": built["progress"]["trials"],
         }
 
+    def versus_command(self, name: str) -> float:
+        """Tune a model by command and by a request; return the ratio of their times in turn."""
+        model, mine = self._made(name, "-o", f"{name}.onnx"), self._folder / "by-command.so"
+        minutes = ["--minutes", str(self._minutes), "-o", str(mine)]
+        self._tuna({"TUNA_HOME": str(self._folder / "command")}, "tune", str(model), *minutes)
+        visitor = self._visitor({"TUNA_HOME": str(self._folder / "request")})
+        asked = visitor.submit(model, name=name, minutes=self._minutes)
+        theirs = self._taken(visitor, visitor.ended(asked), "request") / f"{name}.so"
+        if theirs.read_bytes() == mine.read_bytes():
+            return 1.0
+        words = ["benchmark-model", str(mine), "--local", "--against", str(theirs), "--json"]
+        _, found = json.loads(self._tuna({"TUNA_HOME": str(self._folder / "command")}, *words))
+        _say(json.dumps(found))
+        return float(found["ratio"])
+
     def _served(
         self, home: Mapping[str, str], name: str, **asked: object
     ) -> tuple[dict[str, float], Path]:
@@ -186,11 +211,7 @@ class _Run:
         assert again["state"] == "known", again
         second = visitor.ended(visitor.submit(self._model(1), name="second", **fields))
         assert second["state"] == "known", second
-        folder = self._folder / f"answer-{name}"
-        folder.mkdir()
-        for file in built["files"]:
-            path = f"/v1/requests/{built['id']}/result?file={file}"
-            (folder / file).write_bytes(visitor.get(path))
+        folder = self._taken(visitor, built, name)
         progress = built["progress"]
         figures = {
             "ms": progress["time_ms"],
@@ -204,6 +225,15 @@ class _Run:
             figures |= {key: progress[key] for key in ("untuned_ms", "in_turn_ms")}
         return {f"{name}_{key}": value for key, value in figures.items()}, folder / "residual.so"
 
+    def _taken(self, visitor: Visitor, built: Mapping[str, Any], name: str) -> Path:
+        """Download the files of a request; return their folder."""
+        folder = self._folder / f"answer-{name}"
+        folder.mkdir()
+        for file in built["files"]:
+            path = f"/v1/requests/{built['id']}/result?file={file}"
+            (folder / file).write_bytes(visitor.get(path))
+        return folder
+
     def _visitor(self, home: Mapping[str, str]) -> Visitor:
         """Start a service; return a visitor with a token for submissions."""
         serve = self._start(home, "-m", "tuna", "serve", "--listen", "127.0.0.1:0", read=True)
@@ -215,11 +245,13 @@ class _Run:
         return Visitor(address, token[0])
 
     def _model(self, seed: int) -> Path:
-        path = self._folder / f"residual-{seed}.onnx"
-        make = [sys.executable, str(_ROOT / "examples" / "make_models.py"), "residual"]
-        words = ["--size", str(self._size), "--seed", str(seed), "-o", str(path)]
-        subprocess.run([*make, *words], check=True, stdout=sys.stderr)
-        return path
+        words = ["--size", str(self._size), "--seed", str(seed)]
+        return self._made("residual", *words, "-o", f"residual-{seed}.onnx")
+
+    def _made(self, model: str, *words: str) -> Path:
+        make = [sys.executable, str(_ROOT / "examples" / "make_models.py"), model, *words]
+        subprocess.run(make, check=True, stdout=sys.stderr, cwd=self._folder)
+        return self._folder / words[-1]
 
     def _tuna(self, env: Mapping[str, str], *words: str) -> str:
         command = [sys.executable, "-m", "tuna", *words]

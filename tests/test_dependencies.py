@@ -202,8 +202,11 @@ NOT_INSTALLED = {
 #: Packages that a test needs and no lock has, and where that is.
 NOT_LOCKED = {
     "ipykernel": "a drill",
+    "jsonschema": "one case: Kernel Tuner's schema",
+    "kernel_tuner": "one case: its schema",
     "nbclient": "a drill",
     "onnxruntime": "one case: what ONNX's own evaluator refuses",
+    "optuna": "an extra for one form of export (docs/formats.md)",
     "pandas": "one case: what a user may have",
     "requests": "a drill: of schemathesis",
     "resource": "Python's",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 
 import pytest
 from shared_data import shared_data
 
-from tuna.configs import ConvConfig, GemmConfig, parse_file, parse_lines
+from tuna.configs import ConvConfig, GemmConfig, LineCounts, parse_file, parse_lines
 from tuna.errors import BadInput
 
 DRIVER = "./bin/MIOpenDriver conv -n 1 -F 1"
@@ -38,6 +39,74 @@ def test_every_line_of_a_real_log_is_understood_or_named(
     assert counts.rejected == 0
     assert sum(rejection.lines for rejection in parsed.rejections) == unsupported
     assert len({rejection.reason for rejection in parsed.rejections}) == len(parsed.rejections)
+
+
+#: Lines that were written for these tests, in the forms of IREE's BOO driver and of rocMLIR.
+LOGS = Path(__file__).parent / "logs"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "counts", "left_out"),
+    [
+        (
+            "boo_commands.txt",
+            (
+                "conv 4x48x20x30 k96 1x1 s1 p0 NHWC bf16 F",
+                "conv 4x48x20x30 k48 3x1 s1 p1x0 g3 NHWC bf16 W",
+                "conv 2x8x9x9 k16 3x3 s1 p1 NCHW fp32 F",
+                "conv 2x8x5x9x9 k16 3x3x3 s1 p0 NCDHW fp16 B",
+            ),
+            LineCounts(15, accepted=5, ignored=3, rejected=3, unsupported=4, duplicates=1),
+            {"a bias": 1},
+        ),
+        (
+            "rocmlir_gemm.tsv",
+            (
+                "gemm 96x640x48 NN fp32",
+                "gemm b12 96x96x16 NT fp16",
+                "gemm 96x64x48 TN int8",
+                "gemm 64x96x48 TT bf16>fp32",
+                "gemm b2 5x6x7 NT fp16",
+                "gemm b2 5x6x8 NT fp16",
+            ),
+            LineCounts(17, accepted=7, ignored=3, rejected=3, unsupported=4, duplicates=1),
+            {},
+        ),
+    ],
+)
+def test_lines_of_iree_and_rocmlir_are_layers_or_named(
+    name: str, labels: tuple[str, ...], counts: LineCounts, left_out: dict[str, int]
+) -> None:
+    parsed = parse_file(LOGS / name)
+    assert tuple(config.label for config in parsed.configs) == labels
+    assert (parsed.counts, parsed.left_out) == (counts, left_out)
+    assert len(parsed.rejections) == counts.rejected + counts.unsupported, "each has its reason"
+
+
+@pytest.mark.parametrize("name", ["boo_commands.txt", "rocmlir_gemm.tsv"])
+def test_of_10000_broken_lines_each_is_counted(name: str) -> None:
+    chance, good = random.Random(29), (LOGS / name).read_text().splitlines()
+    words = sorted({*" ".join(good).split(), "", "-", "--", "=", "-1", "1e9", "9" * 30, "\t", "\0"})
+
+    def broken() -> str:
+        line = list(chance.choice(good))
+        for _ in range(chance.randint(1, 3)):
+            place, end = sorted(chance.choices(range(len(line) + 1), k=2))
+            if chance.random() < 0.8:
+                end = min(end, place + 1)
+            line[place:end] = chance.choice(
+                [*words, *"0123456789", chr(chance.randrange(1, 0x3000))]
+            )
+        return "".join(line).replace("\n", " ")
+
+    parsed = parse_lines([*good, *(broken() for _ in range(10_000))], name)
+    counts = parsed.counts
+    assert counts.total == len(good) + 10_000
+    assert counts.total == sum(
+        (counts.accepted, counts.ignored, counts.rejected, counts.unsupported)
+    )
+    assert min(counts.accepted, counts.rejected, counts.unsupported) > 50, "all ends are met"
+    assert sum(one.lines for one in parsed.rejections) == counts.rejected + counts.unsupported
 
 
 def test_a_network_that_ran_three_ways_has_its_layers_with_their_counts() -> None:

@@ -80,7 +80,8 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_there_are_the_forms_of_the_installed_libraries_and_the_generic_ones() -> None:
     triton = ["block-fp8", "sglang-moe", "triton-json", "vllm-moe"]
-    assert registry.forms() == sorted(["csv", "find", "json", "kernel", "perf", "tvm", *triton])
+    generic = ["csv", "json", "optuna", "t4"]
+    assert registry.forms() == sorted(["find", "kernel", "perf", "tvm", *generic, *triton])
 
 
 @pytest.mark.usefixtures("plugged")
@@ -108,8 +109,8 @@ def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is
     ) as caught:
         registry.exporter("nosuch")
     assert caught.value.hint == (
-        "forms: block-fp8, csv, find, json, kernel, perf, sglang-moe, toy, triton-json, tvm,"
-        " vllm-moe"
+        "forms: block-fp8, csv, find, json, kernel, optuna, perf, sglang-moe, t4, toy, triton-json,"
+        " tvm, vllm-moe"
     )
 
 

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder
 
+from tuna.db.engine import reading, writing
 from tuna.exports import export
+from tuna.exports.importer import import_db
 from tuna.libraries.tvm import tvm_db
 
 pytest.importorskip("tvm")
@@ -48,6 +51,10 @@ module = records[0].workload.mod
 best = db.query_tuning_record(module, Target({"kind": "llvm"}), "main")
 times = [[float(s) for s in r.run_secs] for r in records]
 text = str(db.query_schedule(module, Target({"kind": "llvm"}), "main").mod)
+for mcpu, seconds in (("x86-64-v3", 0.001), ("x86-64", 0.0015)):
+    target = Target({"kind": "llvm", "mcpu": mcpu})
+    db.commit_tuning_record(ms.database.TuningRecord(
+        best.trace, best.workload, [seconds, seconds], target, best.args_info))
 print(json.dumps([times, float(best.run_secs[0]), "_0 * 4" in text]))
 """
 
@@ -61,9 +68,24 @@ def in_tvm(program: str, *arguments: str) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_tvm_finds_the_winner_in_an_exported_database(
-    build: DatabaseBuilder, tmp_path: Path
+def test_tvm_finds_the_winner_in_an_exported_database_and_what_it_adds_comes_in(
+    sqlite_engine: sa.Engine, tmp_path: Path
 ) -> None:
+    with writing(sqlite_engine) as connection:
+        path = _exported_to_tvm(DatabaseBuilder(connection), tmp_path)
+        target = '{"kind": "llvm", "mcpu": "x86-64"}'
+        copy = DatabaseBuilder(connection).session(reason="copy", target=target)
+    report = import_db(sqlite_engine, path, copy)
+    assert (report.rows, sum(report.skipped.values())) == (1, 3), "two of llvm, one of x86-64-v3"
+    with reading(sqlite_engine) as connection:
+        path = export(connection, copy, "tvm", tmp_path / "copy").path
+    (layer,) = tvm_db.read(path)
+    (record,) = layer.records
+    assert record.seconds == 0.0015
+    assert json.loads(record.schedule)[2]["mcpu"] == "x86-64"
+
+
+def _exported_to_tvm(build: DatabaseBuilder, tmp_path: Path) -> Path:
     made = in_tvm(WRITE)
     assert isinstance(made, dict)
     session, config, solver = build.session(), build.config(DRIVERS[1]), build.solver("A")
@@ -81,3 +103,4 @@ def test_tvm_finds_the_winner_in_an_exported_database(
     assert scheduled
     (layer,) = tvm_db.read(report.path)
     assert json.loads(layer.workload) == json.loads(made["workload"])
+    return report.path

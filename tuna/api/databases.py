@@ -85,12 +85,14 @@ def import_database(
     reason: str,
     facts: Mapping[str, str],
     library: str = "miopen",
+    target: str = "",
 ) -> ImportReport:
     """Import a database file into a session; for a find db or perf db into a new one unless
     `session_id` is given.
 
     `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and
-    complete those in the file's name. Raises BadInput for an invalid file, or facts that are
+    complete those in the file's name. `target`: that of the records to take, where it is not the
+    session's to the letter. Raises BadInput for an invalid file, or facts that are
     missing or not expected.
     """
     engine = open_database()
@@ -118,7 +120,7 @@ def import_database(
         )
     if facts:
         raise BadInput("With --session-id the environment is the session's; leave the rest out.")
-    return import_db(engine, path, session_id)
+    return import_db(engine, path, session_id, target)
 
 
 def merge_databases(

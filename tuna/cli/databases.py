@@ -71,8 +71,8 @@ def export(
     wanted: _Source,
     **wishes: Any,
 ) -> None:
-    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's
-    own form."""
+    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, all trials as t4
+    or optuna, or a plug-in's own form."""
     if (wanted.session_id is None) == (wanted.golden is None):
         raise BadInput("Say whose results: either --session-id or --golden.")
     wishes |= options.job_options(pairs)
@@ -88,8 +88,11 @@ def export(
 
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=_DATABASE)
 @click.option("--session-id", type=options.ID, help="Into this session; default: a new one.")
+@click.option(
+    "--target", default="", help="Of a tvm database: take its records; default: the session's."
+)
 @click.option("--arch", help="Architecture; default: from the file's name.")
 @click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
 @click.option("--rocm-version", "rocm_v", help="ROCm that the database was made with.")
@@ -97,11 +100,11 @@ def export(
 @click.option(
     "-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text."
 )
-def import_db(file: Path, session_id: int | None, reason: str, **facts: Any) -> None:
+def import_db(file: Path, session_id: int | None, target: str, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
-    into a session."""
+    or a folder of TVM's, into a session."""
     given = options.given(facts)
-    show.imported_database(api.import_database(file, session_id, reason, given))
+    show.imported_database(api.import_database(file, session_id, reason, given, target=target))
 
 
 @click.command()

@@ -1,13 +1,17 @@
-"""Flags of MIOpenDriver's convolutions, named and defaulted as in conv_driver.hpp."""
+"""Flags of MIOpenDriver's convolutions, named and defaulted as in conv_driver.hpp; with the program
+before them, or without it as IREE's BOO driver and tuner read and write them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from tuna.configs import conv
 from tuna.configs.conv import LAYOUTS, ConvConfig
 from tuna.configs.flags import Flags
 from tuna.configs.kind import ConfigKind
+from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import Direction
 from tuna.errors import BadInput
 
@@ -87,4 +91,33 @@ KIND = ConfigKind(
     ConvConfig,
     commands=dict.fromkeys(_OF_COMMAND, _read),
     reference="tuna.libraries.reference:convolution",
+)
+
+
+#: A command with its flags; and what iree-boo-driver prints below each: `>>> min=85.24us ...`.
+_BARE = re.compile(r"(conv|gemm|bnorm|layernorm)\w* +--?\S|>>> ")
+_BIAS = re.compile(r" (-b|--bias)[ =]+0*[1-9]")
+
+
+def _read_bare(line: str) -> list[ConvConfig]:
+    """As iree-boo-driver reads it: forward unless `-F` says otherwise."""
+    command, *flags = line.split()
+    if command not in _OF_COMMAND:
+        raise UnsupportedLine(
+            f"the command {command[:40]} is not supported without the program before it: IREE's"
+            " driver may mean another layer by it than MIOpen's"
+        )
+    return _read([command, "-F", "1", *flags])
+
+
+def _beside_bare(line: str) -> Sequence[str]:
+    return ["a bias"] if _BIAS.search(line) else []
+
+
+BARE = LineForm(
+    "MIOpenDriver command without the program",
+    recognises=lambda line: _BARE.match(line) is not None,
+    read=_read_bare,
+    asks_for=lambda line: None if line.startswith(">>> ") else line,
+    left_out=_beside_bare,
 )

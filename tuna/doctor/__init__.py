@@ -33,6 +33,7 @@ _MIN_FREE_BYTES = 1 << 30
 #: Extras that are no library's own: a package that comes with each, and what it is for.
 EXTRAS = {
     "onnx": ("onnx", "ONNX models"),
+    "optuna": ("optuna", "exports of all trials to Optuna"),
     "rpc": ("tornado", "boards"),
     "serve": ("uvicorn", "the gateway for remote workers"),
     "torch": ("torch", "PyTorch models"),

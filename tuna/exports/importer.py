@@ -18,7 +18,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, FindDb, SolverRow
 from tuna.errors import BadInput
 from tuna.exports import registry
-from tuna.exports.intake import Batch, ImportReport, ImportRun
+from tuna.exports.intake import Batch, ImportReport, ImportRun, identified
 from tuna.libraries.exporter import ImportedResult
 from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import find_db, perf_db
@@ -38,7 +38,10 @@ _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
 
 def import_db(
-    engine: sa.Engine, path: Path, session_id: int | Callable[[sa.Connection], tuple[int, bool]]
+    engine: sa.Engine,
+    path: Path,
+    session_id: int | Callable[[sa.Connection], tuple[int, bool]],
+    target: str = "",
 ) -> ImportReport:
     """Read a find db (text) or perf db (SQLite or text) of MIOpen's, or any other form that can be
     imported.
@@ -46,8 +49,9 @@ def import_db(
     The file may be packed with bzip2. What was measured here is never replaced; what was imported
     is. A find db and a perf db of the same session complete each other, whichever comes first.
     Importing a file again changes nothing. `session_id`: or what makes a session, called when the
-    file has been found to be good. Raises BadInput before anything is stored if the file is
-    damaged, and NotFound if there is no such session.
+    file has been found to be good. Records of another target than `target`, by default the
+    session's, are left out, in forms whose records have one. Raises BadInput before anything is
+    stored if the file is damaged, and NotFound if there is no such session.
     """
     source = _source(path)
     exporter = registry.exporter_of(path)
@@ -63,24 +67,30 @@ def import_db(
             f"{path} is a {exporter.title}, which cannot be imported.",
             hint=f"these can: {', '.join(able)}",
         )
-    read, store = readers.get(exporter.form, (exporter.imported, _import_results))
+    read, store = readers.get(
+        exporter.form, (lambda path: identified(engine, exporter.imported(path)), _import_results)
+    )
     wanted = _survey(read(path))
     with writing(engine) as connection:
         session_id = session_id if isinstance(session_id, int) else session_id(connection)[0]
-        library = sessions.get(connection, session_id).environment.library
-        solvers, new_solvers = _add_solvers(connection, library, wanted)
-    task = ImportRun(engine, session_id, source, solvers, new_solvers)
+        where = sessions.get(connection, session_id).environment
+        wanted_target = exporter.target_name(target or where.target)
+        if target and not wanted_target:
+            raise BadInput(f"The records of a {exporter.title} have no target.")
+        solvers, new_solvers = _add_solvers(connection, where.library, wanted)
+    task = ImportRun(engine, session_id, source, solvers, new_solvers, wanted_target)
     store(task, read(path))
     return task.report()
 
 
 def _source(path: Path) -> str:
     """The file's name and the beginning of its SHA-256."""
+    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
-            digest = hashlib.sha256()
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            with open(file, "rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
     return f"{path.name[:180]} sha256:{digest.hexdigest()[:16]}"
@@ -101,6 +111,8 @@ def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict
     found: dict[str, _Wanted] = {}
     for record in records:
         for item in record.items if isinstance(record, FindRecord) else [record]:
+            if not item.solver:
+                continue
             wanted = found.setdefault(canonical_name(item.solver), _Wanted())
             if isinstance(item, PerfRecord):
                 wanted.tunable = True
@@ -321,6 +333,15 @@ def _layer_or_problem_of_row(key: PerfKey) -> Config:
 
 
 def _import_results(task: ImportRun, records: Iterator[ImportedResult]) -> None:
+    def wanted() -> Iterator[ImportedResult]:
+        for record in records:
+            if record.target != task.target:
+                task.skipped[f"its target is {record.target}"] += 1
+            elif record.workload and not record.config:
+                task.skipped["no session here has its workload"] += 1
+            else:
+                yield record
+
     def store(batch: Batch, part: Sequence[ImportedResult]) -> None:
         layers: dict[str, Config] = {}
         for record in part:
@@ -337,7 +358,7 @@ def _import_results(task: ImportRun, records: Iterator[ImportedResult]) -> None:
             else:
                 _put_result(batch, record, ids)
 
-    task.run(store, records)
+    task.run(store, wanted())
 
 
 def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) -> None:
@@ -363,4 +384,6 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
             "noisy": record.noisy,
             "clock": record.clock,
         }
+        if record.workload:
+            values["workload"] = batch.keep(record.workload)
         batch.put([ids[record.config]], solver_id, values)

@@ -3,8 +3,9 @@ batch."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -13,15 +14,17 @@ import sqlalchemy as sa
 
 from tuna.configs import Config
 from tuna.db import configs
-from tuna.db.bulk import upsert
-from tuna.db.engine import transaction
-from tuna.db.models import FindDb
+from tuna.db.bulk import rows_among, upsert
+from tuna.db.engine import reading, transaction
+from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
+from tuna.libraries.exporter import ImportedResult
+from tuna.results.selectable import SESSIONS
 from tuna.vocabulary import canonical_name
 
 #: Problems in one transaction: few enough that its locks do not delay other processes noticeably.
 _BATCH = 1000
-_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "noisy", "clock")
+_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "noisy", "clock", "workload")
 _COLUMNS = (*_VALUES, "source", "job_id")
 _KEY = ("session_id", "config_id", "solver_id")
 _MAX_SOURCE = 255
@@ -50,6 +53,7 @@ class ImportRun:
     source: str
     solvers: Mapping[str, int | None]
     new_solvers: int
+    target: str = ""  #: of the results that are taken, as `ImportedResult` has it
     counts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -90,6 +94,8 @@ class Batch:
     skipped: Counter[str] = field(default_factory=Counter)
     before: dict[tuple[int, int], Any] = field(default_factory=dict)
     changed: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    #: texts of problems that results need, by their SHA-256
+    workloads: dict[str, bytes] = field(default_factory=dict)
 
     def read(self, config_ids: Iterable[int]) -> None:
         """Look up what the session has for these configs."""
@@ -107,6 +113,12 @@ class Batch:
         ids = dict(zip(distinct, stored.ids, strict=True))
         self.counts["new_configs"] += stored.added
         return {name: ids[config.key] or 0 for name, config in made.items()}
+
+    def keep(self, workload: str) -> str:
+        """Store a problem's text, if a result needs it; returns its SHA-256."""
+        digest = _digest(workload)
+        self.workloads[digest] = workload.encode()
+        return digest
 
     def solver(self, name: str) -> int | None:
         """The id of a solver, None (and counted) if it cannot be used."""
@@ -141,7 +153,7 @@ class Batch:
         row = self.before.get(name)
         if row is not None and row.job_id is not None:
             return False
-        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", False, ""), strict=True))
+        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", False, "", None), strict=True))
         old: dict[str, Any] = empty if row is None else row._asdict()
         new = {column: values.get(column, old[column]) for column in _VALUES}
         if row is None or any(new[column] != old[column] for column in _VALUES):
@@ -150,7 +162,7 @@ class Batch:
 
     def write(self) -> None:
         """Store what changed."""
-        rest = dict.fromkeys(("job_id", "trial_number", "final_job_id", "workload"))
+        rest = dict.fromkeys(("job_id", "trial_number", "final_job_id"))
         rows = [
             dict(zip(_KEY, (self.task.session_id, *name), strict=True))
             | values
@@ -158,10 +170,36 @@ class Batch:
             | {"updated_at": utc_now()}
             for name, values in self.changed.items()
         ]
+        for digest in {row["workload"] for row in rows} & self.workloads.keys():
+            blob = self.workloads[digest]
+            row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
+            upsert(self.connection, KernelRow, [row], key=("digest",))
         if rows:
             update = [name for name in rows[0] if name not in _KEY]
             upsert(self.connection, FindDb, rows, key=_KEY, update=update)
         self.counts["changed"] += len(rows)
+
+
+def identified(engine: sa.Engine, results: Iterator[ImportedResult]) -> Iterator[ImportedResult]:
+    """The results of a file; where one has a workload alone, of the layer and solver for which a
+    session has it, if there is one."""
+    columns = ("workload", "driver", "kind", "config_key", "solver", "family")
+    known = SESSIONS.select(*columns).distinct()
+    while part := list(islice(results, _BATCH)):
+        digests = {_digest(one.workload) for one in part if one.workload and not one.config}
+        with reading(engine) as connection:
+            rows = rows_among(connection, known, SESSIONS["workload"], digests) if digests else ()
+            found = {row.workload: row for row in rows}
+        for one in part:
+            row = None if one.config else found.get(_digest(one.workload))
+            if row is not None:
+                facts = {"config": row.driver, "kind": row.kind, "config_key": row.config_key}
+                one = one._replace(**facts, solver=row.solver, family=row.family)
+            yield one
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _joined(old: str | None, new: str) -> str:

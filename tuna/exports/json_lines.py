@@ -51,6 +51,7 @@ VERSION = 1
 _FORMAT = "tuna-results"
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _HEADER = f"{_encode({'format': _FORMAT, 'version': VERSION})}\n"
+_IMPORTED = [name for name in ImportedResult._fields if name in ResultRecord._fields]
 _Count = Annotated[int, Field(ge=0)]
 _Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _MAX_SHOWN = 200
@@ -103,7 +104,8 @@ class GenericExporter(Exporter[GenericOptions]):
     def imported(self, path: Path) -> Iterator[ImportedResult]:
         """The part of a record that any library can import."""
         for record in self.read(path):
-            yield ImportedResult(*(getattr(record, name) for name in ImportedResult._fields))
+            fields = record._asdict()
+            yield ImportedResult(**{name: fields[name] for name in _IMPORTED})
 
 
 def _kept(

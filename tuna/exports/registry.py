@@ -11,12 +11,18 @@ from typing import Any, TypeAlias
 from tuna.errors import BadInput, LibraryMissing
 from tuna.exports.csv_table import CsvExporter
 from tuna.exports.json_lines import JsonExporter
+from tuna.exports.trial_forms import OptunaExporter, T4Exporter
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter, LineNames
 from tuna.messages import choices
 
 AnyExporter: TypeAlias = Exporter[Any]
-_GENERIC: tuple[AnyExporter, ...] = (JsonExporter(), CsvExporter())
+_GENERIC: tuple[AnyExporter, ...] = (
+    JsonExporter(),
+    CsvExporter(),
+    T4Exporter(),
+    OptunaExporter(),
+)
 
 
 @functools.cache

@@ -17,10 +17,10 @@ from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import exporter
 from tuna.libraries.exporter import ExportReport
-from tuna.libraries.results import KernelOf, ResultRecord, SolverFacts
+from tuna.libraries.results import KernelOf, ResultRecord, SolverFacts, TrialRecord
 from tuna.results.core_tables import config, golden, kernel, solver
 from tuna.results.selectable import RELEASES, SESSIONS, Results
-from tuna.results.whole_results import good_trials, records
+from tuna.results.whole_results import good_trials, records, session_trials
 
 _FETCH_ROWS = 5000
 _BATCH = 500
@@ -42,6 +42,7 @@ class SqlSource:
     toolchain: str
     tag: str | None
     mixed: bool = False
+    session_id: int | None = None
     solvers: Mapping[int, SolverFacts] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +87,12 @@ class SqlSource:
     def records(self, n_best: int = 1, *, baselines: bool = False) -> Iterator[ResultRecord]:
         """Whole results; trials by the unique index (job_id, number)."""
         return records(self.connection, self.found if baselines else self.selected, n_best)
+
+    def trials(self) -> Iterator[TrialRecord]:
+        """Sorted by the database."""
+        if self.session_id is None:
+            return iter(())
+        return session_trials(self.connection, self.session_id, self.tag)
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Counted by the database."""
@@ -144,7 +151,8 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
         )
     mine = SESSIONS["session_id"] == session_id
     facts = (one.library, one.arch, one.num_cu, one.target, one.key, one.toolchain, tag)
-    return SqlSource(connection, SESSIONS.only(mine, tag=tag), f"Session {session_id}", *facts)
+    found, title = SESSIONS.only(mine, tag=tag), f"Session {session_id}"
+    return SqlSource(connection, found, title, *facts, session_id=session_id)
 
 
 def of_golden(

@@ -15,7 +15,15 @@ import sqlalchemy as sa
 from tuna.db import networks
 from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
-from tuna.golden.solver_counts import SolverCount, count_solvers
+from tuna.golden.solver_counts import (
+    DeviceLayer,
+    Side,
+    SolverCount,
+    SolverTime,
+    count_solvers,
+    entries,
+    outcome,
+)
 from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.messages import counted
 from tuna.results.selectable import Results
@@ -102,7 +110,7 @@ class PromotionReport:
     #: of every slower layer, largest first
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)
     left_out: int = 0  #: results of the session that are not releasable and therefore not compared
-    solvers: tuple[SolverCount, ...] = ()  #: of `report` and `report_session`
+    solvers: tuple[SolverCount, ...] = ()  #: by solver and type of layer
 
     def lines(self) -> list[str]:
         """The report as lines of text."""
@@ -166,18 +174,6 @@ class _Side(NamedTuple):
     session_id: int | None = None
 
 
-class _Fastest(NamedTuple):
-    id: int
-    time_ms: float
-    solver: str
-
-
-class _Layer(NamedTuple):
-    arch: str
-    num_cu: int
-    config_id: int
-
-
 def report(
     connection: sa.Connection, version: int, against: int | None = None, library: str | None = None
 ) -> PromotionReport:
@@ -185,10 +181,7 @@ def report(
     subject = find(connection, version, library)
     number = subject.base_version if against is None else against
     other = None if number is None else find(connection, number, subject.library)
-    counts = count_solvers(
-        connection, entries_of(subject), None if other is None else entries_of(other)
-    )
-    return replace(compare(connection, subject, other), solvers=counts)
+    return compare(connection, subject, other)
 
 
 def report_session(
@@ -205,10 +198,7 @@ def report_session(
     subject = _Side(environment.library, releasable.releasable(wanted), None, session_id)
     device = entries_of(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
-    left_out = releasable.refused(connection, wanted)
-    return replace(
-        found, left_out=left_out, solvers=count_solvers(connection, subject.rows, device)
-    )
+    return replace(found, left_out=releasable.refused(connection, wanted))
 
 
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
@@ -224,8 +214,9 @@ def compare(connection: sa.Connection, subject: Version, other: Version | None) 
 def _compare(
     connection: sa.Connection, subject: _Side, other: _Side | None = None
 ) -> PromotionReport:
-    after = _fastest(connection, subject.rows)
-    before = _fastest(connection, other.rows) if other is not None else {}
+    after_all = entries(connection, subject.rows)
+    before_all = entries(connection, other.rows) if other is not None else {}
+    after, before = _fastest(after_all), _fastest(before_all)
     both = sorted(before.keys() & after.keys())
     lost = sorted(before.keys() - after.keys())
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
@@ -256,17 +247,18 @@ def _compare(
         ),
         missing_layers=tuple(old[before[layer].id] for layer in lost[:_MAX_ITEMS]),
         slower_ratios=tuple(ratios[layer] for layer in slower),
+        solvers=count_solvers(connection, after_all, before_all),
     )
 
 
-def _fastest(connection: sa.Connection, rows: Results) -> dict[_Layer, _Fastest]:
-    """The fastest entry of each layer."""
-    query = rows.fastest(_Layer._fields, *_Layer._fields, *_Fastest._fields)
-    return {_Layer(*row[:3]): _Fastest(*row[3:]) for row in connection.execute(query)}
+def _fastest(side: Side) -> dict[DeviceLayer, SolverTime]:
+    return {layer: min(found.values()) for layer, found in side.items()}
 
 
 def _tallies(
-    connection: sa.Connection, before: dict[_Layer, _Fastest], after: dict[_Layer, _Fastest]
+    connection: sa.Connection,
+    before: dict[DeviceLayer, SolverTime],
+    after: dict[DeviceLayer, SolverTime],
 ) -> tuple[ModelTally, tuple[ModelTally, ...]]:
     weights = networks.occurrences(connection)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -275,7 +267,7 @@ def _tallies(
         old, new = before.get(layer), after.get(layer)
         shares = weights.get(layer.config_id) or {NO_MODEL: 1}
         for name, weight in [*shares.items(), (TOTAL, sum(shares.values()))]:
-            counts[name][_outcome(old, new)] += 1
+            counts[name][outcome(new, old)] += 1
             if old and new:
                 times[name][0] += old.time_ms * weight
                 times[name][1] += new.time_ms * weight
@@ -286,14 +278,6 @@ def _tallies(
     total = tallies.pop(TOTAL, ModelTally(TOTAL))
     names = sorted(tallies, key=lambda name: (name == NO_MODEL, name))
     return total, tuple(tallies[name] for name in names)
-
-
-def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
-    if old is None or new is None:
-        return "new" if old is None else "missing"
-    if new.time_ms == old.time_ms:
-        return "equal"
-    return "faster" if new.time_ms < old.time_ms else "slower"
 
 
 def _tally_line(tally: ModelTally) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from tuna.db.bulk import rows_among
 from tuna.db.models import ConfigRow
-from tuna.golden.versions import KEY
 from tuna.results.selectable import Results
 from tuna.vocabulary import kind_text
 
@@ -36,52 +35,63 @@ class SolverCount:
         return asdict(self)
 
 
-class _Entry(NamedTuple):
-    solver: str
+class SolverTime(NamedTuple):
+    """The entry of a solver for a layer; the least one is the fastest, ties are broken by the
+    name."""
+
     time_ms: float
+    solver: str
+    id: int
 
 
-_Key = tuple[str, int, int, int]
+class DeviceLayer(NamedTuple):
+    """A config on a device model."""
+
+    arch: str
+    num_cu: int
+    config_id: int
 
 
-def count_solvers(
-    connection: sa.Connection, subject: Results, other: Results | None
-) -> tuple[SolverCount, ...]:
+#: The entries of one side: of each layer by solver.
+Side = Mapping[DeviceLayer, Mapping[str, SolverTime]]
+
+
+def entries(connection: sa.Connection, results: Results) -> Side:
+    """Read the entries of a side."""
+    found: dict[DeviceLayer, dict[str, SolverTime]] = defaultdict(dict)
+    query = results.select(*DeviceLayer._fields, *SolverTime._fields)
+    for arch, num_cu, config_id, time_ms, solver, entry_id in connection.execute(query).all():
+        layer = DeviceLayer(arch, num_cu, config_id)
+        found[layer][solver] = SolverTime(time_ms, solver, entry_id)
+    return found
+
+
+def outcome(new: SolverTime | None, old: SolverTime | None) -> str:
+    """The outcome of a comparison with the entry before; None: there is none."""
+    if old is None or new is None:
+        return "new" if old is None else "missing"
+    if new.time_ms == old.time_ms:
+        return "equal"
+    return "faster" if new.time_ms < old.time_ms else "slower"
+
+
+def count_solvers(connection: sa.Connection, after: Side, before: Side) -> tuple[SolverCount, ...]:
     """The counts, by solver and type."""
-    after = _entries(connection, subject)
-    before = _entries(connection, other) if other is not None else {}
-    types = _types(connection, {key[2] for key in after.keys() | before.keys()})
+    layers = after.keys() | before.keys()
+    types = _types(connection, {layer.config_id for layer in layers})
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for key, entry in after.items():
-        mine, old = counts[entry.solver, types[key[2]]], before.get(key)
-        mine["entries"] += 1
-        mine[_outcome(entry, old)] += 1
-    for key in before.keys() - after.keys():
-        counts[before[key].solver, types[key[2]]]["missing"] += 1
-    best: dict[tuple[str, int, int], tuple[_Entry, str]] = {}
-    for key, entry in after.items():
-        first = best.get(key[:3])
-        if first is None or (entry.time_ms, entry.solver) < (first[0].time_ms, first[0].solver):
-            best[key[:3]] = entry, types[key[2]]
-    for entry, kind in best.values():
-        counts[entry.solver, kind]["fastest"] += 1
+    for layer in layers:
+        new, old, type_ = after.get(layer, {}), before.get(layer, {}), types[layer.config_id]
+        for solver in new.keys() | old.keys():
+            counts[solver, type_][outcome(new.get(solver), old.get(solver))] += 1
+        for solver in new:
+            counts[solver, type_]["entries"] += 1
+        if new:
+            counts[min(new.values()).solver, type_]["fastest"] += 1
     return tuple(
         SolverCount(solver, type_, **dict(found))
         for (solver, type_), found in sorted(counts.items())
     )
-
-
-def _outcome(entry: _Entry, old: _Entry | None) -> str:
-    if old is None:
-        return "new"
-    if entry.time_ms == old.time_ms:
-        return "equal"
-    return "faster" if entry.time_ms < old.time_ms else "slower"
-
-
-def _entries(connection: sa.Connection, results: Results) -> dict[_Key, _Entry]:
-    found = connection.execute(results.select(*KEY, *_Entry._fields))
-    return {(row[0], row[1], row[2], row[3]): _Entry(*row[4:]) for row in found}
 
 
 def _types(connection: sa.Connection, configs: Collection[int]) -> dict[int, str]:

@@ -367,6 +367,15 @@ class Library(ABC):
         default: there is none."""
         return None
 
+    def params_by_name(self, params: str) -> Mapping[str, Any]:
+        """Return a candidate's params as JSON values by name, for tools that compare candidates;
+        empty: they have no names. The default reads a JSON object."""
+        try:
+            found = json.loads(params)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def of_rival(self, item: WorkItem, rival: Rival) -> WorkItem:
         """The last step of the rival's own job, for its winner alone; `item` is that of the
         finals."""

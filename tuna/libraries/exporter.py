@@ -126,6 +126,11 @@ class ImportedResult(NamedTuple):
     noisy: bool = False  #: the device was not quiet while it was measured
     clock: str = ""
     config_key: str = ""  #: one that is not of `config` has the result left out; empty: not known
+    #: of the record, as `Exporter.target_name` has it: another than the session's has it left out
+    target: str = ""
+    #: the problem's text, which is kept for exports; of a record without `config` the text by which
+    #: a session of this database knows layer and solver
+    workload: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,11 @@ class Exporter(ABC, Generic[Options]):
         """The results in a file, for an import into a session; raises BadInput. Not supported by
         default."""
         raise BadInput(f"A {self.title} cannot be imported.")
+
+    def target_name(self, target: str) -> str:
+        """A session's target, or one that a user named, as `ImportedResult.target` has it; raises
+        BadInput. By default records have none."""
+        return ""
 
     @property
     def importable(self) -> bool:

@@ -112,6 +112,28 @@ class ResultRecord(NamedTuple):
     final_job_id: int | None = None
 
 
+class TrialRecord(NamedTuple):
+    """A candidate of a session's job, with its measurement or why it failed."""
+
+    config_key: str
+    config: str  #: the line that names it: `Config.text()`
+    label: str
+    solver: str
+    job_id: int  #: of a search each round is one
+    number: int  #: within the job
+    params: str | None  #: None where the attempt failed as a whole
+    cause: str  #: `vocabulary.Cause`; empty: it was measured
+    time_ms: float | None  #: median
+    times_ms: tuple[float, ...]  #: all repeats
+    low_ms: float | None  #: 95 % interval of the median
+    high_ms: float | None
+    clock: str  #: as in `ResultRecord`
+    ended_early: bool  #: it was clearly slower, and measured no further
+    max_error: float | None
+    build_s: float | None
+    measured_at: datetime | None  #: UTC
+
+
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
@@ -163,6 +185,10 @@ class ResultSource(Protocol):
         result the first of them. With `baselines` also the results of baselines of configs that
         have others; golden versions have none.
         """
+
+    def trials(self) -> Iterator[TrialRecord]:
+        """All trials of a session, also failed ones and those of baselines, by config key, solver,
+        job and number; a golden version and what was imported have none."""
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Return the number of results without a `problem_key`, by their config's kind."""

@@ -54,7 +54,7 @@ step_result = plain_table(
 )
 trial = plain_table(
     "trial",
-    "id job_id number params cause times_ms time_ms low_ms high_ms clock max_error",
+    "id job_id number params cause times_ms time_ms low_ms high_ms clock max_error build_s",
     ended_early=sa.Boolean(),
     measured_at=UtcDateTime(),
 )

@@ -356,7 +356,9 @@ TRIALS = Results(
             trial,
             trial.c.job_id == job.c.id,
             _columns(
-                trial, "job_id", "time_ms", "params", "clock", "low_ms", "high_ms", "max_error"
+                trial,
+                *("job_id", "time_ms", "times_ms", "params", "clock", "low_ms", "high_ms"),
+                *("max_error", "build_s", "ended_early", "cause"),
             )
             | {
                 "trial_id": trial.c.id,

@@ -12,9 +12,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.searches import rounds_of
-from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
+from tuna.libraries.results import (
+    ResultEnvironment,
+    ResultRecord,
+    Spread,
+    TrialRecord,
+    is_time,
+)
 from tuna.results.core_tables import environment, trial
-from tuna.results.selectable import GOOD_TRIAL, Results
+from tuna.results.selectable import GOOD_TRIAL, TRIALS, Results
 
 _FETCH_ROWS = 1000
 _COLUMNS = (
@@ -22,6 +28,12 @@ _COLUMNS = (
     *("time_ms", "workspace_bytes", "session_id", "source", "noisy", "clock", "simulated"),
     *("environment_id", "times_ms", "max_error", "trial_at", "job_id", "trial_number"),
     *("worker", "device", "measured_at", "low_ms", "high_ms", "final_job_id"),
+)
+#: Columns of a `TrialRecord`, in its order.
+_TRIAL = (
+    *("config_key", "driver", "layer", "solver", "job_id", "trial_number", "params", "cause"),
+    *("time_ms", "times_ms", "low_ms", "high_ms", "clock", "ended_early", "max_error"),
+    *("build_s", "kept_at"),
 )
 
 
@@ -49,6 +61,21 @@ def records(connection: sa.Connection, results: Results, n_best: int = 1) -> Ite
             yield from sorted(
                 several, key=lambda one: (one.time_ms is None, one.time_ms, one.solver, one.params)
             )
+
+
+def session_trials(
+    connection: sa.Connection, session_id: int, tag: str | None
+) -> Iterator[TrialRecord]:
+    """All trials of a session by config key, solver, job and number, streamed; of configs with the
+    tag."""
+    found = TRIALS.only(TRIALS["session_id"] == session_id, tag=tag)
+    order = ("config_key", "solver", "job_id", "trial_number")
+    query = found.select(*_TRIAL).order_by(*(found[name] for name in order))
+    for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
+        key, text, label, solver, job_id, number, params, cause, time_ms, times_ms, *rest = row
+        times = tuple(json.loads(times_ms))
+        which = (key, text, label, solver, job_id, number, params, cause or "")
+        yield TrialRecord(*which, time_ms, times, *rest)
 
 
 def good_trials(

@@ -71,7 +71,10 @@ class Visitors:
     async def valid(self, name: str) -> access_tokens.AccessToken | None:
         """Return a token of a visitor by its id; None for one that is not valid."""
         read_at, found = self._known.get(name, (0.0, None))
-        if time.monotonic() - read_at > _KNOWN_S:
+        now = time.monotonic()
+        if now - read_at > _KNOWN_S:
+            if name in self._known:  # 200 streams of one token ask once, not 200 times
+                self._known[name] = now, found
             found = await to_thread.run_sync(self._look_up, name)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

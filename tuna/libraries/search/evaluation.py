@@ -165,7 +165,7 @@ def nearest(table: Table, others: Sequence[Table], seed: int) -> Costs:
     if not distances:
         return None
     *_, other = min(distances, key=lambda one: one[:3])
-    predicted = CostModel(train([other], seed)).slowdowns(table.rows).tolist()
+    predicted: list[float] = CostModel(train([other], seed)).slowdowns(table.rows).tolist()
     for number, one in enumerate(table.candidates):
         if time_ms := other.times.get((one.solver, one.name)):
             predicted[number] = math.log(time_ms / other.best_ms)

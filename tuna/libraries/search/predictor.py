@@ -26,6 +26,9 @@ _NEIGHBOURS, _QUARTER = 8, 0.35
 _UNKNOWN = 1.0
 
 
+_OF_ENVIRONMENT = ("environment", "arch", "device")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A candidate of a layer, which was measured or has failed."""
@@ -105,7 +108,7 @@ def write_tables(tables: Sequence[Table]) -> bytes:
     rows = [
         {
             "config": one.config.to_json(),
-            "environment": [one.environment, one.arch, one.device],
+            "environment": {name: getattr(one, name) for name in _OF_ENVIRONMENT},
             "candidates": [
                 [each.solver, each.name, dict(sorted(each.features.items())), each.time_ms]
                 for each in one.candidates
@@ -120,9 +123,9 @@ def read_tables(document: bytes) -> list[Table]:
     """Return the tables that `write_tables` wrote."""
     return [
         Table(
-            from_json(row["config"]),
-            *row["environment"],
-            [Candidate(*values) for values in row["candidates"]],
+            config=from_json(row["config"]),
+            **row["environment"],
+            candidates=[Candidate(*values) for values in row["candidates"]],
         )
         for row in json.loads(document)
     ]

@@ -192,11 +192,9 @@ def facts_of(params: str) -> CandidateFacts | None:
     """Return what a predictor sees of a record: of a kernel of ours its point, else the schedule's
     decisions; None for another text."""
     trace = trace_of(params)
-    point = own_point(trace[0]) if trace else ""
-    if point:
-        values = (part.rpartition(" ") for part in point.split(", "))
-        numbers = {name: value for name, _, value in values if value.lstrip("-").isdigit()}
-        return CandidateFacts(point, {f"point.{name}": float(numbers[name]) for name in numbers})
+    if trace and (point := _own(trace[0])):
+        values = {name: value for name, value in by_name(params).items() if isinstance(value, int)}
+        return CandidateFacts(point, {f"point.{name}": float(values[name]) for name in values})
     features = features_of(params)
     return CandidateFacts("", features) if features else None
 
@@ -342,6 +340,10 @@ def tiling_features(
     }
 
 
+#: Errors of params that are no record.
+_NO_RECORD = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
 def readable(params: str) -> str:
     """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles
     4·2·1·8, unroll explicit 64`.
@@ -350,13 +352,35 @@ def readable(params: str) -> str:
     """
     try:
         instructions, decisions = json.loads(params)[0]
-        return own_point(instructions) or _text(instructions, dict(decisions)) or params
-    except (ValueError, TypeError, LookupError, AttributeError):
+        return _own(instructions) or _text(instructions, dict(decisions)) or params
+    except _NO_RECORD:
         return params
 
 
-def own_point(instructions: Sequence[Any]) -> str:
-    """Return the point that a kernel of ours names itself; empty where there is none."""
+def by_name(params: str) -> dict[str, Any]:
+    """The parameters that a record names itself, or the decisions of a MetaSchedule record by what
+    they decide, a tile's by part: whole numbers, but for choices among other values; of any other
+    text none."""
+    try:
+        trace = json.loads(params)[0]
+        if own := _own(trace[0]):
+            pairs = (part.partition(" ") for part in own.split(", "))
+            return {name: int(word) if word.isdigit() else word for name, _, word in pairs}
+        labels, found = _labels(before_postproc(trace)), dict[str, Any]()
+        for place, value in own_decisions(trace):
+            name, _, attributes, _ = trace[0][place]
+            if name == _CHOICE:
+                found[labels[place]] = attributes[0][value]
+            else:
+                for part, number in enumerate(_numbers(value)):
+                    found[labels[place] + (f".{part}" if name == _TILE else "")] = number
+        return found
+    except _NO_RECORD:
+        return {}
+
+
+def _own(instructions: Sequence[Any]) -> str:
+    """The text in which a kernel of ours names its parameters; empty for any other."""
     for name, inputs, attributes, _ in reversed(instructions):
         if name == "Annotate" and attributes == [OWN]:
             return str(json.loads(inputs[1]))

@@ -31,7 +31,7 @@ from tuna.libraries.measurement import Call, Contest, DeviceGone, DeviceHeld
 from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, toolchain
-from tuna.libraries.tvm.decisions import built_in_prior, facts_of, readable
+from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, readable
 from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import DeviceKind
@@ -148,6 +148,10 @@ class TvmLibrary(SearchingLibrary):
         measure there again needs the settings of their workers."""
         words = super().reproduce(item, index)
         return f"{words} --target {shlex.quote(item.target)}" if "mtriple" in item.target else words
+
+    def params_by_name(self, params: str) -> Mapping[str, Any]:
+        """Return the decisions of a record, or the parameters that it names itself."""
+        return by_name(params)
 
     def readable_params(self, params: str) -> str:
         """The decisions of the schedule."""

@@ -4,7 +4,8 @@
 Each line of the first file is a workload, `[structural hash, module in base64]`; each line of the
 second is a record, `[index of its workload, [trace, [seconds], target, arguments]]`. TVM's
 `JSONDatabase(work_dir=...)` reads both. It takes no notice of a record's target, so that one
-directory is for one environment. `layers.json` is Tuna's own:
+directory is for one environment; an import takes the records of one target, also those that TVM
+added later, and from a directory that TVM wrote alone. `layers.json` is Tuna's own:
 
     {"version": 1, "environment": KEY, "layers": [
     {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE,
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -31,9 +33,16 @@ from pydantic import Field
 
 from tuna.configs import read_one
 from tuna.errors import BadInput
-from tuna.libraries.exporter import Entry, Exporter, ExportOptions, ExportTally, sort_rows
+from tuna.libraries.exporter import (
+    Entry,
+    Exporter,
+    ExportOptions,
+    ExportTally,
+    ImportedResult,
+    sort_rows,
+)
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
-from tuna.libraries.tvm import kernels
+from tuna.libraries.tvm import kernels, toolchain
 from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION
 
@@ -265,8 +274,8 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
         return write(path, source.environment_key, _layers(source, options.top, tally))
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """A directory with Tuna's listing."""
-        return (path / LAYERS).is_file()
+        """A directory with TVM's two files."""
+        return all((path / name).is_file() for name in (WORKLOADS, RECORDS))
 
     def entries(self, path: Path) -> Iterator[Entry]:
         """The best record of each layer and solver: time, schedule, workload."""
@@ -274,6 +283,56 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
             best = layer.records[0]
             facts = (best.seconds * 1000, best.schedule, layer.workload)
             yield Entry(layer.driver, layer.solver, facts)
+
+    def imported(self, path: Path) -> Iterator[ImportedResult]:
+        """Every record; the layers are those of the listing, where there is one."""
+        workloads = [_workload(line) for line in _lines(path / WORKLOADS)]
+        listed = read(path) if (path / LAYERS).is_file() else ()
+        layers = {workload_text(one.workload.encode()): one for one in listed}
+        for number, line in enumerate(_lines(path / RECORDS), 1):
+            try:
+                index, (trace, seconds, target, arguments) = json.loads(line)
+                workload = workloads[index]
+                time_ms = 1000 * math.fsum(seconds) / len(seconds) if seconds else 0.0
+                name = _target_name(target)
+            except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+                where = f"{path / RECORDS}:{number}"
+                raise BadInput(f"{where} is no TVM record: {error}.") from error
+            layer = layers.get(workload)
+            yield ImportedResult(
+                config=layer.driver if layer else "",
+                kind=read_one(layer.driver).kind if layer else "",
+                solver=layer.solver if layer else "",
+                algorithm="",
+                family="",
+                workspace_bytes=0,
+                simulated=False,
+                params=_compact([trace, None, target, arguments]),
+                time_ms=time_ms,
+                config_key=layer.key if layer else "",
+                target=name,
+                workload=workload,
+            )
+
+    def target_name(self, target: str) -> str:
+        """Return the target in the words of older releases, without what TVM adds to it."""
+        return _target_name(toolchain.parse(target))
+
+
+#: Attributes of a target that choose the code; TVM adds others to a record's.
+_CHOSEN = ("kind", "arch", "mattr", "mcpu", "num-cores")
+
+
+def _target_name(target: Mapping[str, Any]) -> str:
+    """One text for equal targets: the CPU is this machine's where a target does not say."""
+    chosen = {name: target[name] for name in _CHOSEN if name in target}
+    if chosen.get("kind") == "llvm":
+        chosen["mtriple"] = toolchain.architecture(target)
+    return toolchain.to_words(chosen)
+
+
+def _workload(line: str) -> str:
+    return workload_text(line.encode())
 
 
 def _layers(source: ResultSource, top: int, tally: ExportTally) -> Iterator[TunedLayer]:
