@@ -205,7 +205,6 @@ NOT_LOCKED = {
     "boto3": "a drill, with moto",
     "botocore": "one case: AWS' model of its requests, which boto3 brings",
     "ipykernel": "a drill",
-    "moto": "a drill: an S3 server",
     "jsonschema": "one case: Kernel Tuner's schema",
     "kernel_tuner": "one case: its schema",
     "nbclient": "a drill",

@@ -368,3 +368,25 @@ def test_a_remote_worker_may_read_the_trials_that_a_search_learns_from(room: Roo
     text = message.model_dump_json(exclude_defaults=True)
     held = HandedChunk("t", "c", text, frozenset(), 1.0, True, 1.0)
     assert held.inputs() == {one.artifact for one in item.siblings} != set()
+
+
+def test_a_trained_predictor_in_use_goes_with_the_siblings(room: Room) -> None:
+    earlier = room.session(environment_of=room.session_id, reason="earlier")
+    room.search(earlier)
+    with writing(room.engine) as connection:
+        build = DatabaseBuilder(connection)
+        facts = {"library": "tvm", "seed": 0, "library_version": "1", "seen": "", "layers": 9}
+        for name, arch, used in (
+            ("tvm-1", "gfx942", True),
+            ("tvm-2", LIBRARY.environment().arch, True),
+            ("tvm-3", "", False),
+        ):
+            model = build.kernel(name.encode())
+            facts |= {"arch": arch, "trials": 99, "model": model, "tables": model}
+            facts |= {"name": name, "in_searches": used, "evaluation": "{}"}
+            connection.execute(sa.insert(models.PredictorRow).values(facts))
+    room.open()
+    item = room.claim()
+    assert [one.prior for one in item.siblings] == [False, True]
+    assert room.labels(item)[1] == "tvm-2"
+    assert room.store.get(item.siblings[1].artifact) == b"tvm-2"

@@ -103,15 +103,16 @@ def best(
     device: str | None = None,
     library: str | None = None,
     index: LayerIndex | None = None,
+    predict: bool = False,
 ) -> list[BestResult]:
-    """The fastest known result of each layer, else that of the most similar layer; see
-    `results.best.best`.
+    """The fastest known result of each layer, else that of the most similar layer, or a prediction;
+    see `results.best.best`.
 
     `index`: that of an earlier call, which need not be read again. Raises BadInput, NotFound.
     """
     with reading(open_database()) as connection:
         scope = Scope(arch, device, library)
-        return read_best(connection, layers, scope, index or LayerIndex())
+        return read_best(connection, layers, scope, index or LayerIndex(), predict=predict)
 
 
 def recorded_scenario(

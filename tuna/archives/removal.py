@@ -19,6 +19,7 @@ from tuna.db.models import (
     Job,
     KernelRow,
     NoSolver,
+    PredictorRow,
     Search,
     Session,
     SolverApplicability,
@@ -41,6 +42,8 @@ _KERNEL_COLUMNS = (
     GoldenKernel.kernel,
     ConfigRow.body,
     WarmStartRow.digest,
+    PredictorRow.model,
+    PredictorRow.tables,
 )
 
 

@@ -63,6 +63,7 @@ COMMANDS = {
     "compare": ("report", "Compare the results of sessions, layer by layer."),
     "query": ("query", "Find results of all sessions, releases and imports by what they are of."),
     "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
+    "predictor": ("predictor", "Train a predictor from the trials that there are, and use it."),
     "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": ("databases", "Import a database of MIOpen's, an export, or a tuning file."),
     "merge": ("databases", "Merge databases of one form into a new one."),

@@ -19,10 +19,13 @@ from tuna.cli.report import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.messages import counted
 from tuna.reports import formats
+from tuna.results.best import PREDICTED
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 
 #: Layers that needed no trial which are named one by one.
 _MOST_KNOWN = 20
+#: Layers that a prediction is from which are named.
+_NEAREST = 3
 
 _arch = click.option("--arch", help="Architecture, such as gfx90a.")
 _device = click.option("--device", help="Text in the name of the device.")
@@ -30,7 +33,7 @@ _of_library = click.option("--library", help="Only results of this library.")
 
 
 def since(_context: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
-    """Return the time of an option."""
+    """Return the moment that an option names."""
     return None if text is None else moment(text)
 
 
@@ -73,11 +76,17 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
     is_flag=True,
     help="Instead: times that other programs measured; with --layer, --arch, --since, --limit.",
 )
+@click.option(
+    "--predict",
+    metavar="DRIVER",
+    help="Best configuration of this layer, predicted if it was never tuned.",
+)
 @click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def query(
     reported: bool,
+    predict: str | None,
     explain: bool,
     as_json: bool,
     as_csv: bool,
@@ -92,11 +101,20 @@ def query(
     """
     if explain + as_json + as_csv > 1:
         raise BadInput("Choose one of --explain, --json and --csv.")
+    if reported and predict is not None:
+        raise BadInput("Choose one of --reported and --predict.")
     if reported:
         if explain or shape:
             wanted["--explain or --shape"] = True
         given = {name: value for name, value in wanted.items() if value is not None}
         _print_reported(given, as_json, as_csv)
+        return
+    if predict is not None:
+        scope = {name: wanted.pop(name) for name in ("arch", "device", "library")}
+        others = {**wanted, "shape": shape, "explain": explain, "csv": as_csv, "limit": None}
+        if given := [f"--{name.replace('_', '-')}" for name, value in others.items() if value]:
+            raise BadInput(f"--predict takes --arch, --device, --library, not {given[0]}.")
+        _print_best(*api.best([predict], **scope, predict=True), as_json=as_json)
         return
     rows = api.query(
         ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv
@@ -189,6 +207,30 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
             say("There are no results in this session yet.", err=True)
 
 
+def _print_best(found: api.BestResult, *, as_json: bool) -> None:
+    """Print a result, or a prediction with its interval."""
+    if as_json:
+        print_json(found)
+        return
+    known = found.result
+    if known is None:
+        say("There is no result of this layer, and no similar layer to predict it from.", err=True)
+        return
+    times = [known["time_ms"], known["low_ms"], known["high_ms"]]
+    shown = ["" if one is None else f"{one:.3g}" for one in times]
+    params = _readable_text(known["library"], known["params"])
+    print_table(
+        ("class", "library", "solver", "params", "ms", "from", "to"),
+        [(str(found.cover), known["library"], known["solver"], params, *shown)],
+        (4, 5, 6),
+    )
+    if found.cover == PREDICTED:
+        say(
+            f"{known['predictor']} predicts it from {', '.join(known['nearest'][:_NEAREST])}. It"
+            " was not measured: no export or golden version has it."
+        )
+
+
 def _explain(row: api.ResultRow) -> None:
     document = row.as_json()
     command = document.pop("command")
@@ -227,11 +269,15 @@ def _print_rows(
 
 
 def _readable(row: api.ResultRow) -> str:
+    return _readable_text(row.library, row.params)
+
+
+def _readable_text(library: str, params: str) -> str:
     """The params in one line, as the library shows them; as they are where it is not installed."""
     try:
-        return " ".join(api.get_library(row.library).readable_params(row.params).split())
+        return " ".join(api.get_library(library).readable_params(params).split())
     except (NotFound, LibraryMissing):
-        return row.params
+        return params
 
 
 def _error(row: api.ResultRow) -> str:

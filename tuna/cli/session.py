@@ -26,6 +26,7 @@ _ORIGINS = {
     "session": "of the same layer in other sessions",
     "config": "of other layers",
     "device": "in other environments",
+    "prior": "trained predictors",
 }
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 

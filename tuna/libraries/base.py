@@ -21,6 +21,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
+from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.options import Condition, JobOptions, complete
 from tuna.messages import choices
 from tuna.sandbox.discovery import DeviceKind
@@ -355,6 +356,16 @@ class Library(ABC):
         """Return a candidate's params as one short readable line; they may come from another
         version. The default changes nothing."""
         return params
+
+    def candidate_facts(self, params: str) -> CandidateFacts | None:
+        """Return what a predictor sees of a candidate, which may come from another version; None,
+        the default: it is not learned from. Needs neither the device nor the library itself."""
+        return None
+
+    def built_in_prior(self) -> bytes | None:
+        """Return the cost model with which searches begin where no predictor was trained; None, the
+        default: there is none."""
+        return None
 
     def params_by_name(self, params: str) -> Mapping[str, Any]:
         """Return a candidate's params as JSON values by name, for tools that compare candidates;

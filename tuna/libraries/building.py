@@ -26,11 +26,13 @@ def search(
     history: str,
     count: int,
     known: Sequence[Mapping[str, Any]] = (),
+    prior: str = "",
 ) -> dict[str, Any]:
     """The params of the candidates of another round; `history`: a file of one JSON object a line.
 
     `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
-    such a file, before whose trials a line with the search's `config` may stand.
+    such a file, before whose trials a line with the search's `config` may stand. `prior`: a file
+    with the cost model of a trained predictor; empty: there is none.
     """
     others = []
     for one in known:
@@ -38,7 +40,9 @@ def search(
         layer = None if config is None else from_json(config)
         others.append(Known(one["label"], trials, one["same"], layer))
     past, _ = _past(history)
-    return {"params": list(_builder(builder).search(KernelJob.from_json(job), past, count, others))}
+    trained = {"prior": Path(prior).read_bytes()} if prior else {}
+    found = _builder(builder).search(KernelJob.from_json(job), past, count, others, **trained)
+    return {"params": list(found)}
 
 
 def _past(path: str) -> tuple[list[Past], dict[str, Any] | None]:

@@ -13,7 +13,7 @@ from tuna.libraries.results import LONGEST_MS
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 #: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
 #: code objects.
 MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
@@ -87,9 +87,10 @@ class Rival(_Wire):
 
 
 class Sibling(_Wire):
-    """Another search that a search learns from."""
+    """Another search that a search learns from, or a trained predictor."""
 
-    artifact: _Digest  #: with its trials: see `tuna.search.history`
+    artifact: _Digest  #: with its trials: see `tuna.search.history`; of a predictor its cost model
+    prior: bool = False  #: it is a predictor
     #: of the same config in the same environment, on a quiet device: its times are those to be
     #: expected here
     same: bool

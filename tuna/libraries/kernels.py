@@ -76,6 +76,15 @@ class Known:
     config: Config | None = None
 
 
+@dataclass(frozen=True)
+class CandidateFacts:
+    """A candidate as a predictor sees it."""
+
+    #: the same for the same candidate of layers of other sizes; empty: it fits its own layer alone
+    name: str
+    features: Mapping[str, float]  #: those that a search's cost model sees
+
+
 class Builder(ABC):
     """Proposes candidates and builds them, on a CPU that may belong to another machine than the one
     that measures."""
@@ -117,13 +126,19 @@ class Builder(ABC):
         path.write_bytes(built.read_bytes())
 
     def search(
-        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+        self,
+        job: KernelJob,
+        history: Sequence[Past],
+        count: int,
+        known: Sequence[Known] = (),
+        prior: bytes | None = None,
     ) -> Sequence[str]:
         """The params of up to `count` candidates that are not in `history`, for the next round of a
         search; fewer: no more exist.
 
-        `known` is the same in all rounds of a search. The same arguments must get the same answer
-        in another process.
+        `known` is the same in all rounds of a search. `prior` is the cost model of a trained
+        predictor; it is given only where the library has `candidate_facts`. The same arguments must
+        get the same answer in another process.
         """
         raise NotImplementedError
 

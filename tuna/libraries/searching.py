@@ -175,13 +175,17 @@ class SearchingLibrary(CandidateLibrary):
                 "path": _written(folder / str(number), [one.artifact], context),
             }
             for number, one in enumerate(item.siblings)
+            if not one.prior
         ]
+        prior = [artifact(one.artifact, context) for one in item.siblings if one.prior]
         job = self._job(item, asked, context)
         call = self._builder_caller(job, context)
         try:
-            params = call("search", self.start_timeout_s, history=own, count=count, known=known)[
-                "params"
-            ]
+            given = {"history": own, "count": count, "known": known}
+            if prior:
+                (folder / "prior").write_bytes(prior[0])
+                given["prior"] = str(folder / "prior")
+            params = call("search", self.start_timeout_s, **given)["params"]
         except ChildFault as error:
             return build_fault(error)
         finally:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from tuna.configs.similarity import family, log_sizes
 from tuna.db.bulk import parts, values_among
 from tuna.errors import BadInput, NotFound
 from tuna.results.core_tables import config, environment
+from tuna.results.predictors import LoadedPredictors
 from tuna.results.selectable import BOTH, Results
 
 #: Layers that are asked for at once.
@@ -62,22 +63,35 @@ class Scope:
     library: str | None = None
 
 
+#: Class of a layer that was not measured, and for which a predictor chose a configuration.
+PREDICTED: Final = "predicted"
+
+
 @dataclass(frozen=True)
 class BestResult:
-    """A layer that was asked for, with the fastest result of it or of the most similar layer."""
+    """A layer that was asked for, with the fastest result of it or of the most similar layer, or a
+    prediction."""
 
     asked: str  #: as it was asked for
-    cover: Cover
-    result: Mapping[str, Any] | None  #: fields as `tuna query` has them
+    cover: Cover | Literal["predicted"]
+    result: Mapping[str, Any] | None  #: fields as `tuna query` has them; of a prediction its own
 
 
 def best(
-    connection: sa.Connection, asked: Sequence[str], scope: Scope, index: LayerIndex
+    connection: sa.Connection,
+    asked: Sequence[str],
+    scope: Scope,
+    index: LayerIndex,
+    *,
+    predict: bool = False,
 ) -> list[BestResult]:
     """Return an answer for each layer, which is a whole config key, a driver command or JSON.
 
     Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
     BadInput for a text that names no layer, or several; NotFound for a scope without a session.
+
+    `predict`: a layer that was not measured gets the prediction of a trained predictor, where there
+    is a similar layer; NotFound if no predictor answers.
     """
     if not 1 <= len(asked) <= MOST_LAYERS:
         raise BadInput(f"1 to {MOST_LAYERS} layers can be asked for, not {len(asked)}.")
@@ -86,12 +100,17 @@ def best(
     environments = index.environments(connection, scope)
     exact = fastest(connection, environments, "config_key", list(keys.values()), _FIELDS)
     layers = [one for one in named.values() if isinstance(one, Config) and one.key not in exact]
+    predicted = index.predicted(connection, layers, scope) if predict else {}
+    layers = [one for one in layers if one not in predicted]
     near = nearest(connection, environments, layers, index, _FIELDS) if layers else {}
     answers = {}
     for text, one in named.items():
         row, cover = exact.get(keys[text]), Cover.EXACT
         if row is None and isinstance(one, Config):
             row, cover = near.get(one), Cover.NEAR
+        if row is None and one in predicted:
+            answers[text] = BestResult(text, PREDICTED, predicted[one])
+            continue
         document = None if row is None else result_document(row, _FIELDS)
         answers[text] = BestResult(text, Cover.NONE if row is None else cover, document)
     return [answers[text] for text in asked]
@@ -204,6 +223,20 @@ class LayerIndex:
         self._last_id = 0
         self._families: dict[tuple[object, ...], _Family] = {}
         self._environments: dict[Scope, tuple[float, list[int]]] = {}
+        self._predictors = LoadedPredictors()
+
+    def predicted(
+        self, connection: sa.Connection, layers: Sequence[Config], scope: Scope
+    ) -> dict[Config, Mapping[str, Any]]:
+        """Return the fastest prediction for each layer that has one; raises NotFound if no
+        predictor answers."""
+        there = self._predictors.answering(connection, scope.library)
+        found: dict[Config, Mapping[str, Any]] = {}
+        for layer in layers:
+            each = (one.predict(layer, scope.arch, scope.device) for one in there)
+            if known := [one for one in each if one is not None]:
+                found[layer] = min(known, key=lambda one: (one["time_ms"], one["predictor"]))
+        return found
 
     def environments(self, connection: sa.Connection, scope: Scope) -> list[int]:
         """Return ids of environments as they were a moment ago; raises NotFound if there is

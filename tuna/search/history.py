@@ -17,7 +17,8 @@ devices.
 They are chosen in the transaction that first claims the search's first round, and again in that
 which first claims its first round that is proposed from results of its own: by then searches that
 began beside it have some. They are stored with the trials that they had (table `warm_start`; the
-block of trials, before which a line has the `config`, in `kernel`). So rounds learn from the same
+block of trials, before which a line has the `config`, in `kernel`), with the trained predictor that
+is used instead of the library's own prior, if there is one. So rounds learn from the same
 in each attempt, whatever ends or is deleted meanwhile, and a block that the artifact store loses is
 written again.
 """
@@ -44,6 +45,7 @@ from tuna.db.models import (
     FindDb,
     Job,
     KernelRow,
+    PredictorRow,
     Search,
     Session,
     SolverRow,
@@ -145,6 +147,7 @@ class Origin(str, Enum):
     SESSION = "session"  #: the same config, in another session of this environment
     CONFIG = "config"  #: another config, in this environment
     DEVICE = "device"  #: in another environment
+    PRIOR = "prior"  #: no search, but a trained predictor that is used in searches
 
 
 class WarmStart(NamedTuple):
@@ -196,7 +199,8 @@ def choose_warm_starts(
     for row in rows:
         chooses = row.round in (0, 1 + work.library.look_ahead(row.options)) and row.attempt == 0
         if chooses and row.search_id is not None and work.library.warm_starts(row.options):
-            _store(connection, row.search_id, row.round, _chosen(connection, row))
+            chosen = _chosen(connection, row)
+            _store(connection, row.search_id, row.round, chosen, _prior(connection, work))
 
 
 #: Built once: building a statement costs more than running it.
@@ -222,6 +226,7 @@ def warm_starts_of(
             found[job_id] = tuple(
                 Sibling(
                     artifact=row.digest,
+                    prior=row.origin == Origin.PRIOR.value,
                     same=row.origin == Origin.SESSION.value and not row.noisy,
                     label=row.label,
                 )
@@ -374,8 +379,10 @@ def _store(
     search_id: int,
     round_: int,
     chosen: Sequence[tuple[_KnownSearch, Origin, list[Any]]],
+    prior: Any,
 ) -> None:
-    """Store the warm start of the rounds from this one on, after those of earlier ones."""
+    """Store the warm start of the rounds from this one on, after those of earlier ones; `prior`:
+    the row of a predictor, or None."""
     mine = WarmStartRow.search_id == search_id
     first = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
     rows: list[dict[str, Any]] = []
@@ -399,5 +406,19 @@ def _store(
         }
         place = {"search_id": search_id, "number": first + len(rows), "round": round_}
         rows.append({**place, **facts, "label": search.named(origin)})
+    if prior is not None:
+        facts = {"digest": prior.model, "origin": Origin.PRIOR.value, "noisy": False}
+        place = {"search_id": search_id, "number": first + len(rows), "round": round_}
+        rows.append({**place, **facts, "trials": prior.trials, "label": prior.name})
     if rows:
         connection.execute(sa.insert(WarmStartRow), rows)
+
+
+def _prior(connection: sa.Connection, work: SessionWork) -> Any:
+    """The predictor that is used in searches in the session's environment, None: there is none."""
+    used = sa.select(PredictorRow.name, PredictorRow.model, PredictorRow.trials).where(
+        PredictorRow.library == work.library.name,
+        PredictorRow.arch.in_(("", work.environment.arch)),
+        PredictorRow.in_searches.is_(True),
+    )
+    return connection.execute(used).first()

@@ -83,12 +83,13 @@ class BestQuery(BaseModel):
     arch: str | None = None
     device: str | None = None
     library: str | None = None
+    predict: bool = Field(False, description="a prediction for a layer that was not measured")
 
 
 @router.post("/best")
 def best_of_many(request: Request, _: Anyone, asked: BestQuery) -> Response:
-    """Return for each layer the fastest result that is known (`exact`), that of the most similar
-    layer (`near`), or none."""
+    """Return for each layer the fastest result that is known (`exact`), a prediction if that is
+    asked for (`predicted`), the result of the most similar layer (`near`), or none."""
     found = api.best(**asked.model_dump(), index=request.app.state.layers)
     return answered({"layers": found})
 
@@ -101,10 +102,11 @@ def best(
     arch: str | None = None,
     device: str | None = None,
     library: str | None = None,
+    predict: bool = False,
 ) -> Response:
     """Return the same for one layer."""
     scope = {"arch": arch, "device": device, "library": library}
-    (found,) = api.best([layer], **scope, index=request.app.state.layers)
+    (found,) = api.best([layer], **scope, index=request.app.state.layers, predict=predict)
     return answered(found)
 
 

@@ -21,6 +21,7 @@ from tuna.db.models.results import (
     GoldenEntry,
     GoldenKernel,
     KernelRow,
+    PredictorRow,
     Reported,
 )
 from tuna.db.models.work import (
@@ -78,6 +79,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "NoSolver",
+    "PredictorRow",
     "Reported",
     "RequestRow",
     "Search",

@@ -143,6 +143,30 @@ class GoldenKernel(Base):
     args: Mapped[str] = mapped_column(LongText)
 
 
+class PredictorRow(Base):
+    """A predictor that was trained from trials, and how good it is on layers that it has not
+    seen."""
+
+    __tablename__ = "predictor"
+    name: Mapped[str] = text(128, primary_key=True)
+    library: Mapped[str] = library_column()
+    arch: Mapped[str] = text(64)  #: of the trials; empty: any
+    since: Mapped[datetime | None]  #: that they were measured
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
+    library_version: Mapped[str] = text(255)  #: of the library whose trials they are
+    seen: Mapped[str] = text(64)  #: SHA-256 of the trials
+    trials: Mapped[int]
+    layers: Mapped[int]
+    model: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    #: `libraries.search.predictor.Table` of each layer
+    tables: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    evaluation: Mapped[str] = mapped_column(LongText)  #: JSON of `libraries.search.evaluation`
+    in_answers: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    in_searches: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table()
+
+
 class Benchmark(Base):
     """The time of a whole model on a board or this machine; those of one lease, measured in turn,
     have the same run."""

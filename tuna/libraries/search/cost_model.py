@@ -75,6 +75,7 @@ def learn(
     prior: bytes | None = None,
     trees: int = _ROUNDS,
     depth: int = 5,
+    seed: int = 0,
 ) -> bytes:
     """The cost model trained on these trials; `features_of` is `Space.features_of`, which knows
     like problems too.
@@ -119,7 +120,7 @@ def learn(
         base_margin=expected + offset,
     )
     booster = xgboost.train(
-        {**_TREES, "max_depth": depth, "base_score": 0.0}, data, num_boost_round=trees
+        {**_TREES, "max_depth": depth, "seed": seed, "base_score": 0.0}, data, num_boost_round=trees
     )
     header = {"features": names, "trained_on": trained_on, "trust": trust, "offset": offset}
     return (

@@ -120,14 +120,17 @@ def propose(
     seed: int,
     strategy: Strategy = "search",
     others: Sequence[Known] = (),
+    prior: bytes | None = None,
 ) -> list[str]:
     """The params of up to `count` different candidates, none of which is in `history`; fewer: the
     space is exhausted.
 
     `others`: trials of earlier searches to learn from too. Of those of the same problem the fastest
     few are proposed again, so that they are measured here, and the others with a time are not.
+    `prior`: instead of the space's own.
     Raises LibraryMissing where a model is needed and xgboost is not installed.
     """
+    prior = prior or space.prior
     trials = in_order(history)
     taken = {trial.params for trial in history}
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
@@ -145,11 +148,11 @@ def propose(
         wanted = count - len(found)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
-            model = CostModel(learn(space.features_of, sources, prior=space.prior), space.prior)
+            model = CostModel(learn(space.features_of, sources, prior=prior), prior)
             ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance, taken)
-        elif wanted and space.prior:
+        elif wanted and prior:
             ranked = _expected(
-                space, _costs(space, CostModel(space.prior), _BLIND_EFFORT), chance, wanted
+                space, _costs(space, CostModel(prior), _BLIND_EFFORT), chance, wanted
             )
         found += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(found))
     return [

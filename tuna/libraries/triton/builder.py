@@ -118,13 +118,24 @@ class TritonBuilder(Builder):
         return [*first, *rest][: job.count]
 
     def search(
-        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+        self,
+        job: KernelJob,
+        history: Sequence[Past],
+        count: int,
+        known: Sequence[Known] = (),
+        prior: bytes | None = None,
     ) -> Sequence[str]:
         """Propose candidates by `search.proposal`."""
         strategy = job.options.get("strategy", "search")
         space = _space(job)
         return proposal.propose(
-            space, history, count=count, seed=job.seed, strategy=strategy, others=known
+            space,
+            history,
+            count=count,
+            seed=job.seed,
+            strategy=strategy,
+            others=known,
+            prior=prior,
         )
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:

@@ -15,8 +15,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from random import Random
 from typing import Any
+
+from tuna.libraries.kernels import CandidateFacts
 
 #: Annotation with which one of our kernels says its parameters; `problems` writes it.
 OWN = "tuna.params"
@@ -163,6 +166,48 @@ def own_decisions(trace: Sequence[Any]) -> list[tuple[int, Any]]:
     """(instruction, decision) of a trace, but of what postprocessors sampled."""
     count = len(before_postproc(trace))
     return sorted((int(place), value) for place, value in trace[1] if int(place) < count)
+
+
+def trace_of(params: str) -> Any:
+    """The trace in a record, None for a text that has none."""
+    try:
+        trace = json.loads(params)[0]
+        before_postproc(trace)
+        own_decisions(trace)
+    except (ValueError, TypeError, LookupError):
+        return None
+    return trace
+
+
+def features_of(params: str) -> Mapping[str, float] | None:
+    """Return the features of the schedule in a record; None for a text that has none."""
+    trace = trace_of(params)
+    if not trace:
+        return None
+    design = _design_of(key_of(trace), json.dumps(own_decisions(trace)))
+    return design.features(values_of(trace))
+
+
+def facts_of(params: str) -> CandidateFacts | None:
+    """Return what a predictor sees of a record: of a kernel of ours its point, else the schedule's
+    decisions; None for another text."""
+    trace = trace_of(params)
+    if trace and (point := _own(trace[0])):
+        values = {name: value for name, value in by_name(params).items() if isinstance(value, int)}
+        return CandidateFacts(point, {f"point.{name}": float(values[name]) for name in values})
+    features = features_of(params)
+    return CandidateFacts("", features) if features else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _design_of(key: str, decisions: str) -> Design:
+    return Design.read([json.loads(key), json.loads(decisions)])
+
+
+@functools.cache
+def built_in_prior() -> bytes:
+    """Return the cost model that `benchmarks/train_prior.py` trained."""
+    return resources.files(__package__).joinpath("prior.model").read_bytes()
 
 
 def key_of(trace: Sequence[Any]) -> str:

@@ -72,7 +72,12 @@ class TvmBuilder(Builder):
         return list(dict.fromkeys(found))
 
     def search(
-        self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()
+        self,
+        job: KernelJob,
+        history: Sequence[Past],
+        count: int,
+        known: Sequence[Known] = (),
+        prior: bytes | None = None,
     ) -> Sequence[str]:
         """Propose candidates by `search.proposal`; of a function of a model its schedule by rule
         before all others."""
@@ -89,6 +94,7 @@ class TvmBuilder(Builder):
             count=count - len(by_rule),
             seed=job.seed,
             others=known,
+            prior=prior,
         )
         return [*by_rule, *proposed][:count]
 

@@ -26,11 +26,12 @@ from tuna.libraries.base import Environment, Solver, Step
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.measurement import Call, Contest, DeviceGone, DeviceHeld
 from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, toolchain
-from tuna.libraries.tvm.decisions import by_name, readable
+from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, readable
 from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import DeviceKind
@@ -155,6 +156,14 @@ class TvmLibrary(SearchingLibrary):
     def readable_params(self, params: str) -> str:
         """The decisions of the schedule."""
         return readable(params)
+
+    def candidate_facts(self, params: str) -> CandidateFacts | None:
+        """Return the point of a kernel of ours, or the decisions of a schedule."""
+        return facts_of(params)
+
+    def built_in_prior(self) -> bytes | None:
+        """Return the prior of MetaSchedule's schedules on x86-64."""
+        return built_in_prior()
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
         """A model is timed run after run, as it is used, whatever the session says of caches: its

@@ -7,7 +7,6 @@ whole schedule: a candidate is built from its params and the problem's module al
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import math
@@ -16,7 +15,6 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,9 +28,11 @@ from tuna.errors import BadInput
 from tuna.libraries.search.proposal import Point, Space
 from tuna.libraries.tvm.decisions import (
     Design,
-    before_postproc,
+    built_in_prior,
+    features_of,
     key_of,
     own_decisions,
+    trace_of,
     values_of,
 )
 
@@ -59,7 +59,7 @@ class ScheduleSpace(Space):
     def __init__(self, module: Any, target: Any, *, architecture: str) -> None:
         """`architecture` is that of the CPU that the target compiles for."""
         self._module, self._target = module, target
-        self.prior = _prior() if architecture == _OF_PRIOR else None
+        self.prior = built_in_prior() if architecture == _OF_PRIOR else None
         context = tune_context(module, target, architecture, _SEED)
         generated = context.generate_design_space()
         self._postprocs: Sequence[Any] = list(context.space_generator.postprocs)
@@ -80,7 +80,7 @@ class ScheduleSpace(Space):
 
     def point_of(self, params: str) -> Point | None:
         """Find the design by the instructions of the record's trace."""
-        trace = _trace(params)
+        trace = trace_of(params)
         design = self._by_key.get(key_of(trace)) if trace else None
         return None if trace is None or design is None else (design, *values_of(trace))
 
@@ -98,11 +98,7 @@ class ScheduleSpace(Space):
 
     def features_of(self, params: str, config: Config | None = None) -> Mapping[str, float] | None:
         """Return the features of the record's own trace."""
-        trace = _trace(params)
-        if not trace:
-            return None
-        design = _design_of(key_of(trace), json.dumps(own_decisions(trace)))
-        return design.features(values_of(trace))
+        return features_of(params)
 
     def effort(self, point: Point) -> float:
         """LLVM takes about twice as long for nests that are unrolled to hundreds of statements."""
@@ -164,27 +160,6 @@ class ScheduleSpace(Space):
 
     def _json(self, trace: Any) -> Any:
         return json.loads(_record(self._module, self._target, trace, []))[0]
-
-
-def _trace(params: str) -> Any:
-    """The trace in a record, None for a text that has none."""
-    try:
-        trace = json.loads(params)[0]
-        before_postproc(trace)
-        own_decisions(trace)
-    except (ValueError, TypeError, LookupError):
-        return None
-    return trace
-
-
-@functools.cache
-def _prior() -> bytes:
-    return resources.files(__package__).joinpath("prior.model").read_bytes()
-
-
-@functools.lru_cache(maxsize=4096)
-def _design_of(key: str, decisions: str) -> Design:
-    return Design.read([json.loads(key), json.loads(decisions)])
 
 
 def tune_context(module: Any, target: Any, architecture: str, seed: int) -> Any:
