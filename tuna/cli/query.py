@@ -112,8 +112,8 @@ def query(
     if predict is not None:
         scope = {name: wanted.pop(name) for name in ("arch", "device", "library")}
         others = {**wanted, "shape": shape, "explain": explain, "csv": as_csv, "limit": None}
-        if given := [f"--{name.replace('_', '-')}" for name, value in others.items() if value]:
-            raise BadInput(f"--predict takes --arch, --device, --library, not {given[0]}.")
+        if unused := [f"--{name.replace('_', '-')}" for name, value in others.items() if value]:
+            raise BadInput(f"--predict takes --arch, --device, --library, not {unused[0]}.")
         _print_best(*api.best([predict], **scope, predict=True), as_json=as_json)
         return
     rows = api.query(
