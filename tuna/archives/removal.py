@@ -178,7 +178,7 @@ def _delete_jobs(connection: sa.Connection, session_id: int) -> Deleted:
     return Deleted(
         jobs=len(found),
         chunks={row.chunk for row in found if row.chunk},
-        unneeded=digests - needed_artifacts.needed(connection, digests),
+        unneeded=digests - needed_artifacts.in_use(connection, digests),
     )
 
 
