@@ -11,9 +11,9 @@ from tuna.configs import GemmConfig
 from tuna.errors import BadInput
 from tuna.libraries.search import evaluation
 from tuna.libraries.search.predictor import (
-    Candidate,
     Predictor,
     Table,
+    TimedCandidate,
     read_tables,
     train,
     usable,
@@ -26,7 +26,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 def table(m: int, *, n: int = 64, times: float | None = 1.0) -> Table:
     """The best candidate has four rows, wherever; `times` None: all failed."""
     candidates = [
-        Candidate(
+        TimedCandidate(
             "Tile",
             f"rows {rows}",
             {"point.rows": float(rows)},

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,7 +26,7 @@ from tuna import api
 from tuna.db import requests
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.db.models import RequestRow, TrialRow
+from tuna.db.models import RequestRow, StepResultRow, TrialRow
 from tuna.requests import uploads
 
 
@@ -67,6 +69,7 @@ def ended(visitor: httpx.Client, number: int) -> dict:
     return found
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "make_models.py"
 LAYERS = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in (1, 2, 3)]
 ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
 
@@ -161,6 +164,40 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
         needed = requests.files(connection)
     kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
     assert {*kept} <= needed  # example has no artifacts of its own
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("words", ["tuna.requests.process", "enqueue --all --stay", "tuna serve"])
+def test_a_model_whose_processes_are_killed_is_built_once(
+    words: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tvm")
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    model = tmp_path / "net.onnx"
+    make = [sys.executable, str(EXAMPLE), "residual", "--size", "16", "-o", str(model)]
+    subprocess.run(make, check=True)
+    key, states = {"idempotency-key": "k"}, Counter[str]()
+    for place in range(10):
+        with serving(home, killed=True) as link, visitor_of(link) as visitor:
+            file = {"file": (model.name, model.read_bytes())}
+            asked = visitor.post("/v1/requests", data={"name": "net"}, files=file, headers=key)
+            path = f"/v1/requests/{asked.json()['id']}"
+            time.sleep(0.5 + 1.5 * place)
+            with contextlib.suppress(httpx.HTTPError):
+                found = visitor.get(path).json()
+                states[f"{found['state']} {found['progress'].get('step', '')}"] += 1
+            kill(home, words)
+            time.sleep(1)
+    with serving(home) as link, visitor_of(link) as visitor:
+        (there,) = visitor.get("/v1/requests").json()["requests"]
+        found = ended(visitor, there["id"])
+    print(words, dict(states), found["progress"])
+    assert found["state"] == "built", found["message"]
+    with reading(open_database()) as connection:
+        step = (StepResultRow.job_id, StepResultRow.step)
+        good = sa.select(*step).where(StepResultRow.ok).group_by(*step)
+        assert connection.execute(good.having(sa.func.count() > 1)).all() == []
 
 
 @pytest.mark.service

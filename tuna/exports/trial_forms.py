@@ -309,7 +309,7 @@ def _optuna() -> Any:
 
 
 def _backend(optuna: Any, write: Callable[[str], object], study_id: int) -> Any:
-    class Backend(optuna.storages.journal.BaseJournalBackend):  # type: ignore[misc]
+    class OneFile(optuna.storages.journal.BaseJournalBackend):  # type: ignore[misc]
         """Hands each log to the storage once, for which its study is the first, and writes it as
         the file backend does."""
 
@@ -327,7 +327,7 @@ def _backend(optuna: Any, write: Callable[[str], object], study_id: int) -> Any:
                 line = json.dumps(log | {"worker_id": "tuna"} | study, separators=(",", ":"))
                 write(f"{line}\n")
 
-    return Backend()
+    return OneFile()
 
 
 def _frozen(optuna: Any, trials: Sequence[TrialRecord], naming: _Naming) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from tuna.db.models import KernelRow, PredictorRow
 from tuna.db.types import timed, utc_now
 from tuna.libraries.base import Library
 from tuna.libraries.search.evaluation import Evaluation
-from tuna.libraries.search.predictor import Candidate, Table, write_tables
+from tuna.libraries.search.predictor import Table, TimedCandidate, write_tables
 from tuna.results.core_tables import config, environment, find_db, job, session, solver, trial
 from tuna.results.predictors import StoredPredictor, get
 from tuna.vocabulary import BASELINE
@@ -66,7 +66,7 @@ def trials_of(connection: sa.Connection, library: Library, seen: Seen) -> list[T
         query = query.where(environment.c.arch == seen.arch)
     if seen.since is not None:
         query = query.where(trial.c.measured_at >= seen.since)
-    found: dict[tuple[str, ...], dict[tuple[str, str], Candidate]] = defaultdict(dict)
+    found: dict[tuple[str, ...], dict[tuple[str, str], TimedCandidate]] = defaultdict(dict)
     for row in connection.execute(query):
         facts = library.candidate_facts(row.params)
         if facts is not None:
@@ -74,7 +74,9 @@ def trials_of(connection: sa.Connection, library: Library, seen: Seen) -> list[T
             name = row.name, facts.name or row.params
             known = found[place].get(name)
             if known is None or (row.time_ms or 1e300) < (known.time_ms or 1e300):
-                found[place][name] = Candidate(row.name, facts.name, facts.features, row.time_ms)
+                found[place][name] = TimedCandidate(
+                    row.name, facts.name, facts.features, row.time_ms
+                )
     return [
         Table(from_json_text(text), key, arch, device, [each[name] for name in sorted(each)])
         for (text, key, arch, device), each in found.items()

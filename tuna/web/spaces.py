@@ -122,7 +122,7 @@ class Caches:
                 one.file: one for one in cache_entries.entries_of(connection, space, key, files)
             }
         keys = self._signing()
-        content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self._folder)  # noqa: SIM115  # sent
+        content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self._folder)  # noqa: SIM115
         entries = []
         for entry in (found[file] for file in files if file in found):
             start = content.tell()

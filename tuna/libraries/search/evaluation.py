@@ -1,4 +1,4 @@
-"""How good a predictor is on layers that it has not seen, beside other ways to order candidates.
+"""The error of a predictor on layers that it has not seen, beside other ways to order candidates.
 Pure. All candidates of a layer are held out together, so none is judged by a trial of its layer."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tuna.configs.similarity import size_distance
 from tuna.errors import BadInput
 from tuna.libraries.search.cost_model import CostModel
-from tuna.libraries.search.predictor import Prediction, Predictor, Table, train
+from tuna.libraries.search.predictor import PredictedTime, Predictor, Table, train
 
 #: Parts that the layers are divided in; each is judged by a model of the others.
 _PARTS = 10
@@ -126,7 +126,7 @@ def evaluate(tables: Sequence[Table], built_in: bytes | None, seed: int = 0) -> 
     )
 
 
-def _answers(found: Sequence[tuple[Table, Prediction]], seed: int) -> Answers | None:
+def _answers(found: Sequence[tuple[Table, PredictedTime]], seed: int) -> Answers | None:
     judged = [
         (table, answer, table.times[answer.solver, answer.name])
         for table, answer in found

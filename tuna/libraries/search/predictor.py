@@ -30,7 +30,7 @@ _OF_ENVIRONMENT = ("environment", "arch", "device")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TimedCandidate:
     """A candidate of a layer, which was measured or has failed."""
 
     solver: str
@@ -48,7 +48,7 @@ class Table:
     environment: str  #: its key
     arch: str
     device: str
-    candidates: Sequence[Candidate]
+    candidates: Sequence[TimedCandidate]
 
     @cached_property
     def best_ms(self) -> float:
@@ -82,7 +82,7 @@ def layer_features(config: Config) -> Features:
     return {**numbers, f"layer.{core.kind}": 1.0}
 
 
-def _features(candidate: Candidate, about: Features) -> Features:
+def _features(candidate: TimedCandidate, about: Features) -> Features:
     """A candidate that fits its own layer alone is seen as searches see it: without the layer."""
     if not candidate.name:
         return candidate.features
@@ -125,7 +125,7 @@ def read_tables(document: bytes) -> list[Table]:
         Table(
             config=from_json(row["config"]),
             **row["environment"],
-            candidates=[Candidate(*values) for values in row["candidates"]],
+            candidates=[TimedCandidate(*values) for values in row["candidates"]],
         )
         for row in json.loads(document)
     ]
@@ -146,7 +146,7 @@ def train(tables: Sequence[Table], seed: int = 0) -> bytes:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedTime:
     """The configuration that is expected to be the fastest for a layer that was never tuned."""
 
     solver: str
@@ -174,7 +174,7 @@ class Predictor:
 
     def predict(
         self, config: Config, arch: str | None = None, device: str = ""
-    ) -> Prediction | None:
+    ) -> PredictedTime | None:
         """Return the best known configuration of the nearest layers, on an architecture and a
         device with this in its name; None where there is no similar layer."""
         near = self._nearest(config, arch, device)
@@ -199,7 +199,7 @@ class Predictor:
         )
         solver, name = names[chosen]
         labels = [table.config.label for _, table in near]
-        return Prediction(solver, name, math.exp(expected + max(0.0, slow[chosen])), labels)
+        return PredictedTime(solver, name, math.exp(expected + max(0.0, slow[chosen])), labels)
 
     def _nearest(self, config: Config, arch: str | None, device: str) -> list[tuple[float, Table]]:
         """The nearest similar layers but the layer itself, with weights of which the sum is 1."""
