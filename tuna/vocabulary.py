@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 #: The first step of jobs that search in rounds.
 SEARCH = "search"
@@ -11,6 +11,8 @@ SEARCH = "search"
 MAX_BYTES = 1 << 30
 #: `Solver.algorithm` of baselines in databases.
 BASELINE = "Baseline"
+#: Class of a layer that was not measured, and for which a predictor chose a configuration.
+PREDICTED: Final = "predicted"
 
 _State = TypeVar("_State", bound=Enum)
 

@@ -41,6 +41,7 @@ FREE = {
     "fw_version", "add_model",
     "add_framework", "rocm_version", "miopen_version", "rocm_v", "miopen_v", "arch", "ttl", "url",
     "target", "layer", "shape",
+    "stored",  # of --log-to: a folder that is made
 }  # fmt: skip
 #: Where a name is given to what is made.
 MAKES = {

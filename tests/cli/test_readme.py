@@ -31,6 +31,10 @@ TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
 ELSEWHERE = {
     "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py",
     "tuna serve": "web/test_serving.py",
+    "tuna token create --role submit --space NAME": "web/test_spaces.py",
+    "tuna cache pack NAME DIR": "adapters/test_served_cache.py",
+    "tuna predictor train": "results/test_predictors.py",
+    'tuna query --predict "..."': "results/test_predictors.py",
     "tuna tune layers.jsonl --library triton -t mymodel -o out": "integration/test_vllm_page.py",
     "tuna tune kernel.py --shapes shapes.json -o out": "integration/test_triton_pipeline.py",
 }

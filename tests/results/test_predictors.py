@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from builders import DatabaseBuilder
+from command_lines import Ended
 
 from tuna.configs import GemmConfig
-from tuna.db.engine import reading, writing
+from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import KernelRow, PredictorRow
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
@@ -144,3 +147,16 @@ def test_the_bytes_of_a_predictor_stay_when_sessions_are_deleted(engine: sa.Engi
         connection.execute(sa.delete(PredictorRow))
         removal._delete_kernels(connection, [one.model, one.tables])
         assert connection.execute(kept).scalar_one() == 0
+
+
+def test_the_commands_train_use_and_ask(home: Path, type_in: Callable[..., Ended]) -> None:
+    fill(make_engine(f"sqlite:///{home}/tuna.sqlite"))
+    trained_one = type_in("tuna", "predictor", "train", "--library", "tvm")
+    assert trained_one.code == 0, trained_one.err
+    name = json.loads(type_in("tuna", "predictor", "list", "--json").out)[0]["name"]
+    assert type_in("tuna", "predictor", "use", name).code == 0
+    asked = type_in("tuna", "query", "--predict", json.dumps(UNKNOWN.to_json()), "--json")
+    assert asked.code == 0, asked.err
+    assert json.loads(asked.out)["cover"] == "predicted"
+    both = type_in("tuna", "query", "--predict", "x", "--reported")
+    assert (both.code, "Choose one" in both.err) == (2, True)

@@ -67,7 +67,9 @@ class RemoteSpace:
     def _configure(self, environment: Mapping[str, str]) -> None:
         text = environment.get(LINE, "").strip()
         if not text:
-            raise _Miss(f"{LINE} is not set to a line of `tuna token create --space`")
+            raise _Miss(
+                f"{LINE} is not set to a line of `tuna token create --role submit --space NAME`"
+            )
         if "://" not in text:
             try:
                 text = Path(text).read_text().strip()
@@ -81,7 +83,9 @@ class RemoteSpace:
                 raise ValueError
             self._host, self._port, self._path = url.hostname, url.port, url.path.rstrip("/")
         except (ValueError, TypeError):
-            raise _Miss(f"{LINE} is not a line of `tuna token create --space`") from None
+            raise _Miss(
+                f"{LINE} is not a line of `tuna token create --role submit --space NAME`"
+            ) from None
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._bearer = f"{token}.{secret}"
         self._name = self._path.rpartition("/")[2]

@@ -32,6 +32,7 @@ from tuna.api.databases import export_reported as export_reported
 from tuna.api.databases import forms_of as forms_of
 from tuna.api.databases import import_database as import_database
 from tuna.api.databases import merge_databases as merge_databases
+from tuna.api.databases import reported as reported
 from tuna.api.jobs import CanceledJobs as CanceledJobs
 from tuna.api.jobs import JobOrigin as JobOrigin
 from tuna.api.jobs import LoadedJobs as LoadedJobs
@@ -60,7 +61,6 @@ from tuna.api.lookups import known_solvers as known_solvers
 from tuna.api.lookups import known_tags as known_tags
 from tuna.api.lookups import list_sessions as list_sessions
 from tuna.api.lookups import query as query
-from tuna.api.lookups import reported as reported
 from tuna.api.lookups import require_session as require_session
 from tuna.api.lookups import session_page as session_page
 from tuna.api.lookups import status as status

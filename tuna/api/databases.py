@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from tuna.files import user
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library
+from tuna.libraries.results import ReportedTime
+from tuna.results import reported as reported_times
+from tuna.results.result_rows import DEFAULT_LIMIT
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,19 @@ def export_golden(
             num_cu=num_cu,
             **wanted,
         )
+
+
+def reported(
+    *,
+    layer: str | None = None,
+    arch: str | None = None,
+    since: datetime | None = None,
+    limit: int = DEFAULT_LIMIT,
+) -> list[ReportedTime]:
+    """Times that other programs reported, by source and subject, the fastest first; they are no
+    results."""
+    with reading(open_database()) as connection:
+        return reported_times.find(connection, limit, layer=layer, arch=arch, since=since)
 
 
 def export_reported(

@@ -4,7 +4,6 @@ as the rest of such a command."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,11 +18,9 @@ from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
 from tuna.db.overview import Overview
 from tuna.errors import TunaError
-from tuna.libraries.results import ReportedTime
-from tuna.results import reported as reported_times
 from tuna.results import result_query, untried
 from tuna.results.core_tables import config_tag, environment, session, solver
-from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, ResultRow, ResultRows
+from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultRows
 from tuna.results.untried import LayerWithoutSolver, TargetMet
 from tuna.settings import get_settings
 
@@ -91,19 +88,6 @@ def query(wanted: ResultFilter, *, with_commands: bool = True, cursor: str = "")
     """
     with reading(open_database()) as connection:
         return result_query.query(connection, wanted, with_commands=with_commands, cursor=cursor)
-
-
-def reported(
-    *,
-    layer: str | None = None,
-    arch: str | None = None,
-    since: datetime | None = None,
-    limit: int = DEFAULT_LIMIT,
-) -> list[ReportedTime]:
-    """Times that other programs reported, by source and subject, the fastest first; they are no
-    results."""
-    with reading(open_database()) as connection:
-        return reported_times.find(connection, limit, layer=layer, arch=arch, since=since)
 
 
 def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:

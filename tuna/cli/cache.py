@@ -129,7 +129,9 @@ def pack(
         say(f"{checked}: {counted(api.check_pack(checked), 'file')} as packed")
         return
     if space is None or folder is None:
-        raise BadInput("A space and a folder are needed.", hint="tuna cache pack SPACE DIR")
+        raise BadInput(
+            "A space and a folder are needed.", hint="give both: `tuna cache pack SPACE DIR`"
+        )
     found = api.pack_cache(space, folder, at, arch)
     kinds = {"kernel": found.kernels, "best config": found.best_configs, "other": found.others}
     say(f"{folder}: {', '.join(counted(number, kind) for kind, number in kinds.items())}")

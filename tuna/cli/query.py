@@ -19,8 +19,8 @@ from tuna.cli.report import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.messages import counted
 from tuna.reports import formats
-from tuna.results.best import PREDICTED
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
+from tuna.vocabulary import PREDICTED
 
 #: Layers that needed no trial which are named one by one.
 _MOST_KNOWN = 20

@@ -35,6 +35,7 @@ EXTRAS = {
     "onnx": ("onnx", "ONNX models"),
     "optuna": ("optuna", "exports of all trials to Optuna"),
     "rpc": ("tornado", "boards"),
+    "s3": ("s3fs", "archives, logs and artifacts in S3"),
     "serve": ("uvicorn", "the gateway for remote workers"),
     "torch": ("torch", "PyTorch models"),
 }

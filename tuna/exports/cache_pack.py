@@ -85,7 +85,7 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
     with reading(engine) as connection:
         entries = cache_entries.entries_of(connection, plan.space)
     if not entries:
-        raise NotFound(f"There is nothing in a space {plan.space}.", hint="tuna cache list")
+        raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
     found = {one.key for one in entries}
     hold = cache_entries.hold
     transaction(engine, hold, plan.space, found, plan.held_by)  # none goes while they are read

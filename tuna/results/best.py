@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.results.core_tables import config, environment
 from tuna.results.predictors import LoadedPredictors
 from tuna.results.selectable import BOTH, Results
+from tuna.vocabulary import PREDICTED
 
 #: Layers that are asked for at once.
 MOST_LAYERS = 1000
@@ -61,10 +62,6 @@ class Scope:
     arch: str | None = None
     device: str | None = None  #: text in the device's name
     library: str | None = None
-
-
-#: Class of a layer that was not measured, and for which a predictor chose a configuration.
-PREDICTED: Final = "predicted"
 
 
 @dataclass(frozen=True)

@@ -191,11 +191,15 @@ def features_of(params: str) -> Mapping[str, float] | None:
 def facts_of(params: str) -> CandidateFacts | None:
     """Return what a predictor sees of a record: of a kernel of ours its point, else the schedule's
     decisions; None for another text."""
-    trace = trace_of(params)
-    if trace and (point := _own(trace[0])):
-        values = {name: value for name, value in by_name(params).items() if isinstance(value, int)}
-        return CandidateFacts(point, {f"point.{name}": float(values[name]) for name in values})
-    features = features_of(params)
+    try:
+        trace = trace_of(params)
+        if trace and (point := _own(trace[0])):
+            named = by_name(params).items()
+            values = {name: value for name, value in named if isinstance(value, int)}
+            return CandidateFacts(point, {f"point.{name}": float(values[name]) for name in values})
+        features = features_of(params)
+    except (ValueError, TypeError, LookupError):  # of another version
+        return None
     return CandidateFacts("", features) if features else None
 
 
