@@ -22,7 +22,6 @@ import runpy
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,21 +45,20 @@ class ForkServer:
         """`requests`: the other end of the server's socket."""
         self._socket = requests
         self._socket.settimeout(_LIMIT_S)
-        self._lock = threading.Lock()
 
     def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
         """The process id of a fork that has become a child of this process, with the session and
         files it asked for."""
         prctl = ctypes.CDLL(None).prctl
-        message = json.dumps({**request, "parent": os.getpid()}).encode()
-        with self._lock:
-            # the fork's own parent ends at once, and this process inherits it
-            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            try:
-                socket.send_fds(self._socket, [message], fds)
-                answer = self._socket.recv(64)
-            finally:
-                prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        # the fork's own parent ends at once, and this process inherits it
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(
+                self._socket, [json.dumps({**request, "parent": os.getpid()}).encode()], fds
+            )
+            answer = self._socket.recv(64)
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         assert answer, "the fork server ended"
         return int(answer)
 
@@ -177,20 +175,7 @@ def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
 
 
 def _execute(words: list[str], paths: list[str]) -> None:
-    """Do what `python WORDS` does; the programs of Tuna that it starts are forks too."""
-    if "celery" in words or CHILD in words:  # they start sandboxed children alone
-        return _run(words, paths)
-    ours, theirs = map(_moved_up, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    if os.fork() == 0:
-        ours.close()
-        os.setsid()  # Ctrl-C is not for it
-        return _execute(_serve(theirs), paths)
-    theirs.close()
-    with forking(ForkServer(ours)):
-        return _run(words, paths)
-
-
-def _run(words: list[str], paths: list[str]) -> None:
+    """What `python WORDS` does."""
     first = {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [first, *given, *paths]
@@ -218,7 +203,17 @@ def _main() -> None:
     gc.freeze()  # a collection in a fork would copy what it looks at
     own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     paths = [path for path in sys.path if path not in own]
-    _execute(_serve(requests), paths)
+    words = _serve(requests)
+    if "celery" in words or CHILD in words:
+        return _execute(words, paths)
+    ours, theirs = map(_moved_up, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    if os.fork() == 0:
+        ours.close()
+        os.setsid()  # Ctrl-C is not for it
+        return _execute(_serve(theirs), paths)
+    theirs.close()
+    with forking(ForkServer(ours), "celery"):  # the workers that this command starts
+        _execute(words, paths)
 
 
 if __name__ == "__main__":

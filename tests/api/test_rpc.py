@@ -25,7 +25,7 @@ from tuna.settings import get_settings
 
 
 @pytest.fixture()
-def master(home: Path, forked: None) -> Iterator[str]:
+def master(home: Path) -> Iterator[str]:
     """The URL of a port."""
     with api.listening("127.0.0.1", 0) as url:
         yield url

@@ -111,7 +111,7 @@ def test_the_seeds_command_lines_are_taken_as_printed(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture()
-def master(home: Path, forked: None) -> Iterator[str]:
+def master(home: Path) -> Iterator[str]:
     """HOST:PORT of a master with a session of the library noop."""
     api.init_session("noop", "rpc")
     with api.listening("127.0.0.1", 0) as url:

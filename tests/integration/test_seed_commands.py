@@ -2,8 +2,8 @@
 fin.
 
 What stands in angle brackets is filled in; `../utils/recurrent_cfgs/resnet50.txt` is a list of one
-layer. The first script is a program of its own; each other runs as a fork when it is first typed,
-and is a call within this process or a fork after that, which start sooner.
+layer. Each script is a program of its own when it is first typed, and a call within this process or
+a fork after that, which start sooner.
 """
 
 from __future__ import annotations
@@ -70,17 +70,13 @@ class Terminals:
     env: dict[str, str]
     call: Callable[..., Ended]  #: what a command line does, in this process
     server: ForkServer | None
-    seen: set[str]  #: scripts that ran as programs or forks
+    seen: set[str]  #: scripts that ran as programs
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, line: str, **env: str) -> subprocess.Popen[bytes]:
         """Type a command line into a terminal of its own."""
         script = shlex.split(line)[0]
-        server = self.server if self.seen else None
-        if script.endswith(".py"):
-            text = (self.folder / script).read_text()
-            assert text.startswith("#!/usr/bin/env python3\n"), script
-            assert os.access(self.folder / script, os.X_OK), script
+        server = self.server if script in self.seen else None
         self.seen.add(script)
         with forking(server), open(self.folder / "log", "ab") as log:
             log.write(f"\n$ {line}\n".encode())
@@ -134,7 +130,7 @@ class Terminals:
 
 @pytest.fixture(scope="module")
 def seen() -> set[str]:
-    """Scripts that ran as programs or forks in one of the tests here."""
+    """Scripts that ran as programs in one of the tests here."""
     return set()
 
 

@@ -18,7 +18,6 @@ import httpx
 import psutil
 import pytest
 import sqlalchemy as sa
-from fork_server import ForkServer, forking
 from private_servers import wait_until
 from web_service import serving, visitor_of
 
@@ -31,9 +30,7 @@ from tuna.requests import uploads
 
 
 @pytest.mark.service
-def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(
-    home: Path, tuna_forks: ForkServer | None
-) -> None:
+def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(home: Path) -> None:
     with serving(home) as link:
         found = re.fullmatch(r"(http://127\.0\.0\.1:[0-9]+)/login\?token=([\w.-]+)", link)
         assert found is not None
@@ -44,7 +41,7 @@ def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(
     kept = home / "run" / "serve.token"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert kept.read_text().strip() == found[2]
-    with forking(tuna_forks), serving(home) as link:
+    with serving(home) as link:
         assert link.endswith(found[2])
 
 
@@ -75,7 +72,6 @@ ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
 
 
 @pytest.mark.service
-@pytest.mark.usefixtures("forked")
 def test_a_request_survives_its_service_and_is_known_from_then_on(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +197,6 @@ def test_a_model_whose_processes_are_killed_is_built_once(
 
 
 @pytest.mark.service
-@pytest.mark.usefixtures("forked")
 def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
