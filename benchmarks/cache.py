@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.harness import Outcome, command_line
-from benchmarks.serve import Service, serving
+from benchmarks.serve import Service, serving, timed
 from benchmarks.servers import home
 
 _PARTS = ("get", "batch", "put", "race")
 _BYTES = 10_000
 _PER_KEY = 8  #: files of a key
-_CONNECTIONS, _CLIENTS = 8, 1000
+_CLIENTS = 1000
 LIMITS = {"get_p99_ms": 30.0, "race_winners": 1.0}
 BUDGET = {"get_per_s": 300.0, "race_winners": 1.0, "race_told": float(_CLIENTS)}
 
@@ -102,7 +102,7 @@ def _get(service: Service, options: Any) -> dict[str, float]:
         number = random.randrange(options.entries)  # noqa: S311
         return f"/v1/cache/bench/K{number // _PER_KEY}/f{number % _PER_KEY}"
 
-    return _timed("get", service, options.repeats, lambda _: service.get(path())[0])
+    return timed("get", service, options.repeats, lambda _: service.get(path())[0])
 
 
 def _batch(service: Service, options: Any) -> dict[str, float]:
@@ -115,7 +115,7 @@ def _batch(service: Service, options: Any) -> dict[str, float]:
             raise SystemExit(f"K{key} has {len(content)} bytes")
         return seconds
 
-    return _timed("batch", service, options.repeats // 5, ask)
+    return timed("batch", service, options.repeats // 5, ask)
 
 
 def _put(service: Service, options: Any) -> dict[str, float]:
@@ -126,7 +126,7 @@ def _put(service: Service, options: Any) -> dict[str, float]:
             raise SystemExit(f"PUT: {status}")
         return time.perf_counter() - started
 
-    return _timed("put", service, options.repeats // 10, put)
+    return timed("put", service, options.repeats // 10, put)
 
 
 def _put_one(service: Service, key: str, data: bytes) -> int:
@@ -156,31 +156,6 @@ def _race(service: Service, _: Any) -> dict[str, float]:
         "race_winners": float(told[201]),
         "race_told": float(told[201] + told[409]),
         "race_s": seconds,
-    }
-
-
-def _timed(
-    name: str, service: Service, repeats: int, ask: Callable[[int], float]
-) -> dict[str, float]:
-    """Call `ask` on several connections at a time; it returns seconds."""
-    found: list[float] = []
-
-    def worker(first: int) -> None:
-        found.extend([ask(number) for number in range(first, repeats, _CONNECTIONS)])
-
-    ask(repeats)  # what is imported at the first question
-    threads = [threading.Thread(target=worker, args=(first,)) for first in range(_CONNECTIONS)]
-    before, started = service.cpu_s(), time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds, cpu_s = time.perf_counter() - started, service.cpu_s() - before
-    found.sort()
-    return {
-        f"{name}_per_s": len(found) / seconds,
-        f"{name}_p99_ms": 1000 * found[int(0.99 * (len(found) - 1))],
-        f"{name}_cpu_ms": 1000 * cpu_s / len(found),
     }
 
 

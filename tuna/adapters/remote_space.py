@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: The token line, or the path of a file that has it; milliseconds for a call.
 LINE, TIMEOUT = "TUNA_CACHE", "TUNA_ADAPTER_TIMEOUT_MS"
+_MADE_BY = "`tuna token create --role submit --space NAME`"
 _TIMEOUT_MS, _LONGEST_MS = 200, 60_000
 #: Failures in succession after which no call is made for so many seconds.
 _FAILURES, _PAUSE_S = 3, 30.0
@@ -67,9 +68,7 @@ class RemoteSpace:
     def _configure(self, environment: Mapping[str, str]) -> None:
         text = environment.get(LINE, "").strip()
         if not text:
-            raise _Miss(
-                f"{LINE} is not set to a line of `tuna token create --role submit --space NAME`"
-            )
+            raise _Miss(f"{LINE} is not set to a line of {_MADE_BY}")
         if "://" not in text:
             try:
                 text = Path(text).read_text().strip()
@@ -83,9 +82,7 @@ class RemoteSpace:
                 raise ValueError
             self._host, self._port, self._path = url.hostname, url.port, url.path.rstrip("/")
         except (ValueError, TypeError):
-            raise _Miss(
-                f"{LINE} is not a line of `tuna token create --role submit --space NAME`"
-            ) from None
+            raise _Miss(f"{LINE} is not a line of {_MADE_BY}") from None
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._bearer = f"{token}.{secret}"
         self._name = self._path.rpartition("/")[2]

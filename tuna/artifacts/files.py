@@ -27,6 +27,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 from tuna.files import NotPlain, read_plain
+from tuna.messages import install_extra
 from tuna.services import redis_client
 from tuna.vocabulary import MAX_BYTES
 
@@ -105,7 +106,7 @@ class UrlFiles:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
             reason = str(error).replace(url, self.shown)
-            hint = "pip install 'tuna-autotuner[s3]'" if url.startswith("s3:") else ""
+            hint = install_extra("s3") if url.startswith("s3:") else ""
             raise ServiceError(
                 f"The {self._noun} {self.shown} cannot be used: {reason}.", hint=hint
             ) from None
