@@ -202,7 +202,7 @@ def _table(trials: list[Trial]) -> predictor.Table:
     for _, solver, params, time_ms, _ in sorted(trials, key=lambda one: one[1:3]):
         facts = facts_of(params)
         assert facts is not None
-        candidates.append(predictor.Candidate(solver, facts.name, facts.features, time_ms))
+        candidates.append(predictor.TimedCandidate(solver, facts.name, facts.features, time_ms))
     return predictor.Table(trials[0][0], "", "", "", candidates)
 
 
