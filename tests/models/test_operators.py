@@ -15,12 +15,14 @@ from nets import Net
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna.models import build, importer, onnx_reference
+from tuna.models import build, converters, importer, onnx_reference
 from tuna.models.build import TaskKernels
-from tuna.models.fold import fold
+from tuna.models.fold import OPERATORS, fold
+from tuna.requests import onnx_files
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 RANDOM = np.random.default_rng(0)
@@ -432,3 +434,13 @@ def test_constants_without_values_come_through_a_library(tmp_path: Path) -> None
         [np.maximum(inputs["x"], 0)],
         0.0,
     )
+
+
+def test_the_operators_that_a_service_takes_are_those_that_the_importer_may_know() -> None:
+    by_others = {
+        schema.name
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if not schema.domain and (schema.has_function or schema.has_context_dependent_function)
+    }
+    known = {*onnx_frontend._get_convert_map(), *converters.OWN, "Constant", *OPERATORS}
+    assert known | by_others == onnx_files.OPERATORS

@@ -197,6 +197,7 @@ NO_MODELS = (
     ("m.pt2", b"x" * 100, "no zip archive"),
     ("m.pt2", b"", "no zip archive"),
     ("m.onnx", b"", "empty"),
+    ("m.onnx", b"\x3a\x08\x0a\x06\x22\x04Oops", "cannot be imported: Oops (1: Oops)"),
     ("m.zip", b"PK", "layers:1"),
     ("m.txt", b"\x00\xff", "layers"),
 )

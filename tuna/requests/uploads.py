@@ -8,7 +8,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import itertools
 import os
 import pickletools
 import re
@@ -17,7 +16,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +29,7 @@ from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull
 from tuna.files import make_home, own_folder
 from tuna.jobs import needed_artifacts
+from tuna.requests import onnx_files
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
@@ -42,9 +42,6 @@ _LEFT_S = 5.0
 #: Bounds of a .pt2 file, a zip archive: its directory, and a pickle in it.
 _DIRECTORY_BYTES, _PICKLE_BYTES = 1 << 20, 16 << 20
 _BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError)
-#: Fields of a model in ONNX from it to where the bytes of one of its weights are (model, graph,
-#: initializer, place), the place that is a file of its own, and the fields that are looked at.
-_TO_LOCATION, _EXTERNAL, _MOST_FIELDS = (7, 5, 14), 1, 1_000_000
 #: What torch.save's pickles of tensors call; what loads such a file lets them call even less.
 _OF_TENSORS = re.compile(
     r"torch(?!.*(load|exec|run|import|compile|hub))[\w.]* \w+"
@@ -193,7 +190,7 @@ def _told() -> Iterator[None]:
 def check_model(name: str, file: IO[bytes]) -> None:
     """Raise BadInput for what is no model, as far as that can be seen without importing it."""
     if name.endswith(".onnx"):
-        _check_onnx(name, file)
+        onnx_files.check(name, file)
     elif name.endswith(".pt2"):
         try:
             _check_archive(name, file, os.fstat(file.fileno()).st_size)
@@ -204,62 +201,6 @@ def check_model(name: str, file: IO[bytes]) -> None:
             f"{name[:100]!a} is no model that can be imported.",
             hint="*.onnx, or *.pt2 as torch.export.save writes it",
         )
-
-
-def _check_onnx(name: str, file: IO[bytes]) -> None:
-    """Raise BadInput for a file that is cut off, or whose weights are in another one."""
-    size_bytes = os.fstat(file.fileno()).st_size
-    if not size_bytes:
-        raise BadInput(f"{name} is empty.")
-    try:
-        fields = itertools.islice(_fields(file, 0, size_bytes, [*_TO_LOCATION]), _MOST_FIELDS)
-        if any(value == _EXTERNAL for value in fields):
-            raise BadInput(
-                f"{name} has weights in a file of their own, which cannot be sent.",
-                hint="save the model with its weights in it",
-            )
-    except (ValueError, EOFError):
-        raise BadInput(f"{name} is no ONNX model, or is cut off.") from None
-
-
-def _fields(file: IO[bytes], at: int, end: int, path: Sequence[int]) -> Iterator[int]:
-    """Yield -1 for each field of a message of protobuf, or the number that is at the end of `path`;
-    raises ValueError or EOFError where it is none."""
-    while at < end:
-        file.seek(at)
-        tag, at = _varint(file, at)
-        if not tag >> 3:
-            raise ValueError("a field without a number")
-        wanted = tag >> 3 == path[0]
-        match tag & 7:
-            case 0:
-                value, at = _varint(file, at)
-                yield value if wanted and len(path) == 1 else -1
-                continue
-            case 2:
-                length, at = _varint(file, at)
-            case 1 | 5 as kind:
-                length = 8 if kind == 1 else 4
-            case _:
-                raise ValueError("a type of field that ONNX has not")
-        if length > end - at:
-            raise ValueError("it ends behind its message")
-        if wanted and len(path) > 1 and tag & 7 == 2:
-            yield from _fields(file, at, at + length, path[1:])
-        else:
-            yield -1
-        at += length
-
-
-def _varint(file: IO[bytes], at: int) -> tuple[int, int]:
-    """Return the number there, and the place behind it."""
-    value = 0
-    for place, byte in enumerate(file.read(10)):
-        value |= (byte & 127) << 7 * place
-        if byte < 128:
-            file.seek(at + place + 1)
-            return value, at + place + 1
-    raise EOFError
 
 
 def _check_archive(name: str, file: IO[bytes], size_bytes: int, inner: bool = False) -> None:
