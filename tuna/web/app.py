@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from tuna import api
 from tuna.api.documents import json_text
 from tuna.db import server_errors
 from tuna.db.cache_entries import CacheFull
@@ -31,7 +32,7 @@ from tuna.errors import (
 from tuna.reports.prometheus import Collector
 from tuna.requests.asked import LimitReached
 from tuna.requests.uploads import UploadTooLarge
-from tuna.results.best import LayerIndex
+from tuna.results.best import MOST_LAYERS, LayerIndex
 from tuna.settings import Settings
 from tuna.version import __version__
 from tuna.web import (
@@ -45,6 +46,7 @@ from tuna.web import (
     spaces,
     submissions,
 )
+from tuna.web.batches import Batches
 from tuna.web.guard import BodyTooLarge, Guard
 from tuna.web.visitors import Visitors
 
@@ -86,7 +88,10 @@ def create_app(site: Site) -> ASGIApp:
     app.state.site = site
     app.state.visitors = Visitors(site.engine)
     app.state.collector = Collector(site.engine, site.settings)
-    app.state.layers = LayerIndex()
+    app.state.layers = index = LayerIndex()
+    app.state.best = Batches(
+        lambda layers, **scope: api.best(layers, index=index, **scope), MOST_LAYERS
+    )
     app.state.sizes = lookups.Sizes()
     app.state.session_texts = events.SessionTexts(
         site.engine,

@@ -95,7 +95,7 @@ def best_of_many(request: Request, _: Anyone, asked: BestQuery) -> Response:
 
 
 @router.get("/best")
-def best(
+async def best(
     request: Request,
     _: Anyone,
     layer: str,
@@ -106,8 +106,7 @@ def best(
 ) -> Response:
     """Return the same for one layer."""
     scope = {"arch": arch, "device": device, "library": library}
-    (found,) = api.best([layer], **scope, index=request.app.state.layers, predict=predict)
-    return answered(found)
+    return answered(await request.app.state.best.ask(layer, predict=predict, **scope))
 
 
 class CoverageQuery(Paged):
