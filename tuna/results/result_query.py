@@ -103,7 +103,7 @@ def winners(
     behind the config `after`; conditions, commands and errors are those of `query`."""
     meant = conditions(connection, wanted)
     found: dict[int, Any] = {}
-    for layers in _layers(connection, meant, after + 1):
+    for layers in _layers(connection, meant, after + 1, wanted.limit + 1):
         for row in sorted(_fastest(connection, meant, layers), key=_place):
             before = found.setdefault(row.config_id, row)
             if before.family == BASELINE != row.family:
@@ -155,9 +155,11 @@ class _Cursor:
         return base64.urlsafe_b64encode(document.encode()).decode().rstrip("=")
 
 
-def _layers(connection: sa.Connection, meant: Conditions, first: int) -> Iterator[list[int]]:
-    """Ids of configs from `first` on in their order, in lists that grow: a layer can have one row
-    or thousands."""
+def _layers(
+    connection: sa.Connection, meant: Conditions, first: int, number: int = 1
+) -> Iterator[list[int]]:
+    """Ids of configs from `first` on in their order, `number` of them and then lists that grow: a
+    layer can have one row or thousands."""
     few = _few(connection, meant)
     if few is not None:
         ids = iter([one for one in few if one >= first])
@@ -167,10 +169,9 @@ def _layers(connection: sa.Connection, meant: Conditions, first: int) -> Iterato
         ids = _in_chunks(
             connection, sa.select(config.c.id).where(*meant.configs), config.c.id, first
         )
-    number = 1
-    while part := list(itertools.islice(ids, number)):
+    while part := list(itertools.islice(ids, min(number, _MOST_LAYERS))):
         yield part
-        number = min(2 * number, _MOST_LAYERS)
+        number *= 2
 
 
 def _of_sessions(connection: sa.Connection, meant: Conditions, first: int) -> Iterator[int]:

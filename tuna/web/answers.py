@@ -15,6 +15,8 @@ from tuna.results.result_rows import DEFAULT_LIMIT
 
 #: Rows of a page at most; with fewer, if these are long.
 MOST_ROWS, _MOST_CHARS = 500, 480_000
+#: Rows of a large page that are read first, to see how long they are.
+_SAMPLE = 100
 LARGEST_ID = 2**63 - 1
 Format = Literal["json", "csv"]
 RowId = Annotated[int, Path(ge=1, le=LARGEST_ID)]
@@ -59,11 +61,22 @@ class Paged(BaseModel):
             return _download(name, _texts(page, lambda after: read(MOST_ROWS, after)))
         limit = self.limit
         while True:
-            page = read(limit, self.cursor)
+            page = self._page(read, limit)
             text = json_text({name: page.rows, "next": page.next})
             if len(text) <= _MOST_CHARS or limit == 1:
                 return Response(text, media_type="application/json")
             limit = max(1, limit * _MOST_CHARS * 4 // 5 // len(text))
+
+    def _page(self, read: Callable[[Any, Any], RowPage[Any]], limit: int) -> RowPage[Any]:
+        """Return so many rows at most, fewer where they are as long as the first of them are."""
+        first = read(min(limit, _SAMPLE), self.cursor)
+        if first.next is None or len(first.rows) >= limit:
+            return first
+        fitting = _MOST_CHARS * 9 // 10 * len(first.rows) // len(json_text(first.rows))
+        if fitting <= len(first.rows):
+            return first
+        rest = read(min(limit, fitting) - len(first.rows), first.next)
+        return RowPage((*first.rows, *rest.rows), rest.next)
 
 
 def _texts(page: RowPage[Any], read: Callable[[Any], RowPage[Any]]) -> Iterator[str]:
