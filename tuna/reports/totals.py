@@ -16,8 +16,8 @@ from tuna.db.models import Job, StepResultRow, TrialRow
 #: Rows summed up by one statement.
 _CHUNK = 50_000
 #: The newest rows are summed up anew each time: ids are assigned before the commit, so a smaller id
-#: may appear later.
-_UNSETTLED = 20_000
+#: may appear later; fewer with SQLite, where one transaction writes at a time.
+_UNSETTLED, _UNSETTLED_IN_SQLITE = 20_000, 2000
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ class _Running:
 
     def advance(self, connection: sa.Connection, deadline: float) -> bool:
         self._high = connection.execute(self._newest).scalar() or 0
-        settle_to = max(self._settled_to, self._high - _UNSETTLED)
+        most = _UNSETTLED_IN_SQLITE if connection.dialect.name == "sqlite" else _UNSETTLED
+        settle_to = max(self._settled_to, self._high - min(most, _UNSETTLED))
         while self._settled_to < settle_to:
             to = min(self._settled_to + _CHUNK, settle_to)
             self._read(connection, self._settled, self._settled_to, to)
