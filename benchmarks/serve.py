@@ -44,8 +44,10 @@ _RELEASED = 50_000  #: entries of a golden version at most
 _VERSIONS = 3
 _CONNECTIONS, _STREAMS, _VIEWERS = 8, 200, 10
 _STEPS = ["build", "measure"]
+_REPORT = "golden_report"  #: compares 50,000 entries with 50,000
 LIMITS = {
     "slowest_p99_ms": 300.0,
+    f"{_REPORT}_p99_ms": 1500.0,
     "largest_kb": 500.0,
     "best_p99_ms": 25.0,
     "best_of_1000_keys_ms": 500.0,
@@ -276,7 +278,7 @@ def _reads(service: Service, scene: Scene, repeats: int) -> dict[str, float]:
         kb = max(len(content) for _, content in answers) / 1000
         _say(f"{name:24} p99 {p99_ms:8.1f} ms  CPU {cpu_ms:7.1f} ms  {kb:7.1f} kB")
         figures |= {f"{name}_p99_ms": p99_ms, f"{name}_cpu_ms": cpu_ms}
-        slowest, largest = max(slowest, p99_ms), max(largest, kb)
+        slowest, largest = max(slowest, p99_ms if name != _REPORT else 0), max(largest, kb)
     return figures | {"slowest_p99_ms": slowest, "largest_kb": largest}
 
 

@@ -7,6 +7,9 @@ residual network, watches it, takes the answer away, and runs it on the board. A
 another model with the same tasks has none of them tuned. On this machine it is tuned in an empty
 database, and in another one for 1.2 times of the latency that was found: that ends early.
 
+With `--kill-board N` that many models with the same tasks follow, and the board is killed (-9)
+while each is built and checked; `--board-only` leaves this machine out.
+
 With `--by-command MODEL` (of examples/make_models.py) that alone: it is tuned by `tuna tune` and by
 a request, each in an empty database and for the same minutes, and both are timed in turn.
 """
@@ -20,6 +23,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -29,6 +33,8 @@ from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.harness import Outcome
 
@@ -49,6 +55,8 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=32, help="rows and columns of an image")
     parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, each time")
     parser.add_argument("--no-board", action="store_true", help="this machine alone")
+    parser.add_argument("--board-only", action="store_true", help="the board alone")
+    parser.add_argument("--kill-board", type=int, default=0, metavar="N", help="times")
     parser.add_argument("--by-command", metavar="MODEL", help="against `tuna tune`, that alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
@@ -62,13 +70,19 @@ def main() -> int:
                 return Outcome("service", ratio, limits=limits).print(options.json)
             figures: dict[str, float] = {}
             if not options.no_board:
-                figures |= run.elsewhere()
-            figures |= run.here()
+                figures |= run.elsewhere(options.kill_board)
+            if not options.board_only:
+                figures |= run.here()
     figures["seconds"] = time.monotonic() - began
-    limits = {"here_known_s": _KNOWN_S, "here_second_trials": 0.0, "seconds": _WHOLE_S}
-    budget = {"here_target_met": 1.0}
+    limits = {"seconds": _WHOLE_S + 60 * options.kill_board}
+    budget = dict[str, float]()
+    if not options.board_only:
+        limits |= {"here_known_s": _KNOWN_S, "here_second_trials": 0.0}
+        budget |= {"here_target_met": 1.0}
     if not options.no_board:
         limits |= {"board_known_s": _KNOWN_S, "board_error": _ERROR, "board_second_trials": 0.0}
+    if options.kill_board:
+        limits["stored_twice"] = 0.0
     outcome = Outcome("service", figures, limits=limits, budget=budget)
     return outcome.print(options.json)
 
@@ -93,6 +107,11 @@ class Visitor:
         body = "".join(parts).encode() + path.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
         kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
         found: dict[str, Any] = json.loads(self._ask("POST", "/v1/requests", body, kind))
+        return found
+
+    def request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request as it is now."""
+        found: dict[str, Any] = json.loads(self.get(f"/v1/requests/{request['id']}"))
         return found
 
     def ended(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,14 +159,15 @@ class _Run:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._log = (folder / "log").open("ab")
 
-    def elsewhere(self) -> dict[str, float]:
-        """Submit for the emulated board."""
+    def elsewhere(self, kills: int) -> dict[str, float]:
+        """Submit for the emulated board, and kill it so often."""
         tracker, port = _free_port(), _free_port()
         where = f"127.0.0.1:{tracker}"
         words = ["--host", "127.0.0.1", "--port", str(tracker), "--port-end", str(tracker + 1)]
         self._start({}, "-m", "tvm.exec.rpc_tracker", *words)
         board = str(_ROOT / "scripts" / "board")
-        self._start({}, board, "aarch64", "--tracker", where, "--key", _KEY, "--port", str(port))
+        serving = [board, "aarch64", "--tracker", where, "--key", _KEY, "--port", str(port)]
+        its_parent = self._start({}, *serving).pid
         _wait(lambda: _listens(port), 600, "the emulated board")
         home = {"TUNA_HOME": str(self._folder / "board")}
         at_board = ["--tvm-tracker", where, "--device-key", _KEY]
@@ -159,17 +179,32 @@ class _Run:
         joined = {"TUNA_HOME": str(self._folder / "joined"), "TUNA_JOIN": line}
         self._start(joined, "-m", "tuna", "worker", "compile")
         self._start(home, "-m", "tuna", "worker", "eval", *at_board)
-        figures, answer = self._served(home, "board", device="qemu-aarch64", untuned="true")
+        asked = {"device": "qemu-aarch64", "untuned": "true"}
+        visitor, figures, answer = self._served(home, "board", **asked)
         run = [board, "aarch64", "--run", str(_ROOT / "examples" / "run_model.py"), str(answer)]
         printed = subprocess.run([sys.executable, *run], capture_output=True, text=True, check=True)
         _say(f"on the board: {printed.stdout.strip()}")
+        if kills:
+            for number in range(kills):
+                self._killed(visitor, its_parent, number, **asked)
+            figures |= _attempts(self._folder / "board")
         self.close()
         return figures
+
+    def _killed(self, visitor: Visitor, board: int, number: int, **asked: object) -> None:
+        """Submit another model, and kill the board while that is built and checked."""
+        submitted = visitor.submit(self._model(2 + number), name=f"killed-{number}", **asked)
+        _wait(lambda: visitor.request(submitted)["progress"].get("step") == "build", 300, "a build")
+        time.sleep(1.5 * number)
+        for server in psutil.Process(board).children():
+            os.killpg(server.pid, signal.SIGKILL)
+        state = visitor.request(submitted)["state"]
+        _say(f"killed in the state {state}; {visitor.ended(submitted)['state']}")
 
     def here(self) -> dict[str, float]:
         """Submit for this machine: in an empty database, then in another one for a wanted time."""
         home = {"TUNA_HOME": str(self._folder / "here")}
-        figures, _ = self._served(home, "here")
+        _, figures, _ = self._served(home, "here")
         target_ms = _FACTOR * figures["here_ms"]
         visitor = self._visitor({"TUNA_HOME": str(self._folder / "again")})
         asked = {"name": "residual", "minutes": self._minutes, "target_ms": target_ms}
@@ -199,9 +234,9 @@ class _Run:
 
     def _served(
         self, home: Mapping[str, str], name: str, **asked: object
-    ) -> tuple[dict[str, float], Path]:
-        """Submit a model, again, and another with the same tasks; return figures and the built
-        model."""
+    ) -> tuple[Visitor, dict[str, float], Path]:
+        """Submit a model, again, and another with the same tasks; return the visitor, figures and
+        the built model."""
         visitor, fields = self._visitor(home), {"minutes": self._minutes, **asked}
         first = visitor.submit(self._model(0), name="residual", **fields)
         built = visitor.ended(first)
@@ -223,7 +258,8 @@ class _Run:
         }
         if "untuned" in asked:
             figures |= {key: progress[key] for key in ("untuned_ms", "in_turn_ms")}
-        return {f"{name}_{key}": value for key, value in figures.items()}, folder / "residual.so"
+        named = {f"{name}_{key}": value for key, value in figures.items()}
+        return visitor, named, folder / "residual.so"
 
     def _taken(self, visitor: Visitor, built: Mapping[str, Any], name: str) -> Path:
         """Download the files of a request; return their folder."""
@@ -283,6 +319,15 @@ class _Run:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._processes.clear()
+
+
+def _attempts(home: Path) -> dict[str, float]:
+    """Return how many attempts of a home failed, and how many steps of jobs have two results."""
+    with contextlib.closing(sqlite3.connect(home / "tuna.sqlite")) as connection:
+        (failed,) = connection.execute("SELECT count(*) FROM step_result WHERE NOT ok").fetchone()
+        query = "SELECT 1 FROM step_result WHERE ok GROUP BY job_id, step HAVING count(*) > 1"
+        twice = connection.execute(query).fetchall()
+    return {"attempts_failed": failed, "stored_twice": len(twice)}
 
 
 def _free_port() -> int:
