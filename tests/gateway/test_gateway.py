@@ -377,3 +377,15 @@ def test_a_revoked_link_says_so(
     with pytest.raises(AccessLost):
         link.next(new_id(), 0.0)
     link.close()
+
+
+def test_half_a_record_of_a_gateway_that_was_killed_stops_nobody(site: GatewaySite) -> None:
+    worker, lease = site.join(), new_id()
+    site.publish()
+    record = f"tuna:{{{site.namespace}}}:handed:{worker.name}:{worker.process}/{lease}"
+    site.client.hset(record, "chunk", "another")
+    held = worker.next(lease=lease)
+    assert held is not None
+    assert held.chunk.id != "another"
+    assert worker.report(held, held.report()) == 204
+    assert not site.client.exists(record)

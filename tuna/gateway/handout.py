@@ -14,6 +14,7 @@ is acknowledged last: a gateway that is killed in between costs a retry.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -45,6 +46,17 @@ _REPEATS = 2
 _MOST_LIMIT_S = 1e9
 
 
+# One step, so that a gateway that is killed leaves no half of a record.
+# KEYS: record, chunks of the worker.  ARGV: when the record expires (ms), ends_by, token, fields
+_RECORD = """
+if redis.call('HEXISTS', KEYS[1], 'ends_by') == 1 then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+redis.call('PEXPIREAT', KEYS[1], ARGV[1])
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[3])
+return 1
+"""
+
+
 class HandedChunk(NamedTuple):
     """A chunk that a remote worker holds."""
 
@@ -67,6 +79,7 @@ class Handout:
 
     def __init__(self, client: redis.Redis, celery: Celery, namespace: str, lease_s: float) -> None:
         self._client = client
+        self._write = client.register_script(_RECORD)
         self._celery = celery
         self._prefix = f"tuna:{{{namespace}}}:"
         self.leases = Leases(client, namespace, lease_s)
@@ -200,21 +213,22 @@ class Handout:
             begun,
             begins_by + limit_s + _MARGIN_S,
         )
-        fields = {"message": text, "jobs": json.dumps(jobs)}
-        fields |= {"limit_s": str(limit_s), "begun": str(int(begun))}
-        fields["ends_by"] = str(handed.ends_by)
+        fields = {
+            "chunk": chunk.id,
+            "message": text,
+            "jobs": json.dumps(jobs),
+            "limit_s": limit_s,
+            "begun": int(begun),
+            "ends_by": handed.ends_by,
+        }
+        expires_ms = int(1000 * min(handed.ends_by + _KEPT_S, 2**33))
         started = Report(kind=ReportKind.STARTED, chunk=chunk.id, worker=worker.name)
         try:
-            if not self._client.hsetnx(self._record(token), "chunk", chunk.id):
+            keys = (self._record(token), self._held(worker.name))
+            values = (expires_ms, handed.ends_by, token, *itertools.chain(*fields.items()))
+            if not self._write(keys=keys, args=values):
                 message.requeue()  # the same request came twice, and another gateway was first
                 return self.find(token)
-            with self._client.pipeline(transaction=False) as pipe:
-                pipe.hset(self._record(token), mapping=cast(dict[Any, Any], fields))
-                pipe.pexpireat(
-                    self._record(token), int(1000 * min(handed.ends_by + _KEPT_S, 2**33))
-                )
-                pipe.zadd(self._held(worker.name), {token: handed.ends_by})
-                pipe.execute()
             entry = started.to_json() if begun else ""
             taken = self.leases.take(chunk.id, token, entry)
         except Exception:
