@@ -28,6 +28,7 @@ from shared_data import needed_program
 from test_pages import NASTY
 from web_service import serving
 
+from benchmarks.serve import make
 from tuna import api
 from tuna.db.engine import writing
 from tuna.db.models import ConfigRow, Job, Session
@@ -151,15 +152,12 @@ def page_of(link: str) -> str:
     return f"{matching[0]} {names}" if matching else ""
 
 
-def test_each_page_fits_is_accessible_and_asks_no_other_host(
-    browser: webdriver.Chrome, filled: dict[str, Any]
-) -> None:
-    """Those that links lead to, one of each kind, and those that a form leads to."""
-    compared = "compare?session_id={first}&session_id={second}".format(**filled)
+def checked_from(browser: webdriver.Chrome, *places: str) -> set[str]:
+    """Check these pages and those that links lead to, one of each kind; returns the kinds."""
     seen = {""}
     with site() as address:
         enter(browser, address)
-        waiting = [f"{address}/{one}" for one in ("sessions", "workers/box/cordoned", compared)]
+        waiting = [f"{address}/{one}" for one in places]
         while waiting:
             link = waiting.pop()
             if page_of(link) in seen:
@@ -168,6 +166,15 @@ def test_each_page_fits_is_accessible_and_asks_no_other_host(
             browser.get(link)
             check(browser)
             waiting += browser.execute_script("return [...document.links].map((a) => a.href)")
+    return seen
+
+
+def test_each_page_fits_is_accessible_and_asks_no_other_host(
+    browser: webdriver.Chrome, filled: dict[str, Any]
+) -> None:
+    """Those that links lead to, one of each kind, and those that a form leads to."""
+    compared = "compare?session_id={first}&session_id={second}".format(**filled)
+    seen = checked_from(browser, "sessions", "workers/box/cordoned", compared)
     missed = {one.path for one in PAGES} - {one.partition(" ")[0] for one in seen}
     assert missed == {"/"} | {one.path for one in PAGES if one.path.startswith("/requests/")}
 
@@ -187,6 +194,13 @@ def test_pages_of_an_empty_database_and_of_hostile_names(
         for place in ("sessions", "sessions/1", "sessions/1/jobs", "jobs/1"):
             browser.get(f"{address}/{place}")
             check(browser)
+
+
+@pytest.mark.drill(only=True)
+def test_pages_of_a_million_jobs(browser: webdriver.Chrome, with_redis: None) -> None:
+    make(api.open_database(), 1_000_000)
+    seen = checked_from(browser, "sessions", "sessions/1", "sessions/2/jobs?state=errored")
+    assert {"/query ", "/sessions/{session_id}/jobs state", "/jobs/{job_id} "} <= seen
 
 
 @pytest.fixture
