@@ -13,7 +13,7 @@ import structlog
 
 from tuna import logs
 from tuna.db import requests, server_errors
-from tuna.db.database import open_database
+from tuna.db.database import keeping_open, open_database
 from tuna.db.engine import writing
 from tuna.db.requests import TuningRequest
 from tuna.db.types import utc_now
@@ -102,7 +102,8 @@ def main(argv: Sequence[str]) -> int:
         except BlockingIOError:
             return AGAIN
         try:
-            work_on(request_id)
+            with keeping_open(open_database()):
+                work_on(request_id)
         except Exception as error:
             log.warning("request waits", request=request_id, error=str(error)[:300])
             return AGAIN

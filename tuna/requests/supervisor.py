@@ -11,11 +11,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import sqlalchemy as sa
 import structlog
 
 from tuna.coordinator.coordinator import is_alive
 from tuna.db import requests, server_errors
-from tuna.db.database import open_database
+from tuna.db.database import keeping_open, open_database
 from tuna.db.engine import reading
 from tuna.requests import process, uploads
 from tuna.sandbox.python import module_command
@@ -80,6 +81,7 @@ class RequestSupervisor:
     """A thread of the service; what it starts ends with it."""
 
     settings: Settings
+    engine: sa.Engine
     _works: dict[int, _Child] = field(default_factory=dict)
     _coordinator: _Child = field(default_factory=_Child)
     _ends: threading.Event = field(default_factory=threading.Event)
@@ -94,6 +96,10 @@ class RequestSupervisor:
         self._thread.join()
 
     def _run(self) -> None:
+        with keeping_open(self.engine):
+            self._look_on()
+
+    def _look_on(self) -> None:
         swept_at = 0.0
         try:
             while not self._ends.wait(_EVERY_S):

@@ -179,15 +179,12 @@ def _of_sessions(connection: sa.Connection, meant: Conditions, first: int) -> It
     found = []
     for results in BOTH:
         for session_id in meant.sessions or ():
-            query = (
-                results.select("config_id")
-                .distinct()
-                .join(config, config.c.id == results["config_id"])
-            )
+            column = results["config_id"]
+            query = results.select("config_id").join(config, config.c.id == column)
             query = query.where(results["session_id"] == session_id, *meant.of(results))
-            found.append(
-                _in_chunks(connection, query.where(*meant.configs), results["config_id"], first)
-            )
+            # MariaDB would collect all for DISTINCT; groups come in the order of the index
+            query = query.where(*meant.configs).group_by(column)
+            found.append(_in_chunks(connection, query, column, first))
     return (number for number, _ in itertools.groupby(heapq.merge(*found)))
 
 

@@ -119,7 +119,7 @@ def serve(
         server = BoundedServer(Listener(sockets, app, tls), *beside)
         make_home(settings.home)
         token = owner_token(engine, settings.run_dir / "serve.token")
-        stack.enter_context(RequestSupervisor(settings))
+        stack.enter_context(RequestSupervisor(settings, engine))
         # uvicorn sends itself the signal that ended it: what is open here is closed then, too
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         started(f"{address.url(port)}/login?token={quote(token)}")
