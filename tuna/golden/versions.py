@@ -237,16 +237,21 @@ class EntryFilter:
 def entry_page(connection: sa.Connection, wanted: EntryFilter) -> RowPage[ReleaseEntry]:
     """Return entries by id; raises NotFound for a version that there is not."""
     results = entries_of(find(connection, wanted.version, wanted.library))
+    named = {"arch": wanted.arch, "solver": wanted.solver}
+    equal = {name: value for name, value in named.items() if value is not None}
     where = [results["id"] > wanted.after]
-    if wanted.arch is not None:
-        where.append(results["arch"] == wanted.arch)
-    if wanted.solver is not None:
-        where.append(results["solver"] == wanted.solver)
+    where += [results[name] == value for name, value in equal.items()]
+    by = [*equal]
     if wanted.layer is not None:
-        named = sa.func.instr(results["layer"], wanted.layer) > 0
-        where.append(sa.or_(named, results["config_key"] == wanted.layer))
-    query = results.select(*_ENTRY).where(*where).order_by(results["id"]).limit(wanted.limit + 1)
-    return RowPage.of(list(map(_entry, connection.execute(query))), wanted.limit)
+        part = sa.func.instr(results["layer"], wanted.layer) > 0
+        where.append(sa.or_(part, results["config_key"] == wanted.layer))
+        by += ["layer", "config_key"]
+    # with all that an entry is shown with, MariaDB would sort the whole version
+    query = results.select("id", by=by).where(*where).order_by(results["id"])
+    query = query.limit(wanted.limit + 1)
+    ids = list(connection.execute(query).scalars())
+    found = read_entries(connection, results, ids)
+    return RowPage.of([found[one] for one in ids], wanted.limit)
 
 
 _ENTRY = ["golden" if name == "version" else name for name in ReleaseEntry.__dataclass_fields__]
