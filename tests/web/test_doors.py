@@ -128,5 +128,6 @@ def test_an_address_is_a_host_and_a_port(listen: str) -> None:
 
 
 def test_a_number_beyond_the_database_is_refused(holder: Callable[..., httpx.Client]) -> None:
-    answer = holder("admin").post("/v1/sessions/1/cancel", json={"jobs": [2**70]})
-    assert answer.status_code == 422
+    admin = holder("admin")
+    assert admin.post("/v1/sessions/1/cancel", json={"jobs": [2**70]}).status_code == 422
+    assert admin.get(f"/v1/compare?session_id=1&session_id={2**70}").status_code == 422

@@ -238,7 +238,7 @@ class ComparedPage:
 class ComparisonQuery(LayerQuery):
     """Sessions that are compared."""
 
-    session_id: list[Annotated[int, Field(ge=1)]] = Field(min_length=2, max_length=20)
+    session_id: list[Number] = Field(min_length=2, max_length=20)
 
     def read(self) -> ComparedPage:
         """Compare them; raises BadInput for large ones, unless by tag."""
