@@ -192,14 +192,14 @@ class _Run:
         return figures
 
     def _killed(self, visitor: Visitor, board: int, number: int, **asked: object) -> None:
-        """Submit another model, and kill the board while that is built and checked."""
+        """Submit another model, and kill the board while that is checked and timed on it."""
         submitted = visitor.submit(self._model(2 + number), name=f"killed-{number}", **asked)
-        _wait(lambda: visitor.request(submitted)["progress"].get("step") == "build", 300, "a build")
-        time.sleep(1.5 * number)
+        _wait(lambda: _evaluating(self._folder / "board"), 300, "a check on the board")
+        time.sleep(0.4 * number)
+        checked = _evaluating(self._folder / "board")
         for server in psutil.Process(board).children():
             os.killpg(server.pid, signal.SIGKILL)
-        state = visitor.request(submitted)["state"]
-        _say(f"killed in the state {state}; {visitor.ended(submitted)['state']}")
+        _say(f"killed, {checked} on it; {visitor.ended(submitted)['state']}")
 
     def here(self) -> dict[str, float]:
         """Submit for this machine: in an empty database, then in another one for a wanted time."""
@@ -319,6 +319,13 @@ class _Run:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._processes.clear()
+
+
+def _evaluating(home: Path) -> int:
+    """Return how many jobs are checked or timed now."""
+    with contextlib.closing(sqlite3.connect(home / "tuna.sqlite")) as connection:
+        query = "SELECT count(*) FROM job WHERE state = 'evaluating'"
+        return int(connection.execute(query).fetchone()[0])
 
 
 def _attempts(home: Path) -> dict[str, float]:
