@@ -8,7 +8,7 @@ another model with the same tasks has none of them tuned. On this machine it is 
 database, and in another one for 1.2 times of the latency that was found: that ends early.
 
 With `--kill-board N` that many models with the same tasks follow, and the board is killed (-9)
-while each is built and checked; `--board-only` leaves this machine out.
+while each is checked on it; `--board-only` leaves this machine out.
 
 With `--by-command MODEL` (of examples/make_models.py) that alone: it is tuned by `tuna tune` and by
 a request, each in an empty database and for the same minutes, and both are timed in turn.
