@@ -1,4 +1,4 @@
-"""What can be seen of a model in ONNX without `onnx` and TVM: where its weights are, and which
+"""A model in ONNX as it can be seen without `onnx` and TVM: where its weights are, and which
 operators it names.
 
 The file is a stranger's, so it is read field by field. Messages and numbers of fields are those of
