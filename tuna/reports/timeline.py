@@ -10,6 +10,7 @@ SQL has them.
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,8 @@ class _Rows:
     def __init__(self) -> None:
         self._numbers = 0
         self._pids: dict[str, int] = {}
-        self._lanes: defaultdict[tuple[str, str], list[tuple[_Lane, int]]] = defaultdict(list)
+        #: Heaps of when each is free again.
+        self._lanes: defaultdict[tuple[str, str], list[tuple[int, _Lane]]] = defaultdict(list)
 
     def __len__(self) -> int:
         return len(self._pids.keys() - {_LOST, _SEARCHES})
@@ -82,17 +84,17 @@ class _Rows:
         """Return the lane for an event of this time, which is no earlier than those before, and the
         events that name what is new."""
         lanes, new = self._lanes[process, thread], list[dict[str, Any]]()
-        for place, (lane, busy_until) in enumerate(lanes):
-            if busy_until <= start:
-                lanes[place] = (lane, end)
-                return lane, new
+        if lanes and lanes[0][0] <= start:
+            lane = lanes[0][1]
+            heapq.heapreplace(lanes, (end, lane))
+            return lane, new
         pid = self._pids.get(process)
         if pid is None:
             pid = self._pids[process] = self._number()
             new.append(_named("process_name", _Lane(pid, pid), process))
         lane = _Lane(pid, self._number())
         new.append(_named("thread_name", lane, f"{thread} ({len(lanes) + 1})" if lanes else thread))
-        lanes.append((lane, end))
+        heapq.heappush(lanes, (end, lane))
         return lane, new
 
     def _number(self) -> int:
