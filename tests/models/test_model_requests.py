@@ -56,13 +56,13 @@ def worked_on(request: TuningRequest) -> TuningRequest:
         return requests.get(connection, request.id)
 
 
-def unknown() -> bytes:
-    """A model with two operators that nobody has."""
+def unknown(name: str) -> bytes:
+    """A model whose operators have this name, and a number where it ends in {}."""
     net = Net((1, 8, 6, 6))
     x = net.relu(net.conv("x", 8, 8, 1))
     model = net.model(x)
     for number, node in enumerate(model.graph.node):
-        node.op_type = f"Nobodys{number}"
+        node.op_type = name.format(number)
     return model.SerializeToString()
 
 
@@ -101,8 +101,7 @@ def test_what_an_import_finds_wrong_ends_a_request_and_leaves_nothing(
     token: str, tmp_path: Path
 ) -> None:
     for name, content, words in (
-        ("net.onnx", unknown(), ["Nobodys0", "Nobodys1"]),
-        ("net.onnx", outside_of_a_node(), ["passwd", "not in its folder"]),
+        ("net.onnx", unknown("Bernoulli"), ["Bernoulli"]),
         ("net.pt2", exported(tmp_path / "x"), ["torch"]),
     ):
         ended = worked_on(submitted(token, name, content))
@@ -123,6 +122,10 @@ def test_a_file_in_onnx_that_cannot_be_a_whole_model_is_refused_at_once(token: s
     move_outside(model.graph.initializer[-1])
     with pytest.raises(BadInput, match="weights in a file of their own"):
         submitted(token, "net.onnx", model.SerializeToString())
+    with pytest.raises(BadInput, match="weights in a file of their own"):
+        submitted(token, "net.onnx", outside_of_a_node())
+    with pytest.raises(BadInput, match=r"Nobodys0 .*Nobodys1"):
+        submitted(token, "net.onnx", unknown("Nobodys{}"))
     with reading(open_database()) as connection:
         assert requests.latest(connection, 9, None, None, None).rows == ()
     assert not files()
