@@ -126,8 +126,12 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
 
 
 def test_a_killed_gateway_costs_a_retry(
-    engine: sa.Engine, site: Site, eventually: Eventually
+    engine: sa.Engine, site: Site, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(
+        "TUNA_LEASE_S", "20"
+    )  # the other one begins later than 2 s on a busy machine
+    get_settings.cache_clear()
     make_jobs(engine, 4, options={"sleep_s": 0.1})
     site.processes.coordinator()
     first = site.gateway()
@@ -135,13 +139,14 @@ def test_a_killed_gateway_costs_a_retry(
     eventually(lambda: states(engine).get("evaluated", 0) > 0, 60)
     site.processes.kill(first)
     site.gateway()
-    eventually(lambda: states(engine) == {"evaluated": 40}, 60)
+    eventually(lambda: states(engine) == {"evaluated": 40}, 120)
     assert {count for *_, count in accepted(engine)} == {1}
+    said = (StepResultRow.step, StepResultRow.cause, StepResultRow.output_tail)
     with reading(engine) as connection:
-        failed = connection.execute(
-            sa.select(sa.func.count()).where(~StepResultRow.ok)
-        ).scalar_one()
-    assert failed == 0
+        failed = connection.execute(sa.select(*said).where(~StepResultRow.ok)).all()
+    # one message at most is with a gateway, and no worker began it
+    assert len(failed) <= 1, failed
+    assert all(one.cause == "infra" and "left the queue" in one.output_tail for one in failed)
     assert all(worker.is_running() for worker in workers)
 
 
