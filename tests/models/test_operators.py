@@ -19,10 +19,9 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna.models import build, converters, importer, onnx_reference
+from tuna.models import build, converters, importer, onnx_files, onnx_reference
 from tuna.models.build import TaskKernels
 from tuna.models.fold import OPERATORS, fold
-from tuna.requests import onnx_files
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 RANDOM = np.random.default_rng(0)

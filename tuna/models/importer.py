@@ -20,9 +20,8 @@ from tuna.models import torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna.models.converters import OWN, Importer, NotConverted
 from tuna.models.fold import OPERATORS, fold, subgraphs
+from tuna.models.onnx_files import OWN_DOMAINS, operator_name
 from tuna.models.torch_importer import TorchModel
-
-_OWN_DOMAINS = ("", "ai.onnx")
 
 
 def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
@@ -146,10 +145,8 @@ def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
     known = {*onnx_frontend._get_convert_map(), *OWN, "Constant"}
     found: dict[str, list[str]] = {}
     for node in nodes:
-        if node.domain not in _OWN_DOMAINS or node.op_type not in known:
-            operator = (
-                node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
-            )
+        if node.domain not in OWN_DOMAINS or node.op_type not in known:
+            operator = operator_name(node.domain, node.op_type)
             found.setdefault(operator, []).append(_title(node))
     return found
 
@@ -159,7 +156,7 @@ def opset(model: Any) -> str:
     if isinstance(model, TorchModel):
         return model.version
     return str(
-        next((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), 0)
+        next((entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS), 0)
     )
 
 

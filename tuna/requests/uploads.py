@@ -29,7 +29,7 @@ from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull
 from tuna.files import make_home, own_folder
 from tuna.jobs import needed_artifacts
-from tuna.requests import onnx_files
+from tuna.models import onnx_files
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)

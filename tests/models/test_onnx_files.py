@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from tuna.errors import BadInput
-from tuna.requests import onnx_files
+from tuna.models import onnx_files
 
 FLOAT = TensorProto.FLOAT
 
@@ -68,6 +68,17 @@ def test_an_operator_that_the_model_defines_is_known() -> None:
     assert checked(calls.SerializeToString()) == ""
     other = model(node("Foo", domain="com.other"), functions=[inner])
     assert "com.other.Foo" in checked(other.SerializeToString())
+
+
+def test_operators_of_functions_count_where_those_are_called() -> None:
+    opset = [helper.make_opsetid("", 17)]
+    functions = [
+        helper.make_function("d", "F", ["x"], ["y"], [node("Oops", "inside")], opset),
+        helper.make_function("d", "Outer", ["x"], ["y"], [node("F", domain="d")], opset),
+    ]
+    called = model(node("Outer", domain="d"), functions=functions)
+    assert "Oops (1: inside)" in checked(called.SerializeToString())
+    assert checked(model(node("Relu"), functions=functions).SerializeToString()) == ""
 
 
 def test_operators_of_branches_are_left_to_the_import() -> None:

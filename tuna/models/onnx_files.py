@@ -8,6 +8,7 @@ onnx.proto3 in onnx/onnx.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import IO
 
 from tuna.errors import BadInput
@@ -28,7 +29,8 @@ _INSIDE: dict[str, dict[int, str]] = {
 _TEXTS = {"node": (3, 4, 7), "function": (1, 10)}
 #: Field and value of a tensor whose bytes are in another file.
 _EXTERNAL = (14, 1)
-_OWN_DOMAINS = ("", "ai.onnx")
+#: Domains of ONNX's own operators.
+OWN_DOMAINS = ("", "ai.onnx")
 #: Fields that are looked at, messages in messages (as protobuf has them), different names that are
 #: kept, bytes of one.
 _MOST_FIELDS, _MOST_DEPTH, _MOST_NAMES, _NAME_BYTES = 1_000_000, 100, 1000, 200
@@ -80,27 +82,40 @@ class _Enough(Exception):
     """More fields, or more names, than are looked at."""
 
 
+def operator_name(domain: str, operator: str) -> str:
+    """Return an operator's name in messages."""
+    return operator if domain in OWN_DOMAINS else f"{domain}.{operator}"
+
+
+#: Names of the nodes of each operator, by domain and name, that is not one of ONNX's.
+_Foreign = dict[tuple[str, str], list[str]]
+
+
 class _Model:
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self._name = name
         self._file = file
         self._fields = 0
-        #: Names of the nodes of each operator, by domain and name, that ONNX may not have.
-        self._nodes: dict[tuple[str, str], list[str]] = {}
-        self._functions: set[tuple[str, str]] = set()
+        #: By the function that they are in; None: in the model's own graph.
+        self._foreign: dict[tuple[str, str] | None, _Foreign] = {None: {}}
 
     def unknown(self) -> dict[str, list[str]]:
-        """Names of the nodes of each operator that cannot be imported."""
-        return {
-            operator if domain in _OWN_DOMAINS else f"{domain}.{operator}": nodes
-            for (domain, operator), nodes in self._nodes.items()
-            if (domain, operator) not in self._functions
-        }
+        """Names of the nodes of each operator that is used and cannot be imported."""
+        found: dict[str, list[str]] = {}
+        used: list[tuple[str, str] | None] = [None]
+        for place in used:  # grows meanwhile
+            for operator, nodes in self._foreign[place].items():
+                if operator not in self._foreign:
+                    found.setdefault(operator_name(*operator), []).extend(nodes)
+                elif operator not in used:
+                    used.append(operator)
+        return found
 
-    def read(self, message: str, at: int, end: int, depth: int) -> None:
-        """Read a message of protobuf; raises ValueError or EOFError where it is none, BadInput for
-        weights in another file, and _Enough."""
+    def read(self, message: str, at: int, end: int, depth: int) -> dict[int, str]:
+        """Read a message of protobuf, return its texts; raises ValueError or EOFError where it is
+        none, BadInput for weights in another file, and _Enough."""
         inside, wanted, texts = _INSIDE[message], _TEXTS.get(message, ()), dict[int, str]()
+        foreign: _Foreign = {}
         if depth > _MOST_DEPTH:
             raise _Enough
         while at < end:
@@ -131,23 +146,20 @@ class _Model:
             if length > end - at:
                 raise ValueError("it ends behind its message")
             if tag & 7 == 2 and number in inside:
-                self.read(inside[number], at, at + length, depth + 1)
+                inner = self.read(inside[number], at, at + length, depth + 1)
+                if inside[number] == "node":
+                    _note(foreign, inner)
             elif tag & 7 == 2 and number in wanted:
                 text = self._file.read(min(length, _NAME_BYTES)).decode(errors="replace")
                 texts[number] = one_line(text)
             at += length
         if message == "function":
-            self._functions.add((texts.get(10, ""), texts.get(1, "")))
-        elif message == "node" and depth == 2:  # of the model's own graph
-            self._take_node(texts.get(7, ""), texts.get(4, ""), texts.get(3, ""))
-        if len(self._functions) + len(self._nodes) > _MOST_NAMES:
+            self._foreign[texts.get(10, ""), texts.get(1, "")] = foreign
+        elif (message, depth) == ("graph", 1):
+            self._foreign[None] |= foreign
+        if len(self._foreign) + len(foreign) > _MOST_NAMES:
             raise _Enough
-
-    def _take_node(self, domain: str, operator: str, name: str) -> None:
-        if domain not in _OWN_DOMAINS or operator not in OPERATORS:
-            nodes = self._nodes.setdefault((domain, operator), [])
-            if len(nodes) < _MOST_NAMES:
-                nodes.append(name or operator)
+        return texts
 
     def _varint(self, at: int) -> tuple[int, int]:
         """Return the number there, and the place behind it."""
@@ -158,3 +170,11 @@ class _Model:
                 self._file.seek(at + place + 1)
                 return value, at + place + 1
         raise EOFError
+
+
+def _note(foreign: _Foreign, node: Mapping[int, str]) -> None:
+    name, operator, domain = (node.get(number, "") for number in _TEXTS["node"])
+    if domain not in OWN_DOMAINS or operator not in OPERATORS:
+        nodes = foreign.setdefault((domain, operator), [])
+        if len(nodes) < _MOST_NAMES:
+            nodes.append(name or operator)
