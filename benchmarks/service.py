@@ -109,11 +109,6 @@ class Visitor:
         found: dict[str, Any] = json.loads(self._ask("POST", "/v1/requests", body, kind))
         return found
 
-    def request(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request as it is now."""
-        found: dict[str, Any] = json.loads(self.get(f"/v1/requests/{request['id']}"))
-        return found
-
     def ended(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Watch a request by its events; return it once it is over."""
         last = ""

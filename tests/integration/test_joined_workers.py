@@ -128,9 +128,8 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
 def test_a_killed_gateway_costs_a_retry(
     engine: sa.Engine, site: Site, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "TUNA_LEASE_S", "20"
-    )  # the other one begins later than 2 s on a busy machine
+    # on a busy machine the other one begins later than the 2 s of other tests
+    monkeypatch.setenv("TUNA_LEASE_S", "20")
     get_settings.cache_clear()
     make_jobs(engine, 4, options={"sleep_s": 0.1})
     site.processes.coordinator()

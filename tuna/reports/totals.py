@@ -153,8 +153,9 @@ class _Running:
 
     def advance(self, connection: sa.Connection, deadline: float) -> bool:
         self._high = connection.execute(self._newest).scalar() or 0
-        most = _UNSETTLED_IN_SQLITE if connection.dialect.name == "sqlite" else _UNSETTLED
-        settle_to = max(self._settled_to, self._high - min(most, _UNSETTLED))
+        is_sqlite = connection.dialect.name == "sqlite"
+        tail = min(_UNSETTLED, _UNSETTLED_IN_SQLITE) if is_sqlite else _UNSETTLED
+        settle_to = max(self._settled_to, self._high - tail)
         while self._settled_to < settle_to:
             to = min(self._settled_to + _CHUNK, settle_to)
             self._read(connection, self._settled, self._settled_to, to)
