@@ -13,7 +13,7 @@ from tuna import logs
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
-from tuna.exports.trial_parts import TrialParts
+from tuna.exports.trial_parts import TrialLog
 from tuna.libraries.base import Library
 from tuna.messages import choices
 from tuna.settings import Settings, get_settings
@@ -121,11 +121,12 @@ def _work_through(
     return found
 
 
-def log_trials(url: str) -> TrialParts:
+def log_trials(url: str) -> TrialLog:
     """Log all trials at a URL in parts, within a `with` block around `run`, `enqueue` or
     `tune_model`, whose events' `on_stored` is its `add`; raises ServiceError for a URL that cannot
     be used."""
-    return TrialParts(open_database(), url, get_settings().home)
+    open_database()  # as it ought to be, for the process that reads it
+    return TrialLog(url, get_settings().home)
 
 
 @contextlib.contextmanager

@@ -321,7 +321,7 @@ def _trials_logged(url: str) -> Iterator[OnStored]:
         say(f"{counted(counts.logged, 'trial')} logged: {log.shown}", err=True)
         if counts.waiting:
             say(
-                f"{counted(counts.waiting, 'part waits', 'parts wait')} in {counts.spool}: the next"
+                f"{counted(counts.waiting, 'part waits', 'parts wait')} in {log.spool}: the next"
                 " run with this --log-to sends them",
                 err=True,
             )
