@@ -316,6 +316,7 @@ def _line(start: str, row: Sequence[Any]) -> tuple[int, str]:
 def main() -> None:
     """Answer the coordinator until it says that this was the last list of jobs, or has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the coordinator says when
+    os.nice(10)  # it may be late, the coordinator and workers of this machine may not
     parts = None
     for line in sys.stdin:
         asked = json.loads(line)
