@@ -461,6 +461,24 @@ def test_of_a_checkout_only_packages_are_open(
     assert done.output.split("\n")[:-1] == ["refused"] * 3
 
 
+def test_a_folder_around_the_home_may_have_thousands_of_entries(
+    acts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a rule of its own, since the home stays closed; an argument with them all was too
+    long."""
+    around = tmp_path / "around"
+    for number in range(2000):
+        (around / f"{number}-{'x' * 80}").mkdir(parents=True)
+    monkeypatch.setenv("TUNA_HOME", str(around / "home"))
+    monkeypatch.setenv("TUNA_SANDBOX_READ", str(around))
+    get_settings.cache_clear()
+    place = Place(around / "home", tmp_path)
+    beside = around / f"7-{'x' * 80}" / "file"
+    beside.touch()
+    assert perform(acts, {"read": beside}, place) == {"read": "DONE"}
+    assert perform(acts, {"read": place.secret}, place) == {"read": "Permission denied"}
+
+
 def test_of_a_plug_in_that_is_developed_elsewhere_only_packages_are_open(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

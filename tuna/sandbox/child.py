@@ -8,9 +8,10 @@ the process with that number, which is made if there is none and lives until a r
 number comes. The first line says that the limits hold; after it the process imports each IMPORT, so
 that a later request need not wait for that.
 
-LIMITS is a JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`)
-and `resources`: limits by the name that module `resource` has for them. Only the standard library
-is imported here, so that a start costs what Python costs.
+LIMITS is a JSON object, or the number of a file descriptor that has one, as an argument cannot be
+longer than 128 KiB: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and
+`resources`: limits by the name that module `resource` has for them. Only the standard library is
+imported here, so that a start costs what Python costs.
 """
 
 from __future__ import annotations
@@ -200,8 +201,12 @@ class _Fork:
 
 def main(argv: list[str]) -> None:
     """The command line that the module's first sentences describe."""
-    limits, mode, *rest = argv
-    limit_self(json.loads(limits))
+    given, mode, *rest = argv
+    limits = json.loads(given)
+    if isinstance(limits, int):
+        with open(limits, encoding="utf-8") as stream:
+            limits = json.load(stream)
+    limit_self(limits)
     if mode == "exec":
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
             signal.signal(number, signal.SIG_DFL)

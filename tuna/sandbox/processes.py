@@ -407,18 +407,20 @@ def _start(
         "box": boxes.facts(box, env),
     }
     start = bare_command if command[0] == "exec" else module_command  # a module needs its packages
-    argv = start("tuna.sandbox.child", json.dumps(limits), *command)
     try:
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=boxes.at_home(box, env),
-            cwd=cwd,
-            pass_fds=pass_fds,
-            start_new_session=True,  # so that its group can be killed before its code runs
-            bufsize=0,
-        )
+        with os.fdopen(os.memfd_create("limits"), "w", encoding="utf-8") as stream:
+            json.dump(limits, stream)
+            stream.seek(0)
+            return subprocess.Popen(
+                start("tuna.sandbox.child", str(stream.fileno()), *command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=boxes.at_home(box, env),
+                cwd=cwd,
+                pass_fds=(*pass_fds, stream.fileno()),
+                start_new_session=True,  # so that its group can be killed before its code runs
+                bufsize=0,
+            )
     except OSError as error:
         raise ChildNotStarted(f"a child process cannot be started: {error}") from error
