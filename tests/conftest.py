@@ -105,6 +105,7 @@ ON_SQLITE = (
     "search/test_searches_shown.py",
     "search/test_warm_starts.py",
     "security/test_foreign_numbers.py",
+    "security/test_hostile_results.py",
     "security/test_text_options.py",
 )
 

@@ -12,6 +12,7 @@ import click
 import pytest
 import sqlalchemy as sa
 from command_lines import PROGRAMS
+from shared_data import DRILLS
 
 from tuna import api
 from tuna.cli.main import COMMANDS, load_command
@@ -198,15 +199,15 @@ def test_the_walk_finds_the_options_of_every_program() -> None:
 def test_every_text_option_takes_or_refuses_what_is_typed(
     database: sa.Engine, prepared: Type, name: str
 ) -> None:
-    before, wrong, taken = _rows(database), [], 0
-    for path, command, parameter in _cases():
+    before, wrong = _rows(database), []
+    share = 3 if DRILLS == 1 else 1  # then each option with every third of the texts
+    for path, command, parameter in _cases()[[*NASTY].index(name) % share :: share]:
         words = _words(path, command, parameter, NASTY[name])
         try:
             ended = prepared(path[0], *words)
         except BaseException as error:  # what guarded() lets through would be a traceback
             wrong.append(f"{path} {parameter.name}: {type(error).__name__}: {error!s:.200}")
             continue
-        taken += ended.code == 0
         # as if it had not been given: then it is looked for here
         absent = ended.code == 6 and not NASTY[name]
         differs = ended.code == 1 and path[-1] in _SAYS_BY_CODE
