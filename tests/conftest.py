@@ -76,6 +76,8 @@ PROGRAM_MODULES = (
     "tuna.db.overview",
     "tuna.golden",
     "tuna.coordinator.coordinator",
+    "tuna.requests.process",
+    "tuna.web.app",
     "tuna.workers.worker",
     "tuna.workers.launch",
     "celery.bin.celery",

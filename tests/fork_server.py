@@ -202,7 +202,11 @@ def _main() -> None:
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy what it looks at
     own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    paths = [path for path in sys.path if path not in own]
+    _run(requests, [path for path in sys.path if path not in own])
+
+
+def _run(requests: socket.socket, paths: list[str]) -> None:
+    """Serve; each fork is a program, whose own children are forks too."""
     words = _serve(requests)
     if "celery" in words or CHILD in words:
         return _execute(words, paths)
@@ -210,9 +214,9 @@ def _main() -> None:
     if os.fork() == 0:
         ours.close()
         os.setsid()  # Ctrl-C is not for it
-        return _execute(_serve(theirs), paths)
+        return _run(theirs, paths)
     theirs.close()
-    with forking(ForkServer(ours), "celery"):  # the workers that this command starts
+    with forking(ForkServer(ours)):
         _execute(words, paths)
 
 

@@ -287,6 +287,7 @@ def says(browser: webdriver.Chrome, words: str) -> None:
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forked")
 def test_a_request_is_submitted_watched_over_a_restart_and_taken_away(
     browser: webdriver.Chrome,
     home: Path,

@@ -72,6 +72,7 @@ ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forked")
 def test_a_request_survives_its_service_and_is_known_from_then_on(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_model_whose_processes_are_killed_is_built_once(
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forked")
 def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
