@@ -49,7 +49,7 @@ from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
 SETTINGS = hypothesis.settings(
-    max_examples=10 if DRILLS == 1 else 200, stateful_step_count=50, deadline=None, derandomize=True
+    max_examples=5 if DRILLS == 1 else 200, stateful_step_count=50, deadline=None, derandomize=True
 )
 #: Longer than an example on the busiest machine.
 AN_HOUR_S = 3600.0

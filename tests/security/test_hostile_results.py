@@ -181,7 +181,7 @@ def test_many_small_trials_cost_little(
         '"X"', trials
     )
     assert 9e6 < len(text) < 16e6
-    for _ in range(4):
+    for _ in range(2):
         redis_client.xadd("results", {"r": text})
     began_s = time.process_time()
     drain.once()
@@ -189,7 +189,7 @@ def test_many_small_trials_cost_little(
     redis_client.xadd("results", {"r": _report(chunk, [_good(item) for item in chunk.items[1:]])})
     drain.once()
     assert states(engine)["evaluated"] == len(chunk.items) - 1
-    assert took_s < 10, "seconds of CPU time; to write them took 45"
+    assert took_s < 5, "seconds of CPU time; to write them took 22"
     with reading(engine) as connection:
         assert (
             connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
