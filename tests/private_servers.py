@@ -7,7 +7,6 @@ process that started them is killed; Erlang does not.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tuna.errors import ServiceError
-from tuna.sandbox.python import bare_command
 from tuna.services.embedded_redis import program
 
 #: The path of a Unix socket, or host and port.
@@ -61,7 +59,11 @@ def wait_until(
 def killed_with_parent(command: Sequence[str]) -> list[str]:
     """The command, wrapped so that it runs in its own session and is killed when this process dies
     (PDEATHSIG)."""
-    return bare_command("tuna.sandbox.child", json.dumps({"parent": os.getpid()}), "exec", *command)
+    code = (
+        "import sys\nfrom tuna.sandbox import child\n"
+        "child.limit_self({'parent': int(sys.argv[1])})\nchild.execute(sys.argv[2:])"
+    )
+    return [sys.executable, "-I", "-c", code, str(os.getpid()), *command]
 
 
 @contextlib.contextmanager

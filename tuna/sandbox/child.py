@@ -8,8 +8,8 @@ the process with that number, which is made if there is none and lives until a r
 number comes. The first line says that the limits hold; after it the process imports each IMPORT, so
 that a later request need not wait for that.
 
-LIMITS is a JSON object, or the number of a file descriptor that has one, as an argument cannot be
-longer than 128 KiB: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and
+LIMITS is the number of a file descriptor, for an argument cannot be longer than 128 KiB, with a
+JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and
 `resources`: limits by the name that module `resource` has for them. Only the standard library is
 imported here, so that a start costs what Python costs.
 """
@@ -29,7 +29,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from tuna.sandbox import landlock, seccomp, self_limits
 
@@ -199,21 +199,24 @@ class _Fork:
         os.close(self._answers)
 
 
+def execute(words: list[str]) -> NoReturn:
+    """Replace this process by a program."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        raise SystemExit(f"{words[0]} cannot be started: {error.strerror}") from None
+
+
 def main(argv: list[str]) -> None:
     """The command line that the module's first sentences describe."""
-    given, mode, *rest = argv
-    limits = json.loads(given)
-    if isinstance(limits, int):
-        with open(limits, encoding="utf-8") as stream:
-            limits = json.load(stream)
+    limits_fd, mode, *rest = argv
+    with open(int(limits_fd), encoding="utf-8") as stream:
+        limits = json.load(stream)
     limit_self(limits)
     if mode == "exec":
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-            signal.signal(number, signal.SIG_DFL)
-        try:
-            os.execvp(rest[0], rest)
-        except OSError as error:
-            raise SystemExit(f"{rest[0]} cannot be started: {error.strerror}") from None
+        execute(rest)
     serve(rest[0], int(rest[1]), int(rest[2]), rest[3:])
 
 

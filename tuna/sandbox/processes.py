@@ -409,7 +409,7 @@ def _start(
     start = bare_command if command[0] == "exec" else module_command  # a module needs its packages
     try:
         with os.fdopen(os.memfd_create("limits"), "w", encoding="utf-8") as stream:
-            json.dump(limits, stream)
+            stream.write(json.dumps(limits))
             stream.seek(0)
             return subprocess.Popen(
                 start("tuna.sandbox.child", str(stream.fileno()), *command),
