@@ -140,7 +140,7 @@ def _groups(engine: sa.Engine, selection: JobSelection) -> list[tuple[str, State
         _require_jobs(connection, selection)
         return [
             (step, State(state))
-            for state, step in overview.jobs_by_state(connection, selection.session_id)
+            for state, step in overview.groups(connection, selection.session_id)
         ]
 
 

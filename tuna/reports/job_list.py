@@ -152,8 +152,8 @@ def _groups(
     """Yield conditions that together leave the wanted states and steps; each is a range of
     ix_job_claim (session_id, step, state, id) in the order of the ids, so that no jobs are
     sorted."""
-    for (state, step), number in overview.jobs_by_state(connection, wanted.session_id).items():
-        if number and wanted.state in (None, state) and wanted.step in (None, step):
+    for state, step in overview.groups(connection, wanted.session_id):
+        if wanted.state in (None, state) and wanted.step in (None, step):
             yield Job.session_id == wanted.session_id, Job.step == step, Job.state == state
 
 

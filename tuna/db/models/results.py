@@ -32,7 +32,7 @@ class FindDb(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
-    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"))
     #: None for an imported row
     job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)
     time_ms: Mapped[float | None]  #: None: an imported perf db knows only params
@@ -58,6 +58,7 @@ class FindDb(Base):
         Index(None, "simulated", "session_id"),
         Index(None, "noisy", "session_id"),
         Index(None, "updated_at"),
+        Index(None, "solver_id", "session_id", "config_id"),
     )
 
     @classmethod
@@ -106,8 +107,8 @@ class GoldenEntry(Base):
     arch: Mapped[str] = text(128)
     num_cu: Mapped[int]
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
-    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"))
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id"))
     #: library commit, toolchain
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True)
     time_ms: Mapped[float]
@@ -127,6 +128,8 @@ class GoldenEntry(Base):
     __table_args__ = table(
         UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"),
         Index(None, "measured_at"),
+        Index(None, "session_id", "config_id"),
+        Index(None, "solver_id", "session_id", "config_id"),
     )
 
 
