@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -23,8 +25,15 @@ class SpaceDouble(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.scheme = "http" if certificate is None else "https"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.signer = Ed25519PrivateKey.generate()
         self.files: dict[tuple[str, str], bytes] = {}
         self.headers: list[dict[str, str]] = []
@@ -39,7 +48,7 @@ class SpaceDouble(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the space."""
-        return f"http://127.0.0.1:{self.server_address[1]}/v1/cache/gpu"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/v1/cache/gpu"
 
     @property
     def line(self) -> str:
@@ -48,9 +57,9 @@ class SpaceDouble(ThreadingHTTPServer):
 
 
 @contextmanager
-def space_double() -> Iterator[SpaceDouble]:
-    """A server in a thread of this process."""
-    with SpaceDouble() as server:
+def space_double(certificate: Path | None = None) -> Iterator[SpaceDouble]:
+    """A server in a thread of this process; by TLS with a certificate and its key."""
+    with SpaceDouble(certificate) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

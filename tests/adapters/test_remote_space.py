@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from space_double import SLOW_S, SpaceDouble
+from certificates import DAY, NOW, Authority
+from space_double import SLOW_S, SpaceDouble, space_double
 
 from tuna.adapters import remote_space
 from tuna.adapters.remote_space import LINE, TIMEOUT, RemoteSpace
@@ -122,6 +123,29 @@ def test_a_server_that_is_away_costs_no_more_than_three_calls(
         space.put(KEY, "k.json", b"{}")
         assert space.get(KEY, FILES) == {}
     assert capsys.readouterr().err.count("127.0.0.1 does not answer") == 1
+
+
+def test_a_server_by_tls_proves_its_name_by_an_authority_that_the_program_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with space_double(authority.issue("right.pem", "127.0.0.1")) as server:
+        _stored(server)
+        assert capsys.readouterr().err == ""
+        monkeypatch.delenv("SSL_CERT_FILE")
+        assert _space(server.line).get(KEY, FILES) == {}
+        told = capsys.readouterr().err
+        assert "127.0.0.1 does not prove its name; SSL_CERT_FILE names who is trusted" in told
+        assert "certificate verify failed" in told
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    for wrong in (
+        authority.issue("name.pem", "tuna.example.org"),
+        authority.issue("expired.pem", "127.0.0.1", until=NOW - DAY),
+    ):
+        with space_double(wrong) as server:
+            assert _space(server.line).get(KEY, FILES) == {}
+            assert server.headers == [], "nobody else is told the token"
 
 
 def test_a_file_that_is_refused_stops_no_others(

@@ -201,6 +201,8 @@ class RemoteSpace:
         (answer,) = answers
         if isinstance(answer, Exception):
             reason = f"{self._host} does not answer" if isinstance(answer, OSError) else "not HTTP"
+            if isinstance(answer, ssl.SSLCertVerificationError):
+                reason = f"{self._host} does not prove its name; SSL_CERT_FILE names who is trusted"
             raise _Miss(reason, repr(answer), failed=True)
         return answer
 
