@@ -246,6 +246,10 @@ def test_a_damaged_entry_is_a_miss_is_named_and_is_repaired(
         assert (ended.code, "damaged: team/K/bad\n1 file good" in ended.out) == (1, True)
     assert one.put(f"{SPACE}/K/bad", content=b"bad" * 9).status_code == 200
     assert one.get(f"{SPACE}/K/bad").content == b"bad" * 9
+    path.unlink()  # as Redis loses them
+    assert one.put(f"{SPACE}/K/bad", content=b"other").status_code == 201
+    assert one.get(f"{SPACE}/K/bad").content == b"other"
+    assert one.put(f"{SPACE}/K/bad", content=b"bad" * 9).status_code == 409
 
 
 def test_a_new_key_signs_at_once(

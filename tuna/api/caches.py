@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,20 +81,19 @@ def verify_cache(space: str | None = None) -> VerifiedCache:
     engine, artifacts = open_database(), artifacts_of_models()
     damaged: list[CacheEntry] = []
     checked, size_bytes, last = 0, 0, 0
-    with open(os.devnull, "wb") as nowhere:
-        while True:
-            with reading(engine) as connection:
-                page = cache_entries.page(connection, last, space and check_space(space))
-            if not page:
-                if space is not None and not checked:
-                    raise _nothing_in(space)
-                return VerifiedCache(checked, size_bytes, tuple(damaged))
-            for entry in page:
-                try:
-                    size_bytes += artifacts.copy(entry.digest, nowhere)
-                except KeyError:
-                    damaged.append(entry)
-            checked, last = checked + len(page), page[-1].id
+    while True:
+        with reading(engine) as connection:
+            page = cache_entries.page(connection, last, space and check_space(space))
+        if not page:
+            if space is not None and not checked:
+                raise _nothing_in(space)
+            return VerifiedCache(checked, size_bytes, tuple(damaged))
+        for entry in page:
+            if artifacts.is_whole(entry.digest):
+                size_bytes += entry.size_bytes
+            else:
+                damaged.append(entry)
+        checked, last = checked + len(page), page[-1].id
 
 
 def pack_cache(space: str, folder: Path, at: Path | None = None, arch: str = "") -> Packed:

@@ -210,6 +210,15 @@ class Artifacts:
         self._check_signed(digest, self.keys)
         return size_bytes
 
+    def is_whole(self, digest: str) -> bool:
+        """Whether the bytes of `digest` are there and what they were; raises StoreUnavailable."""
+        with open(os.devnull, "wb") as nowhere:
+            try:
+                self.copy(digest, nowhere)
+            except KeyError:
+                return False
+        return True
+
     def try_out(self, data: bytes) -> bool:
         """Write bytes, even if they exist, and read them again; raises StoreUnavailable."""
         digest = hashlib.sha256(data).hexdigest()

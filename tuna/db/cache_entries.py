@@ -133,10 +133,12 @@ def put(
     size_bytes: int,
     token_id: str,
     bounds: CacheBounds,
+    lost: Sequence[int] = (),
 ) -> tuple[PutOutcome, list[str]]:
     """Store an entry, whose bytes are in the store; return what came of it, and the digests of
-    entries that were evicted for it."""
+    entries that were evicted for it. `lost`: ids of entries whose bytes are not, which go."""
     _lock(connection)
+    remove(connection, lost)
     there = entries_of(connection, name.space, name.key, [name.file])
     if there and there[0].digest != digest:
         refuse(connection, there[0])

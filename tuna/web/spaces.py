@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import cached_property
 from typing import IO, Annotated
 
@@ -92,15 +92,18 @@ class Caches:
 
     def put(self, name: EntryName, upload: Upload, token: str, reporter: str) -> bool:
         """Store what was received; False if it is there already. Raises Conflict for other bytes,
-        CacheFull, StorageFull; then nothing is kept. `reporter`: of `autotune_files.report`."""
+        unless the store has lost them, CacheFull, StorageFull; then nothing is kept. `reporter`: of
+        `autotune_files.report`."""
         with reading(self._engine) as connection:
             there = cache_entries.entries_of(connection, name.space, name.key, [name.file])
-        if not there or there[0].digest == upload.digest:
+        others = [one for one in there if one.digest != upload.digest]
+        lost = [one.id for one in others if not self.artifacts.is_whole(one.digest)]
+        if not others or lost:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
         bounds = CacheBounds.of(get_settings())
         facts = name, upload, token, bounds, reporter
         with self._writing:
-            outcome, evicted = transaction(self._engine, _put, *facts)
+            outcome, evicted = transaction(self._engine, _put, *facts, lost)
         if outcome is PutOutcome.OTHER:
             raise Conflict(
                 f"Other bytes are in {name.space} as {name.key}/{name.file}.",
@@ -163,10 +166,11 @@ def _put(
     token: str,
     bounds: CacheBounds,
     reporter: str,
+    lost: Sequence[int],
 ) -> tuple[PutOutcome, list[str]]:
     """Store an entry as `cache_entries.put` does, and report the times that it brings."""
     facts = name, upload.digest, upload.size_bytes, token, bounds
-    outcome, evicted = cache_entries.put(connection, *facts)
+    outcome, evicted = cache_entries.put(connection, *facts, lost)
     if outcome is PutOutcome.STORED and name.file.endswith(AUTOTUNE):
         data = upload.rewound().read(autotune_files.MOST_BYTES + 1)
         autotune_files.report(connection, name.space, name.file, data, token, reporter)
