@@ -317,3 +317,22 @@ def test_the_commands_of_the_cache(member: Member, type_in: Callable[..., Ended]
     assert type_in("tuna", "cache", "prune", "team", "--unused", "1d").out.startswith("team: 0")
     assert type_in("tuna", "cache", "prune", "team", "--key", "a").out.startswith("team: 1 file")
     assert [row.key for row in rows()] == ["b"]
+
+
+def test_a_pack_that_is_gone_holds_nothing_any_more(
+    member: Member, type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
+    one = member()
+    for file in ("f", "g"):
+        one.put(f"{SPACE}/K/{file}", content=b"{}")
+    with writing(api.open_database()) as connection:
+        cache_entries.hold(connection, "team", ["K"], str(tmp_path / "pack"))
+        connection.execute(sa.update(CacheEntryRow).values(used_at=from_epoch(1e9)))
+    unused = ("tuna", "cache", "prune", "team", "--unused", "1d")
+    assert type_in(*unused).out.startswith("team: 0 files")
+    refused = type_in(*unused, "--pack", str(tmp_path / "other"))
+    assert (refused.code, f"packs: {tmp_path / 'pack'}" in refused.err) == (3, True), refused.err
+    assert len(rows()) == 2
+    ended = type_in(*unused, "--pack", str(tmp_path / "pack"))
+    assert (ended.code, ended.out[:13]) == (0, "team: 2 files")
+    assert rows() == []

@@ -42,21 +42,26 @@ def _nothing_in(space: str) -> NotFound:
 
 
 def prune_cache(
-    space: str, keys: Collection[str] = (), unused_since: datetime | None = None
+    space: str,
+    keys: Collection[str] = (),
+    unused_since: datetime | None = None,
+    gone: Path | None = None,
 ) -> list[CacheEntry]:
     """Remove the entries of these keys, and those that were not used since a time and that no pack
-    holds, with their bytes; return them.
+    holds, with their bytes; return them. The pack that was written to `gone` holds none any more.
 
-    Raises BadInput where nothing is said, NotFound for a key that is not there.
+    Raises BadInput where nothing is said, NotFound for a key or pack that is not there.
     """
-    if not keys and unused_since is None:
-        raise BadInput("What is to be pruned?", hint="give --unused or --key")
+    if not keys and unused_since is None and gone is None:
+        raise BadInput("What is to be pruned?", hint="give --unused, --key or --pack")
     engine = open_database()
     check_space(space)
     with reading(engine) as connection:
         for key in keys:
             if not cache_entries.entries_of(connection, space, key):
                 raise NotFound(f"There is no key {key[:255]!a} in {space}.")
+    if gone is not None:
+        transaction(engine, cache_entries.let_go, space, cache_pack.held_by(gone))
     found = transaction(engine, cache_entries.prune, space, keys, unused_since)
     digests = {one.digest for one in found}
     with reading(engine) as connection:

@@ -73,9 +73,17 @@ def _minute(at: datetime) -> str:
     metavar="TIME",
     help="What was not used since 2026-03-31, or for 30d, but for what a pack holds.",
 )
-def prune(space: str, keys: tuple[str, ...], unused_since: datetime | None) -> None:
+@click.option(
+    "--pack",
+    "gone",
+    metavar="DIR",
+    help="A pack that is gone: what it held can be evicted, and pruned as unused, from now on.",
+)
+def prune(
+    space: str, keys: tuple[str, ...], unused_since: datetime | None, gone: str | None
+) -> None:
     """Remove entries of a space, with their bytes."""
-    found = api.prune_cache(space, keys, unused_since)
+    found = api.prune_cache(space, keys, unused_since, Path(gone) if gone else None)
     freed = size(sum(one.size_bytes for one in found))
     say(f"{space}: {counted(len(found), 'file')} removed, {freed}")
 
@@ -86,7 +94,7 @@ def prune(space: str, keys: tuple[str, ...], unused_since: datetime | None) -> N
 def verify(space: str | None, as_json: bool) -> int:
     """Read the bytes of each entry, and name those that are damaged; exit 1 if there are any.
 
-    Nobody gets a damaged entry. To repair it, put the same bytes again, or prune its key.
+    Nobody gets a damaged entry. To repair it, put the file again, or prune its key.
     """
     found = api.verify_cache(space)
     if as_json:

@@ -17,7 +17,7 @@ from tuna.artifacts.signatures import CACHE, Keys
 from tuna.db.bulk import parts, rows_among, upsert
 from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation, TokenRow
 from tuna.db.types import UtcDateTime, utc_now
-from tuna.errors import BadInput, TunaError
+from tuna.errors import BadInput, NotFound, TunaError
 from tuna.settings import Settings
 
 SPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
@@ -327,7 +327,22 @@ def page(connection: sa.Connection, after: int, space: str | None = None) -> lis
 def hold(connection: sa.Connection, space: str, keys: Collection[str], pack: str) -> None:
     """Let a pack hold these keys of a space, in place of those that it held before: their entries
     are not evicted, nor pruned for want of use."""
-    mine = CacheHoldRow.space == space, CacheHoldRow.pack == pack
-    connection.execute(sa.delete(CacheHoldRow).where(*mine))
+    connection.execute(sa.delete(CacheHoldRow).where(*_held_by(space, pack)))
     rows = [{"space": space, "key": key, "pack": pack} for key in sorted(set(keys))]
     upsert(connection, CacheHoldRow, rows, key=("space", "key", "pack"))
+
+
+def let_go(connection: sa.Connection, space: str, pack: str) -> None:
+    """Let a pack hold nothing of a space; raises NotFound where it holds nothing, with those that
+    do."""
+    if connection.execute(sa.delete(CacheHoldRow).where(*_held_by(space, pack))).rowcount == 0:
+        of_space = sa.select(CacheHoldRow.pack).where(CacheHoldRow.space == space).distinct()
+        names = sorted(connection.execute(of_space).scalars())
+        raise NotFound(
+            f"No pack {pack} holds anything of {space}.",
+            hint=f"packs: {', '.join(names) or 'none'}",
+        )
+
+
+def _held_by(space: str, pack: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return CacheHoldRow.space == space, CacheHoldRow.pack == pack

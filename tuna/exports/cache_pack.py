@@ -53,16 +53,16 @@ class PackPlan:
         cache_entries.check_space(self.space)
         if not self.at.is_absolute():
             raise BadInput(f"{self.at} is not absolute, as Triton needs it.", hint="--at /opt/pack")
-        if len(self.held_by) > _MOST_HELD_CHARS:
+        if len(held_by(self.folder)) > _MOST_HELD_CHARS:
             raise BadInput(f"The path {self.folder} is too long.")
         is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
         if self.folder.exists() and not is_empty and not (self.folder / _MANIFEST).exists():
             raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
 
-    @property
-    def held_by(self) -> str:
-        """Name under which the pack holds entries."""
-        return str(self.folder.resolve())
+
+def held_by(folder: Path) -> str:
+    """Name under which the pack in a folder holds entries."""
+    return str(folder.resolve())
 
 
 @dataclass
@@ -88,7 +88,9 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
         raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
     found = {one.key for one in entries}
     hold = cache_entries.hold
-    transaction(engine, hold, plan.space, found, plan.held_by)  # none goes while they are read
+    transaction(
+        engine, hold, plan.space, found, held_by(plan.folder)
+    )  # none goes while they are read
     packed, kept = Packed(), set()
     with atomic_directory(plan.folder) as temporary:
         for key, files in itertools.groupby(entries, lambda one: one.key):
@@ -104,7 +106,7 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
         signature = keys.sign(hashlib.sha256(text.encode()).hexdigest(), PACK).hex()
         (temporary / _MANIFEST).write_text(text)
         (temporary / _SIGNATURE).write_text(f"{keys.ids[0]} {signature}\n")
-    transaction(engine, hold, plan.space, kept, plan.held_by)
+    transaction(engine, hold, plan.space, kept, held_by(plan.folder))
     return packed
 
 
