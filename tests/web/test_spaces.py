@@ -249,6 +249,10 @@ def test_a_damaged_entry_is_a_miss_is_named_and_is_repaired(
     path.unlink()  # as Redis loses them
     assert one.put(f"{SPACE}/K/bad", content=b"other").status_code == 201
     assert one.get(f"{SPACE}/K/bad").content == b"other"
+    for path in stored():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert one.put(f"{SPACE}/K/bad", content=b"third").status_code == 201
+    assert sorted(path.read_bytes() for path in stored()) == [b"good" * 8 + b"goo", b"third"]
     assert one.put(f"{SPACE}/K/bad", content=b"bad" * 9).status_code == 409
 
 

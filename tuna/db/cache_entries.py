@@ -133,19 +133,19 @@ def put(
     size_bytes: int,
     token_id: str,
     bounds: CacheBounds,
-    lost: Sequence[int] = (),
+    lost: Sequence[CacheEntry] = (),
 ) -> tuple[PutOutcome, list[str]]:
     """Store an entry, whose bytes are in the store; return what came of it, and the digests of
-    entries that were evicted for it. `lost`: ids of entries whose bytes are not, which go."""
+    entries that went for it. `lost`: entries whose bytes are not there, which go."""
     _lock(connection)
-    remove(connection, lost)
+    remove(connection, (one.id for one in lost))
     there = entries_of(connection, name.space, name.key, [name.file])
     if there and there[0].digest != digest:
         refuse(connection, there[0])
         return PutOutcome.OTHER, []
     if there:
         return PutOutcome.SAME, []
-    evicted: list[str] = []
+    evicted = [one.digest for one in lost]
     for most, scope in (
         (bounds.token_bytes, [_columns.token_id == token_id]),
         (bounds.space_bytes, []),

@@ -97,7 +97,7 @@ class Caches:
         with reading(self._engine) as connection:
             there = cache_entries.entries_of(connection, name.space, name.key, [name.file])
         others = [one for one in there if one.digest != upload.digest]
-        lost = [one.id for one in others if not self.artifacts.is_whole(one.digest)]
+        lost = [one for one in others if not self.artifacts.is_whole(one.digest)]
         if not others or lost:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
         bounds = CacheBounds.of(get_settings())
@@ -166,7 +166,7 @@ def _put(
     token: str,
     bounds: CacheBounds,
     reporter: str,
-    lost: Sequence[int],
+    lost: Sequence[CacheEntry],
 ) -> tuple[PutOutcome, list[str]]:
     """Store an entry as `cache_entries.put` does, and report the times that it brings."""
     facts = name, upload.digest, upload.size_bytes, token, bounds
