@@ -200,9 +200,11 @@ class RemoteSpace:
             raise _Miss(f"no answer within {self._timeout_s * 1000:g} ms", self._host, failed=True)
         (answer,) = answers
         if isinstance(answer, Exception):
-            reason = f"{self._host} does not answer" if isinstance(answer, OSError) else "not HTTP"
+            reason = "not HTTP"
             if isinstance(answer, ssl.SSLCertVerificationError):
                 reason = f"{self._host} does not prove its name; SSL_CERT_FILE names who is trusted"
+            elif isinstance(answer, OSError):
+                reason = f"{self._host} does not answer"
             raise _Miss(reason, repr(answer), failed=True)
         return answer
 

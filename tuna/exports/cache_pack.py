@@ -87,10 +87,8 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
     if not entries:
         raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
     found = {one.key for one in entries}
-    hold = cache_entries.hold
-    transaction(
-        engine, hold, plan.space, found, held_by(plan.folder)
-    )  # none goes while they are read
+    hold, pack = cache_entries.hold, held_by(plan.folder)
+    transaction(engine, hold, plan.space, found, pack)  # none goes while they are read
     packed, kept = Packed(), set()
     with atomic_directory(plan.folder) as temporary:
         for key, files in itertools.groupby(entries, lambda one: one.key):
@@ -106,7 +104,7 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
         signature = keys.sign(hashlib.sha256(text.encode()).hexdigest(), PACK).hex()
         (temporary / _MANIFEST).write_text(text)
         (temporary / _SIGNATURE).write_text(f"{keys.ids[0]} {signature}\n")
-    transaction(engine, hold, plan.space, kept, held_by(plan.folder))
+    transaction(engine, hold, plan.space, kept, pack)
     return packed
 
 
