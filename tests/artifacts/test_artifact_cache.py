@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tuna.artifacts.copies import ArtifactCache
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.signatures import Keys
-from tuna.artifacts.store import ArtifactCache, Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.settings import Settings
 
 

@@ -20,8 +20,9 @@ import pytest
 import redis
 from command_lines import Ended
 
+from tuna.artifacts.copies import ArtifactCache
 from tuna.artifacts.signatures import Keys
-from tuna.artifacts.store import ArtifactCache, Artifacts
+from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput
 from tuna.files import make_home
 from tuna.sandbox.device_lock import device_lock

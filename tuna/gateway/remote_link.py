@@ -13,7 +13,7 @@ from urllib.parse import quote
 import stamina
 import structlog
 
-from tuna.artifacts.store import ArtifactCache
+from tuna.artifacts.copies import ArtifactCache
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 from tuna.gateway.https_client import (
     AccessLost,
