@@ -162,14 +162,12 @@ class _Run:
         self._start({}, "-m", "tvm.exec.rpc_tracker", *words)
         board = str(_ROOT / "scripts" / "board")
         serving = [board, "aarch64", "--tracker", where, "--key", _KEY, "--port", str(port)]
-        its_parent = self._start({}, *serving).pid
-        _wait(lambda: _listens(port), 600, "the emulated board")
+        its_parent = self._start_server(port, 600, {}, *serving).pid
         home = {"TUNA_HOME": str(self._folder / "board")}
         at_board = ["--tvm-tracker", where, "--device-key", _KEY]
         _say(self._tuna(home, "init-session", "tvm", "-l", "my board", *at_board))
         gateway = _free_port()
-        self._start(home, "-m", "tuna", "gateway", "--port", str(gateway))
-        _wait(lambda: _listens(gateway), 120, "the gateway")
+        self._start_server(gateway, 120, home, "-m", "tuna", "gateway", "--port", str(gateway))
         line = self._tuna(home, "token", "create", "--role", "compile").strip().splitlines()[-1]
         joined = {"TUNA_HOME": str(self._folder / "joined"), "TUNA_JOIN": line}
         self._start(joined, "-m", "tuna", "worker", "compile")
@@ -303,6 +301,17 @@ class _Run:
         )
         self._processes.append(process)
         return process
+
+    def _start_server(
+        self, port: int, seconds: float, env: Mapping[str, str], *words: str
+    ) -> subprocess.Popen[bytes]:
+        """Start what listens on a port, and wait for that."""
+        server, what = self._start(env, *words), " ".join(words)
+        _wait(lambda: _listens(port) or server.poll() is not None, seconds, what)
+        if server.poll() is not None:
+            said = Path(self._log.name).read_text(errors="replace")
+            raise SystemExit(f"{what} ended:\n{said[-2000:]}")
+        return server
 
     def close(self) -> None:
         """End all that was started."""

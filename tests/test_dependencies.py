@@ -295,8 +295,9 @@ def test_debians_package_of_each_program_is_known_and_documented() -> None:
         )
         for name in ("demo-model", "demo-service", "install", "quickstart")
     }
-    compiling = {name: {"c++"} for name in ("demo-model", "demo-service", "quickstart")}
-    assert scripts == {"install": {"venv"}, **compiling}
+    compiling = {name: {"c++"} for name in ("demo-model", "quickstart")}
+    board = {"demo-service": {"c++ qemu-aarch64-static"}}
+    assert scripts == {"install": {"venv"}, **compiling, **board}
     assert set(packages) == {*PROGRAMS, "c++", "venv"}
     documented = re.search(
         r"^Debian's packages: (.*?)\.$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S
