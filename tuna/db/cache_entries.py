@@ -86,6 +86,14 @@ class CacheEntry:
 
 
 _FIELDS = [_columns[name] for name in CacheEntry.__dataclass_fields__]
+#: Made once, for each of many questions a second would take longer to put than to answer.
+_OF_SPACE = (
+    sa.select(*_FIELDS)
+    .where(_columns.space == sa.bindparam("space"))
+    .order_by(_columns.key, _columns.file)
+)
+_OF_KEY = _OF_SPACE.where(_columns.key == sa.bindparam("key"))
+_OF_FILES = _OF_KEY.where(_columns.file.in_(sa.bindparam("files", expanding=True)))
 
 
 @dataclass(frozen=True)
@@ -116,14 +124,11 @@ class CacheFull(TunaError):
 def entries_of(
     connection: sa.Connection, space: str, key: str | None = None, files: Collection[str] = ()
 ) -> list[CacheEntry]:
-    """Return the entries of a space, of one key and with these files if they are given, by name."""
-    query = sa.select(*_FIELDS).where(_columns.space == space)
-    if key is not None:
-        query = query.where(_columns.key == key)
-    if files:
-        query = query.where(_columns.file.in_(sorted(files)))
-    rows = connection.execute(query.order_by(_columns.key, _columns.file))
-    return [CacheEntry(**row._mapping) for row in rows]
+    """Return the entries of a space, of one key and of that with these files if they are given, by
+    name."""
+    given = {"space": space, "key": key, "files": sorted(files)}
+    query = _OF_SPACE if key is None else _OF_FILES if files else _OF_KEY
+    return [CacheEntry(*row) for row in connection.execute(query, given)]
 
 
 def put(
@@ -308,7 +313,7 @@ def prune(
     if unused_since is not None:
         conditions.append(sa.and_(_columns.used_at < unused_since, ~_held()))
     query = sa.select(*_FIELDS).where(_columns.space == space, sa.or_(*conditions))
-    found = [CacheEntry(**row._mapping) for row in connection.execute(query)]
+    found = [CacheEntry(*row) for row in connection.execute(query)]
     remove(connection, (one.id for one in found))
     for some in parts(sorted(keys)):
         mine = CacheHoldRow.space == space, CacheHoldRow.key.in_(some)
@@ -321,7 +326,7 @@ def page(connection: sa.Connection, after: int, space: str | None = None) -> lis
     query = sa.select(*_FIELDS).where(_columns.id > after).order_by(_columns.id).limit(_PAGE)
     if space is not None:
         query = query.where(_columns.space == space)
-    return [CacheEntry(**row._mapping) for row in connection.execute(query)]
+    return [CacheEntry(*row) for row in connection.execute(query)]
 
 
 def hold(connection: sa.Connection, space: str, keys: Collection[str], pack: str) -> None:

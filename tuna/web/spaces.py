@@ -43,7 +43,7 @@ router = APIRouter(prefix="/v1/cache")
 #: Bodies that are received at a time; others wait.
 _AT_A_TIME = 32
 #: Threads that read entries: more take the interpreter from each other.
-_READERS = 4
+_READERS = 2
 #: Seconds in which a body must come, and bytes for each of which it has one more.
 _BODY_S, _BODY_BYTES_S = 10.0, 256 << 10
 #: Seconds before a use is written down again, and between two writings.
