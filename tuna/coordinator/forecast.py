@@ -32,7 +32,8 @@ class Left:
 
     jobs: int  #: a search is one
     stages: Mapping[StageKind, float]  #: how often each is still to be run
-    sample: Mapping[int, str]  #: latest jobs, ended ones too, with their solvers as in `StageKind`
+    #: latest jobs, ended ones too, with their solvers as in `StageKind`; none where nothing is left
+    sample: Mapping[int, str]
     is_bounded: bool = True  #: False: its searches have no known number of rounds
 
     def seconds(self, times: StageTimes) -> dict[str, float]:
@@ -76,31 +77,32 @@ def left(
         counts = overview.jobs_by_state(connection, work.session_id)
     stages: dict[StageKind, float] = defaultdict(float)
     sample: dict[int, str] = {}
-    unfinished = 0
+    unfinished, are_known, done = 0, True, []
     for (state, step), count in counts.items():
-        latest = _latest(connection, work.session_id, state, step)
-        sample |= {row.id: str(row.solver_id) for row in latest}
         if not is_open(state, work.library.step(step).resource):
+            done.append((state, step))
             continue
         unfinished += count
+        latest = _latest(connection, work.session_id, state, step)
+        sample |= {row.id: str(row.solver_id) for row in latest}
         alike = Counter((row.solver_id, row.steps) for row in latest)
         for (solver_id, steps), number in alike.items():
             order = jobs.step_names(steps)
             for later in order[order.index(step) :]:
                 stages[stage_kind(work, solver_id, later)] += count * number / alike.total()
-    if work.library.search is None:
-        return Left(unfinished, dict(stages), sample)
-    to_come = rounds.to_come(connection, work.session_id, work.library)
-    for solver_id, number in (to_come or {}).items():
-        for one in (work.library.search, *work.library.steps):
-            stages[stage_kind(work, solver_id, one.name)] += number
-    of_searches = rounds.unfinished(connection, work.session_id, work.library)
-    unfinished += of_searches.searches - of_searches.rounds
+    if work.library.search is not None:
+        to_come = rounds.to_come(connection, work.session_id, work.library)
+        are_known = to_come is not None
+        for solver_id, number in (to_come or {}).items():
+            for one in (work.library.search, *work.library.steps):
+                stages[stage_kind(work, solver_id, one.name)] += number
+        of_searches = rounds.unfinished(connection, work.session_id, work.library)
+        unfinished += of_searches.searches - of_searches.rounds
+    for state, step in done if stages else ():
+        latest = _latest(connection, work.session_id, state, step)
+        sample |= {row.id: str(row.solver_id) for row in latest}
     return Left(
-        unfinished,
-        {kind: number for kind, number in stages.items() if number},
-        sample,
-        to_come is not None,
+        unfinished, {kind: number for kind, number in stages.items() if number}, sample, are_known
     )
 
 

@@ -156,7 +156,7 @@ class Snapshots:
 
     def _read_session(self, connection: sa.Connection, work: SessionWork) -> None:
         left = forecast.left(connection, work)
-        if work.session_id not in self._learned:
+        if left.stages and work.session_id not in self._learned:
             self._learned.add(work.session_id)
             forecast.learn(connection, work, left.sample, self._times)
         self._left[work.session_id] = left

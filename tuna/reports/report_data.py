@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import datetime
 from typing import Any
 
@@ -330,7 +330,7 @@ class ReportFigures:
     def as_json(self) -> dict[str, Any]:
         """All figures for programs: fields under their names, moments in ISO 8601, with what
         follows from them."""
-        fields = asdict(self)
+        fields: dict[str, Any] = _plain(self)
         for name in ("created_at", "first", "last"):
             moment: datetime | None = getattr(self.header, name)
             fields["header"][name] = moment.isoformat() if moment else None
@@ -348,6 +348,14 @@ class ReportFigures:
             *("peak_share", "mean_gain_untuned", "mean_gain_other", "mean_speed_up"),
         )
         return fields | {name: getattr(self, name) for name in derived}
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries, as `asdict` says, which copies each of a report's many numbers
+    besides."""
+    if is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _mean(gains: Any) -> float | None:

@@ -88,7 +88,7 @@ class Watcher:
             namespace = sessions.namespace(connection)
             rates = _rates(connection)
             workers = live_workers(self._settings, namespace)
-            totals = self._totals.sessions() if whole else {}
+            totals = self._totals.sessions(wanted) if whole else {}
             shown = []
             for seen, counts in self._overviews(connection, wanted, totals):
                 mine = totals.get(seen.session_id)
@@ -115,7 +115,7 @@ class Watcher:
                     f"The history is being read, {self._totals.share:.0%} so far.",
                     hint="ask again in a few seconds",
                 )
-            mine = self._totals.sessions().get(session_id)
+            mine = self._totals.sessions([session_id]).get(session_id)
         return tuple(
             DeviceFigures(**vars(use), **peaks.get(use.name, {}))
             for use in (mine.uses if mine else ())

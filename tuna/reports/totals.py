@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -120,12 +120,12 @@ class Totals:
         """Share of the step results that is read."""
         return self._steps.share
 
-    def sessions(self) -> dict[int, SessionTotals]:
-        """The sums of every session that has any."""
+    def sessions(self, wanted: Collection[int] | None = None) -> dict[int, SessionTotals]:
+        """The sums of every session that has any, or of those that are wanted."""
         grouped: dict[int, list[tuple[Key, Sum]]] = defaultdict(list)
-        for key, total in self._steps.sums().items():
+        for key, total in self._steps.sums(wanted).items():
             grouped[key.session_id].append((key, total))
-        counted = self._trials.sums().items() if self._trials else ()
+        counted = self._trials.sums(wanted).items() if self._trials else ()
         trials = {key.session_id: total.attempts for key, total in counted}
         return {
             number: _of_session(grouped.get(number, []), trials.get(number, 0))
@@ -171,11 +171,12 @@ class _Running:
         for *key, attempts, busy_s, first, last in rows:
             sums[Key(*key)].add(attempts, busy_s or 0.0, first, last)
 
-    def sums(self) -> dict[Key, Sum]:
+    def sums(self, sessions: Collection[int] | None = None) -> dict[Key, Sum]:
         both: dict[Key, Sum] = defaultdict(Sum)
         for part in (self._settled, self._tail):
             for key, total in part.items():
-                both[key].add(total.attempts, total.busy_s, total.first, total.last)
+                if sessions is None or key.session_id in sessions:
+                    both[key].add(total.attempts, total.busy_s, total.first, total.last)
         return both
 
 
