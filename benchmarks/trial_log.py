@@ -4,7 +4,8 @@ Three kinds of run in turn, `--rounds` times, each with a session of its own and
 each step of the library that does nothing: without a log, with one at an S3 server of this machine
 (moto, which stands in for AWS), and with that server stopped (SIGSTOP: it takes connections and
 does not answer) from the start, for `--away-s` seconds. Then the trials that arrived are counted.
-On a busy machine look at the ratios, which are of medians.
+On a busy machine look at the ratios, which are of medians. It needs `moto[server]` and the extra
+`s3`.
 """
 
 from __future__ import annotations

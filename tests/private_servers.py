@@ -231,7 +231,10 @@ def s3_server() -> Iterator[int]:
     )
     os.environ.update(own)
     try:
-        wait_until(lambda: listens(("127.0.0.1", port)), _START_S, "moto")
+        there = ("127.0.0.1", port)
+        wait_until(lambda: listens(there) or process.poll() is not None, _START_S, "moto")
+        if process.poll() is not None:
+            raise RuntimeError("no S3 server: pip install 'moto[server]' '.[s3]'")
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir("tuna")
         yield process.pid
     finally:
