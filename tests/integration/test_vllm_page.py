@@ -22,7 +22,7 @@ SMALL = {
     '"intermediate": 768': '"intermediate": 128',
     '"hidden": 2048': '"hidden": 128',
     '"topk": 8': '"topk": 2',
-    "--candidates 64": "--candidates 2",
+    "-t mymodel -o out": "-t mymodel -o out --candidates 2",
 }
 
 
