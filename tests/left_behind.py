@@ -21,7 +21,7 @@ import pytest
 
 #: How long what was told to end may take on a busy machine; nobody waits for it when nothing was
 #: left.
-_GRACE_S = 20.0
+_GRACE_S = 5.0
 _MARK = "PYTEST_PROCESSES_OF"
 #: Python's own, ended with the process that started it.
 _HELPERS = ("multiprocessing.resource_tracker",)
