@@ -73,9 +73,9 @@ def running(
     log: Path,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-) -> Iterator[None]:
-    """A running server: yields once it listens and kills it and its children afterwards. Raises
-    ServiceError with the end of its log if it does not start."""
+) -> Iterator[int]:
+    """A running server: yields its process id once it listens, and kills it and its children
+    afterwards. Raises ServiceError with the end of its log if it does not start."""
     with open(log, "wb") as output:
         process = subprocess.Popen(
             killed_with_parent(command),
@@ -97,7 +97,7 @@ def running(
 
     try:
         wait_until(started, _START_S, f"start of {command[0]}")
-        yield
+        yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -224,23 +224,13 @@ def s3_server() -> Iterator[int]:
     own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
     own |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     before = {name: os.environ.get(name) for name in own}
-    process = subprocess.Popen(
-        killed_with_parent([sys.executable, "-m", "moto.server", "-p", str(port)]),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
     os.environ.update(own)
     try:
-        there = ("127.0.0.1", port)
-        wait_until(lambda: listens(there) or process.poll() is not None, _START_S, "moto")
-        if process.poll() is not None:
-            raise RuntimeError("no S3 server: pip install 'moto[server]' '.[s3]'")
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("tuna")
-        yield process.pid
+        with _folder() as folder, running(command, ("127.0.0.1", port), folder / "log") as server:
+            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("tuna")
+            yield server
     finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
