@@ -76,15 +76,15 @@ def left(
     if counts is None:
         counts = overview.jobs_by_state(connection, work.session_id)
     stages: dict[StageKind, float] = defaultdict(float)
-    sample: dict[int, str] = {}
-    unfinished, are_known, done = 0, True, []
+    sampled: list[Any] = []
+    unfinished, is_bounded, done = 0, True, []
     for (state, step), count in counts.items():
         if not is_open(state, work.library.step(step).resource):
             done.append((state, step))
             continue
         unfinished += count
         latest = _latest(connection, work.session_id, state, step)
-        sample |= {row.id: str(row.solver_id) for row in latest}
+        sampled += latest
         alike = Counter((row.solver_id, row.steps) for row in latest)
         for (solver_id, steps), number in alike.items():
             order = jobs.step_names(steps)
@@ -92,17 +92,19 @@ def left(
                 stages[stage_kind(work, solver_id, later)] += count * number / alike.total()
     if work.library.search is not None:
         to_come = rounds.to_come(connection, work.session_id, work.library)
-        are_known = to_come is not None
+        is_bounded = to_come is not None
         for solver_id, number in (to_come or {}).items():
             for one in (work.library.search, *work.library.steps):
                 stages[stage_kind(work, solver_id, one.name)] += number
         of_searches = rounds.unfinished(connection, work.session_id, work.library)
         unfinished += of_searches.searches - of_searches.rounds
     for state, step in done if stages else ():
-        latest = _latest(connection, work.session_id, state, step)
-        sample |= {row.id: str(row.solver_id) for row in latest}
+        sampled += _latest(connection, work.session_id, state, step)
     return Left(
-        unfinished, {kind: number for kind, number in stages.items() if number}, sample, are_known
+        unfinished,
+        {kind: number for kind, number in stages.items() if number},
+        {row.id: str(row.solver_id) for row in sampled},
+        is_bounded,
     )
 
 
