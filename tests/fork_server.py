@@ -144,23 +144,26 @@ def _serve(requests: socket.socket) -> list[str]:
         message, fds, _, _ = socket.recv_fds(requests, _MAX_REQUEST_BYTES, 16)
         if not message:
             sys.exit()
-        between = os.fork()
-        if between == 0:
+        child = os.fork()
+        if child == 0:
+            between = os.getpid()
             if os.fork():
                 os._exit(0)
             request = json.loads(message)
-            _become(request, fds)
+            _become(request, fds, between)
             requests.send(str(os.getpid()).encode())
             requests.close()
             return list(request["words"])
-        os.waitpid(between, 0)
+        os.waitpid(child, 0)
         for fd in fds:
             os.close(fd)
 
 
-def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
-    while os.getppid() != request["parent"]:
+def _become(request: Mapping[str, Any], fds: Sequence[int], between: int) -> None:
+    while (parent := os.getppid()) == between:
         time.sleep(0.0005)
+    if parent != request["parent"]:
+        os._exit(1)  # it was killed meanwhile
     if request["session"]:
         os.setsid()
     above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for fd in fds]

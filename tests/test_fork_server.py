@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from shared_data import DRILLS
 
 pytestmark = [
@@ -80,3 +82,11 @@ def test_an_error_ends_it_with_a_traceback() -> None:
     )
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_fork_whose_parent_is_no_more_ends(tuna_forks: ForkServer) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    asked = json.dumps({"parent": ended.pid}).encode()
+    socket.send_fds(tuna_forks._socket, [asked], [])  # nobody may be left after this test
+    assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
