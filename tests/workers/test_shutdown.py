@@ -32,7 +32,7 @@ CHUNK = Chunk(
 @pytest.fixture(autouse=True)
 def _fresh_celery_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "should_stop", None)
-    monkeypatch.setattr(shutdown, "_ECHO_S", 0.0)
+    monkeypatch.setattr(shutdown, "ECHO_S", 0.0)
 
 
 class _Request:
@@ -81,7 +81,7 @@ def test_without_its_parent_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "_ECHO_S", 3600.0)
+    monkeypatch.setattr(shutdown, "ECHO_S", 3600.0)
     worker = _Worker(bound_s=3600)
     worker.shutdown.ask()
     worker.shutdown.ask()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
+from tuna.signals import ECHO_S, SignalEvent
 from tuna.vocabulary import Cause
 
 if TYPE_CHECKING:
@@ -80,11 +83,14 @@ def enqueue(
 
 def _set_by_sigterm() -> threading.Event:
     """Return an event that the first SIGTERM sets; the second one ends the process."""
-    stop = threading.Event()
+    stop, asked_at = SignalEvent(), list[float]()
 
     def ask(*_: object) -> None:
+        asked_at.append(time.monotonic())
         stop.set()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if asked_at[-1] - asked_at[0] >= ECHO_S:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, ask)
     return stop

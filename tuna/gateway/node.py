@@ -36,6 +36,7 @@ from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings, get_settings
+from tuna.signals import ECHO_S
 from tuna.workers import lifetime
 from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import ONCE, TELL
@@ -47,8 +48,6 @@ log = structlog.get_logger(__name__)
 #: A process fetches its next chunk while it runs one, if the last one took less than this: long
 #: chunks are better left to whoever is free first.
 _AHEAD_S = 5.0
-#: One signal may arrive twice: Slurm signals every process, and the parent passes its own on.
-_ECHO_S = 0.3
 #: Seconds in which nothing was to be done, after which a worker that was asked to leaves.
 _IDLE_S = 3.0
 #: Seconds of an outage after which a process asks again.
@@ -114,7 +113,7 @@ class RemoteNode:
             self._asked_at = now
             self._shared[0] = 1
             self._leave_at = min(self._leave_at, now + self._settings.shutdown_s)
-        elif now - self._asked_at >= _ECHO_S:
+        elif now - self._asked_at >= ECHO_S:
             self._leave_at = now
 
     def _start(self) -> None:

@@ -22,6 +22,7 @@ from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
 from tuna.sandbox.discovery import Device, DeviceKind
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
+from tuna.signals import SignalEvent
 from tuna.workers.launch import WorkerSpec, run_hook, start_process
 from tuna.workers.lifetime import ONCE, SESSION
 
@@ -154,7 +155,7 @@ class Supervisor:
         """`margin_s`: beyond the bound of their warm shutdown, until workers are killed."""
         self._settings = settings
         self._margin_s = margin_s
-        self._stop = threading.Event()
+        self._stop = SignalEvent()
         self._kill_at = self._leave_at = float("inf")
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}

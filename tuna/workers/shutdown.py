@@ -28,6 +28,7 @@ from tuna.queue.connection import connect, queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
+from tuna.signals import ECHO_S, SignalEvent
 from tuna.workers import lifetime
 
 log = structlog.get_logger(__name__)
@@ -39,9 +40,6 @@ _ORPHAN_RETURN_S = 0.5
 #: Number of successive polls without queued or current chunks after which a worker exits by itself.
 _IDLE_POLLS = 6
 _POLL_EVERY_S = 0.5
-#: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal
-#: on.
-_ECHO_S = 0.3
 
 
 class Shutdown:
@@ -57,7 +55,7 @@ class Shutdown:
         self._return_chunks = return_chunks
         self._leave = leave
         self._asked_at: float | None = None
-        self._now = threading.Event()
+        self._now = SignalEvent()
         self._shared = mmap.mmap(-1, 1)  # with processes that are forked from this one
 
     @property
@@ -80,7 +78,7 @@ class Shutdown:
         if lifetime.is_orphan():
             self._now.set()
         if self._asked_at is not None:
-            if time.monotonic() - self._asked_at >= _ECHO_S:
+            if time.monotonic() - self._asked_at >= ECHO_S:
                 self._now.set()
             return
         self._asked_at = time.monotonic()
