@@ -22,7 +22,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from typing import Any
 import psutil
 
 from benchmarks.harness import Outcome
+from tests.private_servers import free_port, listens, wait_until
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KEY = "emulated"
@@ -156,7 +156,7 @@ class _Run:
 
     def elsewhere(self, kills: int) -> dict[str, float]:
         """Submit for the emulated board, and kill it so often."""
-        tracker, port = _free_port(), _free_port()
+        tracker, port = free_port(), free_port()
         where = f"127.0.0.1:{tracker}"
         words = ["--host", "127.0.0.1", "--port", str(tracker), "--port-end", str(tracker + 1)]
         self._start({}, "-m", "tvm.exec.rpc_tracker", *words)
@@ -166,7 +166,7 @@ class _Run:
         home = {"TUNA_HOME": str(self._folder / "board")}
         at_board = ["--tvm-tracker", where, "--device-key", _KEY]
         _say(self._tuna(home, "init-session", "tvm", "-l", "my board", *at_board))
-        gateway = _free_port()
+        gateway = free_port()
         self._start_server(gateway, 120, home, "-m", "tuna", "gateway", "--port", str(gateway))
         line = self._tuna(home, "token", "create", "--role", "compile").strip().splitlines()[-1]
         joined = {"TUNA_HOME": str(self._folder / "joined"), "TUNA_JOIN": line}
@@ -187,7 +187,7 @@ class _Run:
     def _killed(self, visitor: Visitor, board: int, number: int, **asked: object) -> None:
         """Submit another model, and kill the board while that is checked and timed on it."""
         submitted = visitor.submit(self._model(2 + number), name=f"killed-{number}", **asked)
-        _wait(lambda: _evaluating(self._folder / "board"), 300, "a check on the board")
+        wait_until(lambda: _evaluating(self._folder / "board"), 300, "a check on the board")
         time.sleep(0.4 * number)
         checked = _evaluating(self._folder / "board")
         for server in psutil.Process(board).children():
@@ -307,7 +307,7 @@ class _Run:
     ) -> subprocess.Popen[bytes]:
         """Start what listens on a port, and wait for that."""
         server, what = self._start(env, *words), " ".join(words)
-        _wait(lambda: _listens(port) or server.poll() is not None, seconds, what)
+        wait_until(lambda: listens(("127.0.0.1", port)) or server.poll() is not None, seconds, what)
         if server.poll() is not None:
             said = Path(self._log.name).read_text(errors="replace")
             raise SystemExit(f"{what} ended:\n{said[-2000:]}")
@@ -339,25 +339,6 @@ def _attempts(home: Path) -> dict[str, float]:
         query = "SELECT 1 FROM step_result WHERE ok GROUP BY job_id, step HAVING count(*) > 1"
         twice = connection.execute(query).fetchall()
     return {"attempts_failed": failed, "stored_twice": len(twice)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _wait(until: Any, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{what} did not come")
-        time.sleep(0.2)
 
 
 def _say(text: str) -> None:
