@@ -1,4 +1,4 @@
-"""What a signal handler may do: a signal may interrupt its own handler.
+"""Events that signal handlers may set: a signal may interrupt its own handler.
 
 The kernel sends the signal of a parent's death once for each thread of the parent, so one follows
 the other while the handler of the first runs.
