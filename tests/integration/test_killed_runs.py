@@ -136,7 +136,7 @@ def test_a_run_goes_on_where_its_redis_was_killed(
         psutil.Process(first).kill()
         began_at = time.monotonic()
         eventually(lambda first=first: _pid(server) not in (None, first), _GOES_ON_S)
-        before = len(accepted(engine))
+        before = min(len(accepted(engine)), 2 * jobs - 1)  # by now, all may be done
         eventually(lambda before=before: len(accepted(engine)) > before, _GOES_ON_S)
         took_s.append(round(time.monotonic() - began_at, 2))
     assert run.wait(400) == 0

@@ -47,8 +47,9 @@ _FULL_BACKOFF_S = 5.0
 #: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a
 #: priority and urgent steps, and of the others.
 _URGENT, _ORDINARY = 0, 3
-#: Rides out a short outage of the broker.
-_RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
+#: Rides out a short outage of the broker. kombu 5.7 raises AttributeError where the connection is
+#: lost while it declares a queue: it connects again there, and publishes on the closed channel.
+_RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0, "retry_errors": (AttributeError,)}
 
 
 def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
