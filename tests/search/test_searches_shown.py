@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,7 +334,7 @@ def test_why_a_search_ended_is_shown(
 ) -> None:
     finish(scene)
     monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
-    monkeypatch.setattr("time.sleep", _interrupt)
+    monkeypatch.setattr("tuna.cli.status.time", SimpleNamespace(sleep=_interrupt))
     for words in ("status", "status --watch", "session show 1", "query --explain"):
         for json_too in ([], ["--json"]) if words != "query --explain" else ([],):
             capsys.readouterr()
