@@ -7,7 +7,7 @@ TUNA_SIMULATED=1.
 from __future__ import annotations
 
 import functools
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import structlog
 
@@ -34,7 +34,7 @@ def get_library(name: str) -> Library:
     LibraryMissing for one that is no good."""
     points = _points()
     if name not in points:
-        if entry_points(group=SIMULATED_GROUP, name=name):
+        if is_simulated(name):
             raise NotFound(
                 f"The library {name} only pretends to measure.",
                 hint="to use it all the same: TUNA_SIMULATED=1",
@@ -77,6 +77,16 @@ def find_library(name: str) -> Library | None:
         return None
 
 
+def is_simulated(name: str) -> bool:
+    """Whether an installed library of this name only pretends to measure."""
+    return name in _installed(SIMULATED_GROUP).names
+
+
 def _points() -> dict[str, EntryPoint]:
     groups = (GROUP, SIMULATED_GROUP) if get_settings().simulated else (GROUP,)
-    return {point.name: point for group in groups for point in entry_points(group=group)}
+    return {point.name: point for group in groups for point in _installed(group)}
+
+
+@functools.cache  # it reads the metadata of each installed package
+def _installed(group: str) -> EntryPoints:
+    return entry_points(group=group)

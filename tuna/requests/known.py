@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,8 +11,8 @@ import sqlalchemy as sa
 from tuna.configs import Config
 from tuna.db.bulk import parts
 from tuna.db.types import timed
+from tuna.libraries import registry
 from tuna.libraries.base import Environment
-from tuna.libraries.registry import SIMULATED_GROUP
 from tuna.models.coverage import Coverage, covered
 from tuna.results.best import result_document
 from tuna.results.core_tables import config
@@ -45,9 +44,7 @@ class ExactResult:
 def is_simulated(environment: Environment) -> bool:
     """Whether all results of an environment are: of a library that measures nothing, or of an
     emulated board. There they count."""
-    return "emulator" in environment.flags or bool(
-        entry_points(group=SIMULATED_GROUP, name=environment.library)
-    )
+    return "emulator" in environment.flags or registry.is_simulated(environment.library)
 
 
 def exact(

@@ -196,7 +196,8 @@ def _beside_tuna() -> tuple[str, ...]:
 def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield rules to read a path without what is hidden in it, and without the links in it."""
     real = os.path.realpath(path)
-    inside = [one for one in hidden if os.path.commonpath([one, real]) == real]
+    below = real.rstrip("/") + "/"
+    inside = [one for one in hidden if one == real or one.startswith(below)]
     if not inside:
         yield path, int(landlock.READ)
     elif real not in inside:
