@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -153,7 +154,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def test_a_fork_bomb_stops_at_the_limit_and_ends_with_its_program(acts: Path, place: Place) -> None:
+def test_a_fork_bomb_stops_at_the_limit_and_ends_with_its_program(
+    acts: Path, place: Place, eventually: Callable[[Callable[[], object], float], None]
+) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         program = Path(folder) / "box_acts"
@@ -169,9 +172,10 @@ def test_a_fork_bomb_stops_at_the_limit_and_ends_with_its_program(acts: Path, pl
         words = [sys.executable, "-c", _AS_NOBODY, json.dumps(facts), str(program), "bomb", "400"]
         done = run(words, timeout_s=LIMIT_S, box=None)
     assert done.output == "bomb: Resource temporarily unavailable\n"
-    assert [
-        process for process in psutil.process_iter(["exe"]) if process.info["exe"] == str(program)
-    ] == []
+    # killed, though a busy machine takes a moment to end them
+    eventually(
+        lambda: str(program) not in {one.info["exe"] for one in psutil.process_iter(["exe"])}, 10
+    )
 
 
 def test_a_program_that_is_boxed_still_compiles_and_runs_programs(place: Place) -> None:
