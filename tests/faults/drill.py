@@ -19,7 +19,7 @@ from tuna.configs import GemmConfig
 from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, writing
 from tuna.errors import DatabaseError, ServiceError
-from tuna.libraries.registry import get_library
+from tuna.libraries import registry
 
 _SOLVERS = 10
 _BEGIN_S = 30.0
@@ -116,10 +116,12 @@ def run(
 def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answer]:
     database.upgrade(engine)
     sys.path.append(str(plugin))  # where the library is declared
+    registry.installed.cache_clear()
     try:
-        library = get_library("faults")
+        library = registry.get_library("faults")
     finally:
         sys.path.remove(str(plugin))
+        registry.installed.cache_clear()
     layers = [GemmConfig(m=8, n=8, k=number + 1) for number in range(count // _SOLVERS)]
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, library.environment(), "drill")

@@ -98,8 +98,8 @@ class Toys:
 
 
 @pytest.fixture
-def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toys]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def toys(tmp_path: Path, quick_timing: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toys]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     made = Toys(tmp_path)
     yield made
     made.library.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +35,11 @@ class NoStore(Artifacts):
 
 
 @pytest.fixture
-def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure]:
+def measure(
+    tmp_path: Path, quick_timing: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Measure]:
     """Run the step for some candidates; then the scratch folder is empty."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     library = OneStepToy()
     store = NoStore((tmp_path / "shared").as_uri(), tmp_path / "cache")
     context = replace(run_context(tmp_path), artifacts=store)

@@ -79,14 +79,15 @@ def find_library(name: str) -> Library | None:
 
 def is_simulated(name: str) -> bool:
     """Whether an installed library of this name only pretends to measure."""
-    return name in _installed(SIMULATED_GROUP).names
+    return name in installed(SIMULATED_GROUP).names
 
 
 def _points() -> dict[str, EntryPoint]:
     groups = (GROUP, SIMULATED_GROUP) if get_settings().simulated else (GROUP,)
-    return {point.name: point for group in groups for point in _installed(group)}
+    return {point.name: point for group in groups for point in installed(group)}
 
 
-@functools.cache  # it reads the metadata of each installed package
-def _installed(group: str) -> EntryPoints:
+@functools.cache
+def installed(group: str) -> EntryPoints:
+    """The entry points of a group, read from the metadata of all packages once a process."""
     return entry_points(group=group)
