@@ -190,14 +190,18 @@ def _beside_tuna() -> tuple[str, ...]:
         for entry in os.scandir(_ROOT)
         if not entry.is_symlink() and not _is_importable(entry)
     )
-    return tuple(path for path in others if os.path.commonpath([path, python]) != path)
+    return tuple(path for path in others if not _is_in(python, path))
+
+
+def _is_in(path: str, folder: str) -> bool:
+    """Whether an absolute path is a folder or below it: `os.path.commonpath` takes 10 us."""
+    return f"{path}/".startswith(folder.rstrip("/") + "/")
 
 
 def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield rules to read a path without what is hidden in it, and without the links in it."""
     real = os.path.realpath(path)
-    below = real.rstrip("/") + "/"
-    inside = [one for one in hidden if one == real or one.startswith(below)]
+    inside = [one for one in hidden if _is_in(one, real)]
     if not inside:
         yield path, int(landlock.READ)
     elif real not in inside:
