@@ -21,7 +21,6 @@ import sqlalchemy as sa
 import structlog
 from jobs_builder import accepted, make_jobs, make_searches, states, trials
 from kombu import Connection
-from pydantic import SecretStr
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import no_work_cache, publisher
@@ -42,13 +41,12 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
-from tuna.queue.connection import make_celery, queue_depth
+from tuna.queue.connection import connect, ensure_services, make_celery, queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
 from tuna.search import rounds
-from tuna.services.embedded_redis import EmbeddedRedis
-from tuna.settings import Settings, get_settings
+from tuna.settings import get_settings
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
 
@@ -305,22 +303,20 @@ def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(
 
 
 def test_a_broker_that_is_killed_as_a_queue_is_declared_loses_no_message(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator,
 ) -> None:
-    broker = EmbeddedRedis(tmp_path / "broker")
-    broker.acquire()
-    with contextlib.ExitStack() as stack:
-        stack.callback(broker.release)
-        url = SecretStr(broker.url.replace("unix:", "redis+socket:", 1))
-        celery = coordinator.publisher._celery = make_celery(Settings(broker_url=url))
-        celery.send_task("another", queue="another")
-        with contextlib.closing(broker.client()) as client:
-            os.kill(client.info("server")["process_id"], signal.SIGKILL)
-        published = coordinator.publish()
-        assert not coordinator.quarantine.faults
-        with celery.connection_for_read() as connection:
-            queue = coordinator._works[0].queue(LIBRARY.step("build"))
-            assert queue_depth(connection, queue) == published > 0
+    settings = get_settings()
+    ensure_services(settings)  # the broker is the embedded Redis
+    with contextlib.closing(connect(settings)) as client:
+        broker = client.info("server")["process_id"]
+    celery = coordinator.publisher._celery = make_celery(settings)
+    celery.send_task("another", queue="another")
+    os.kill(broker, signal.SIGKILL)
+    published = coordinator.publish()
+    assert not coordinator.quarantine.faults
+    with celery.connection_for_read() as connection:
+        queue = coordinator._works[0].queue(LIBRARY.step("build"))
+        assert queue_depth(connection, queue) == published > 0
 
 
 def test_a_lost_message_is_found_while_another_queue_is_full(
