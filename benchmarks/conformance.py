@@ -1,0 +1,267 @@
+"""ONNX's own node tests: how many of them Tuna imports, builds and answers right.
+
+Each case is imported as a user's model is, planned with predicted kernels, compiled and run in a
+process of its own. It is *right* if outputs agree in type, shape and value, *wrong* if they do not,
+*refused* if the import says so in a sentence with the operator, and *raw* if it ends otherwise. An
+input that the refusal asks for (`--value NAME=...`) is given, as a user would. The table of cases
+that are not right goes to stderr. Where onnxruntime is installed, for this Python or `--python`,
+it is judged by the same rule; `--data` reads the cases of an older wheel of onnx from its folder
+`onnx/backend/test/data/node`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from benchmarks.harness import Outcome
+from tuna.errors import BadInput
+
+_TIMEOUT_S = 120.0
+_VERDICTS = ("right", "wrong", "refused", "raw")
+#: Inputs that a refusal asks for.
+_ASKED = re.compile(r"--value ([^\s=]+)=")
+#: The same comparison as onnx.backend.test.runner, for a runtime of its own environment.
+_RUNTIME = """
+import json, sys
+import numpy, onnxruntime
+onnxruntime.set_default_logger_severity(4)
+for line in sys.stdin:
+    model, inputs, out = json.loads(line)
+    try:
+        with numpy.load(inputs) as arrays:
+            feeds = dict(arrays)
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        found = session.run(None, feeds)
+        numpy.savez(out, **{str(n): numpy.asarray(one) for n, one in enumerate(found)})
+        print("", flush=True)
+    except Exception as error:
+        print(" ".join(str(error).split())[:300], flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with inputs by name and the right outputs in order."""
+
+    name: str
+    model: Any  #: onnx.ModelProto
+    inputs: dict[str, Any]
+    outputs: list[Any]
+    rtol: float
+    atol: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a case."""
+
+    word: str  #: one of right, wrong, refused, raw
+    text: str = ""  #: the refusal, the error, or what differs
+
+
+def current_cases() -> Iterator[Case]:
+    """Yield the cases that the installed package `onnx` generates."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of overflow, which some cases want
+        found = collect_testcases(None)  # type: ignore[no-untyped-call]
+    for case in found:
+        for given, right in case.data_sets or ():
+            yield _case(case.name, case.model, given, right, case.rtol, case.atol)
+
+
+def stored_cases(folder: Path) -> Iterator[Case]:
+    """Yield the cases in a folder of an older wheel: `NAME/model.onnx`, `NAME/test_data_set_N`."""
+    for model in sorted(folder.glob("*/model.onnx")):
+        read = onnx.load(model)
+        for data in sorted(model.parent.glob("test_data_set_*")):
+            parts = []
+            for kind, values in (("input", read.graph.input), ("output", read.graph.output)):
+                files = sorted(
+                    data.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem[len(kind) + 1 :])
+                )
+                parts.append(
+                    [_read(file, value) for file, value in zip(files, values, strict=False)]
+                )
+            yield _case(model.parent.name, read, *parts, 1e-3, 1e-7)
+
+
+def _read(path: Path, value: Any) -> Any:
+    if value.type.WhichOneof("value") != "tensor_type":
+        return None
+    return numpy_helper.to_array(onnx.TensorProto.FromString(path.read_bytes()))
+
+
+def _case(name: str, model: Any, given: Any, right: Any, rtol: float, atol: float) -> Case:
+    """Make a case; the names of inputs are those of the graph, without initializers."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name not in weights]
+    inputs = dict(zip(names, map(_array, given), strict=False))
+    return Case(name, model, inputs, [_array(one) for one in right], rtol, atol)
+
+
+def _array(value: Any) -> Any:
+    """The array of a tensor; a sequence as it is."""
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return value if value is None or isinstance(value, list) else np.asarray(value)
+
+
+def difference(case: Case, found: Sequence[Any]) -> str:
+    """Return in what the outputs differ from the right ones, empty where they agree.
+
+    Types, shapes, infinities and NaN have to be equal, numbers within the case's tolerances.
+    """
+    if len(found) != len(case.outputs):
+        return f"{len(found)} outputs, not {len(case.outputs)}"
+    for number, (ours, right) in enumerate(zip(found, case.outputs, strict=True)):
+        right = np.asarray(right)
+        if ours.dtype != right.dtype or ours.shape != right.shape:
+            return f"output {number} is {ours.dtype}{ours.shape}, not {right.dtype}{right.shape}"
+        if right.dtype.kind in "fcV":
+            if not np.allclose(
+                *(np.asarray(one, np.float64) for one in (ours, right)),
+                rtol=case.rtol,
+                atol=case.atol,
+                equal_nan=True,
+            ):
+                with np.errstate(all="ignore"):
+                    off = np.abs(np.asarray(ours, np.float64) - np.asarray(right, np.float64))
+                return f"output {number} is off by {np.nanmax(off, initial=0):.3g}"
+        elif not np.array_equal(ours, right):
+            return f"output {number}: {np.sum(ours != right)} of {right.size} values differ"
+    return ""
+
+
+def judge(case: Case) -> Verdict:
+    """Import, build and run a case in this process."""
+    values: dict[str, Any] = {}
+    while True:
+        try:
+            found = _answers(case, values)
+        except BadInput as error:
+            asked = {*_ASKED.findall(error.hint)} & (case.inputs.keys() - values.keys())
+            if not asked:
+                return _refusal(case, error)
+            values |= {name: case.inputs[name] for name in asked}
+            continue
+        except Exception as error:  # what is not refused in a sentence is what we look for
+            return Verdict("raw", f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}")
+        text = difference(case, found)
+        return Verdict("wrong" if text else "right", text)
+
+
+def _refusal(case: Case, error: BadInput) -> Verdict:
+    """A refusal names an operator of the model, or the type of an input."""
+    text = f"{error} {error.hint}".strip()
+    operators = {node.op_type for node in case.model.graph.node}
+    said = any(re.search(rf"\b{operator}\b", text) for operator in operators) or " of type " in text
+    raw = isinstance(error.__cause__, Exception) and not said
+    return Verdict("raw" if raw or not said else "refused", text)
+
+
+def _answers(case: Case, values: dict[str, Any]) -> list[Any]:
+    import tvm
+    from tvm import relax
+    from tvm.target import codegen
+
+    from tuna.models import build, importer, program
+    from tuna.models.build import TaskKernels
+
+    target = tvm.target.Target(
+        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        onnx.save(case.model, path)
+        shapes = {
+            name: np.shape(case.inputs[name])
+            for name in (value.name for value in case.model.graph.input)
+            if isinstance(case.inputs.get(name), np.ndarray)
+        }
+        model = importer.read(path, shapes, None)
+    module = importer.to_relax(model, path.name)
+    planned = build.plan(module, TaskKernels(target, {}), target)
+    made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))
+    given = [np.asarray(one) for name, one in case.inputs.items() if name not in values]
+    answer = relax.VirtualMachine(made, tvm.cpu())["main"](*map(tvm.runtime.tensor, given))
+    return [one.numpy() for one in ([answer] if hasattr(answer, "numpy") else answer)]
+
+
+def _tell(case: Case, pipe: Any) -> None:
+    pipe.send(judge(case))
+
+
+def judge_apart(case: Case) -> Verdict:
+    """Judge a case in a forked process, which may crash or hang."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_tell, args=(case, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(_TIMEOUT_S):
+            return ours.recv()
+        return Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s")
+    except EOFError:
+        process.join()
+        return Verdict("raw", f"the process ended with {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder of an older wheel's cases")
+    parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument("--log", type=Path, help="write the verdict of each case there")
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
+    options = parser.parse_args()
+    import tvm.relax.frontend.onnx  # noqa: F401  before the forks
+
+    cases = stored_cases(options.data) if options.data else current_cases()
+    chosen = [case for case in cases if options.only in case.name]
+    with ThreadPoolExecutor(2) as pool:
+        verdicts = list(pool.map(judge_apart, chosen))
+    for case, verdict in zip(chosen, verdicts, strict=True):
+        if verdict.word != "right":
+            print(f"{verdict.word:8} {case.name}: {verdict.text}", file=sys.stderr)
+    if options.log:
+        options.log.write_text(
+            "".join(
+                json.dumps([case.name, verdict.word, verdict.text]) + "\n"
+                for case, verdict in zip(chosen, verdicts, strict=True)
+            )
+        )
+    counts = Counter(verdict.word for verdict in verdicts)
+    return Outcome(
+        "conformance",
+        {"cases": len(chosen), **{word: counts[word] for word in _VERDICTS}},
+        limits={"wrong": 0, "raw": 0},
+    ).print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
