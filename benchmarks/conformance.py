@@ -15,12 +15,11 @@ import argparse
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +152,7 @@ def difference(case: Case, found: Sequence[Any]) -> str:
 
 def judge(case: Case) -> Verdict:
     """Import, build and run a case in this process."""
-    values: dict[str, Any] = {}
+    values: dict[str, Sequence[float]] = {}
     while True:
         try:
             found = _answers(case, values)
@@ -161,7 +160,7 @@ def judge(case: Case) -> Verdict:
             asked = {*_ASKED.findall(error.hint)} & (case.inputs.keys() - values.keys())
             if not asked:
                 return _refusal(case, error)
-            values |= {name: case.inputs[name] for name in asked}
+            values |= {name: case.inputs[name].reshape(-1).tolist() for name in asked}
             continue
         except Exception as error:  # what is not refused in a sentence is what we look for
             return Verdict("raw", f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}")
@@ -178,7 +177,7 @@ def _refusal(case: Case, error: BadInput) -> Verdict:
     return Verdict("raw" if raw or not said else "refused", text)
 
 
-def _answers(case: Case, values: dict[str, Any]) -> list[Any]:
+def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
     import tvm
     from tvm import relax
     from tvm.target import codegen
@@ -197,7 +196,7 @@ def _answers(case: Case, values: dict[str, Any]) -> list[Any]:
             for name in (value.name for value in case.model.graph.input)
             if isinstance(case.inputs.get(name), np.ndarray)
         }
-        model = importer.read(path, shapes, None)
+        model = importer.read(path, shapes, None, values)
     module = importer.to_relax(model, path.name)
     planned = build.plan(module, TaskKernels(target, {}), target)
     made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))

@@ -7,17 +7,18 @@ same kernels. Sums of products of eight bits are exact up to 2^24, and to a rela
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.models import recurrent
 from tuna.models.graph import constant_of, extents
+from tuna.models.obstacles import Unsupported
 
 #: Types that values are quantised to.
 _WHOLE = ("int8", "uint8", "int16", "uint16")
@@ -27,15 +28,17 @@ class NotConverted(Exception):
     """An operator that cannot be imported as this node has it."""
 
     def __init__(self, operator: str, node: str, error: Exception) -> None:
-        super().__init__(str(error))
+        own = isinstance(error, Unsupported)
+        super().__init__(str(error) if own else "TVM's importer cannot convert it as it is here")
         self.operator, self.node = operator, node
 
 
 class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer of ONNX, with the operators here; an error has the name of the node."""
 
-    def __init__(self) -> None:
-        super().__init__(None, "float32")
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """`shapes` are those of the inputs; TVM takes an extent of 0 for an open one."""
+        super().__init__(dict(shapes), "float32")
         self._floats: dict[Any, Any] = {}
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -47,10 +50,27 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         own = OWN.get(op_name)
         try:
             if own is None:
-                return super()._convert_operator(op_name, inputs, attrs, opset)
-            return own(_Node(op_name, inputs, attrs, opset, self.bb, self._floats))
+                found = super()._convert_operator(op_name, inputs, attrs, opset)
+            else:
+                found = own(_Node(op_name, inputs, attrs, opset, self.bb, self._floats))
+            return _checked(self.bb.normalize(found), attrs["tvm_custom"]["num_outputs"])
         except Exception as error:  # converters raise whatever they do
             raise NotConverted(op_name, attrs["tvm_custom"]["name"], error) from error
+
+
+def _checked(answer: Any, outputs: int) -> Any:
+    """The answer of a converter; raises Unsupported for one with too few tensors, or whose shape is
+    not known when compiling."""
+    parts = list(answer.ty.fields) if isinstance(answer.ty, relax.TupleType) else [answer.ty]
+    tensors = [part for part in parts if isinstance(part, relax.TensorType)]
+    if len(tensors) == len(parts) < outputs:
+        raise Unsupported(f"only {len(parts)} of its {outputs} outputs are supported")
+    for tensor in tensors:
+        if not isinstance(tensor.shape, relax.ShapeExpr) or not all(
+            isinstance(extent, tirx.IntImm) for extent in tensor.shape.values
+        ):
+            raise Unsupported("the shape of its answer depends on values of the model's input")
+    return answer
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,7 @@ class _Node:
     def quantized(self, value: Any, scale: Any, zero: Any, axis: int, kind: str) -> Any:
         """The nearest whole numbers of type `kind`."""
         if kind not in _WHOLE:
-            raise ValueError(f"values quantised to {kind} are not supported")
+            raise Unsupported(f"values quantised to {kind} are not supported")
         rank = len(_shape(value))
         found = self.emit(
             relax.op.round(self.apply("divide", value, self.along(scale, axis, rank)))
@@ -268,13 +288,13 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
 
 def _axis(node: _Node) -> int:
     if node.attributes.get("block_size"):
-        raise ValueError("scales of blocks are not supported")
+        raise Unsupported("scales of blocks are not supported")
     return int(node.attributes.get("axis", 1))
 
 
 def _single(scale: Any) -> Any:
     if _kind(scale) != "float32":
-        raise ValueError(f"scales of type {_kind(scale)} are not supported")
+        raise Unsupported(f"scales of type {_kind(scale)} are not supported")
     return scale
 
 
@@ -291,5 +311,5 @@ def _shape(value: Any) -> tuple[int, ...]:
     known = constant_of(value)
     found = extents(value) if known is None else known.shape
     if found is None:
-        raise ValueError("its shape is not known")
+        raise Unsupported("its shape is not known")
     return found
