@@ -3,9 +3,9 @@
 Each case is imported as a user's model is, planned with predicted kernels, compiled and run in a
 process of its own. It is *right* if outputs agree in type, shape and value, *wrong* if they do not,
 *refused* if the import says so in a sentence with the operator, and *raw* if it ends otherwise. An
-input that the refusal asks for (`--value NAME=...`) is given, as a user would. The table of cases
-that are not right goes to stderr. Where onnxruntime is installed, for this Python or `--python`,
-it is judged by the same rule; `--data` reads the cases of an older wheel of onnx from its folder
+input that the refusal asks for (`--value NAME=...`) is given, as a user would. The cases that are
+not right go to stderr. onnxruntime is judged by the same rule where `--runtime` names a Python that
+has it. `--data` reads the cases of an older wheel of onnx from its folder
 `onnx/backend/test/data/node`.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import re
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -228,6 +229,47 @@ def judge_apart(case: Case) -> Verdict:
         ours.close()
 
 
+def runtime_verdicts(python: str, cases: Sequence[Case]) -> list[Verdict]:
+    """Return the verdicts on onnxruntime, which another Python has."""
+    verdicts = []
+    with tempfile.TemporaryDirectory() as name:
+        model, inputs, outputs = (str(Path(name, file)) for file in ("m.onnx", "in.npz", "out.npz"))
+        run = [python, "-c", _RUNTIME]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(run, **pipes)
+        for case in cases:
+            if any(
+                not isinstance(one, np.ndarray) for one in (*case.inputs.values(), *case.outputs)
+            ):
+                verdicts.append(Verdict("refused", "a sequence, which is not asked for"))
+                continue
+            onnx.save(case.model, model)
+            with open(inputs, "wb") as file:
+                np.savez(file, **case.inputs)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps([model, inputs, outputs]) + "\n")
+                process.stdin.flush()
+                reply = process.stdout.readline()
+            except BrokenPipeError:
+                reply = ""
+            if not reply.endswith("\n"):
+                verdicts.append(Verdict("raw", f"the process ended with {process.wait()}"))
+                process = subprocess.Popen(run, **pipes)
+                continue
+            if reply.strip():
+                verdicts.append(Verdict("refused", reply.strip()))
+                continue
+            with np.load(outputs, allow_pickle=False) as arrays:
+                text = difference(
+                    case, [arrays[str(number)] for number in range(len(arrays.files))]
+                )
+            verdicts.append(Verdict("wrong" if text else "right", text))
+        process.communicate()
+    return verdicts
+
+
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(
@@ -235,6 +277,7 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, help="folder of an older wheel's cases")
     parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument("--runtime", metavar="PYTHON", help="a Python that has onnxruntime, too")
     parser.add_argument("--log", type=Path, help="write the verdict of each case there")
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
@@ -247,17 +290,21 @@ def main() -> int:
     for case, verdict in zip(chosen, verdicts, strict=True):
         if verdict.word != "right":
             print(f"{verdict.word:8} {case.name}: {verdict.text}", file=sys.stderr)
+    baseline = runtime_verdicts(options.runtime, chosen) if options.runtime else []
     if options.log:
+        rows = zip(chosen, verdicts, baseline or [Verdict("")] * len(chosen), strict=True)
         options.log.write_text(
             "".join(
-                json.dumps([case.name, verdict.word, verdict.text]) + "\n"
-                for case, verdict in zip(chosen, verdicts, strict=True)
+                json.dumps([case.name, ours.word, ours.text, theirs.word, theirs.text]) + "\n"
+                for case, ours, theirs in rows
             )
         )
     counts = Counter(verdict.word for verdict in verdicts)
+    others = Counter(verdict.word for verdict in baseline)
     return Outcome(
         "conformance",
         {"cases": len(chosen), **{word: counts[word] for word in _VERDICTS}},
+        baseline={f"onnxruntime_{word}": others[word] for word in _VERDICTS} if baseline else {},
         limits={"wrong": 0, "raw": 0},
     ).print()
 

@@ -19,6 +19,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tuna.models import recurrent
 from tuna.models.graph import constant_of, extents
 from tuna.models.obstacles import Unsupported
+from tuna.models.reducing import extreme
 
 #: Types that values are quantised to.
 _WHOLE = ("int8", "uint8", "int16", "uint16")
@@ -263,6 +264,16 @@ def _cast(node: _Node) -> Any:
     return node.of_tvm([node.inputs[0]])
 
 
+def _extreme(node: _Node) -> Any:
+    """Convert ReduceMax and ReduceMin; the axes are an input since opset 18."""
+    x, given = node.inputs[0], node.inputs[1]
+    axes = node.attributes.get("axes") if given is None else constant_of(given)
+    if axes is None or not len(axes):
+        axes = () if node.attributes.get("noop_with_empty_axes") else range(len(_shape(x)))
+    keep, largest = bool(node.attributes.get("keepdims", 1)), node.operator == "ReduceMax"
+    return extreme(node.builder, x, [int(axis) for axis in axes], keep=keep, largest=largest)
+
+
 def _recurrent(node: _Node) -> Any:
     return recurrent.convert(node.operator, node.builder, list(node.inputs), node.attributes)
 
@@ -280,6 +291,8 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
     "Conv": _conv,
     "ConvTranspose": _conv,
     "Slice": _slice,
+    "ReduceMax": _extreme,
+    "ReduceMin": _extreme,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,

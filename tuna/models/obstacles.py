@@ -46,6 +46,7 @@ def refuse_undecided(name: str, model: Any) -> None:
     """
     graph = model.graph
     known = {tensor.name for tensor in graph.initializer}
+    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
     makers = {output: node for node in graph.node for output in node.output}
     opset = next((entry.version for entry in model.opset_import if not entry.domain), 1)
     places: dict[str, list[str]] = {}
@@ -106,10 +107,12 @@ def refuse_types(name: str, model: Any) -> None:
     """Raise BadInput for operators of a model with inferred shapes that make values of types that
     Tuna has not: strings, sequences, floats of eight bits and others."""
     kinds = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    outputs = {value.name for value in model.graph.output}
     for node in model.graph.node:
         for output in node.output:
             kind = type_name(kinds[output]) if output in kinds else ""
-            if kind and kind not in TYPES:
+            # a sequence between operators is a tuple
+            if kind and kind not in TYPES and (kind != "sequence" or output in outputs):
                 raise BadInput(
                     f"{name} cannot be imported: the operator {node.op_type}"
                     f" ({node.name or output}) makes a value of type {kind}.",
