@@ -33,7 +33,8 @@ from onnx import numpy_helper
 from benchmarks.harness import Outcome
 from tuna.errors import BadInput
 
-_TIMEOUT_S = 120.0
+#: Seconds for a case, and cases of a process.
+_TIMEOUT_S, _PART = 120.0, 40
 _VERDICTS = ("right", "wrong", "refused", "raw")
 #: Inputs that a refusal asks for.
 _ASKED = re.compile(r"--value ([^\s=]+)=")
@@ -206,27 +207,33 @@ def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
     return [one.numpy() for one in ([answer] if hasattr(answer, "numpy") else answer)]
 
 
-def _tell(case: Case, pipe: Any) -> None:
-    pipe.send(judge(case))
+def judged(cases: Sequence[Case]) -> list[Verdict]:
+    """Judge cases in a forked process; a case that ends it, or takes too long, is raw."""
+    verdicts: list[Verdict] = []
+    while len(verdicts) < len(cases):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        left = cases[len(verdicts) :]
+        process = multiprocessing.get_context("fork").Process(target=_tell, args=(left, theirs))
+        process.start()
+        theirs.close()
+        try:
+            while len(verdicts) < len(cases) and ours.poll(_TIMEOUT_S):
+                verdicts.append(ours.recv())
+            if len(verdicts) < len(cases):
+                verdicts.append(Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s"))
+        except EOFError:
+            process.join()
+            verdicts.append(Verdict("raw", f"the process ended with {process.exitcode}"))
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
+    return verdicts
 
 
-def judge_apart(case: Case) -> Verdict:
-    """Judge a case in a forked process, which may crash or hang."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_tell, args=(case, theirs))
-    process.start()
-    theirs.close()
-    try:
-        if ours.poll(_TIMEOUT_S):
-            return ours.recv()
-        return Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s")
-    except EOFError:
-        process.join()
-        return Verdict("raw", f"the process ended with {process.exitcode}")
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+def _tell(cases: Sequence[Case], pipe: Any) -> None:
+    for case in cases:
+        pipe.send(judge(case))
 
 
 def runtime_verdicts(python: str, cases: Sequence[Case]) -> list[Verdict]:
@@ -285,8 +292,10 @@ def main() -> int:
 
     cases = stored_cases(options.data) if options.data else current_cases()
     chosen = [case for case in cases if options.only in case.name]
+    # small parts, so that neither process waits for the other at the end
+    parts = [chosen[start : start + _PART] for start in range(0, len(chosen), _PART)]
     with ThreadPoolExecutor(2) as pool:
-        verdicts = list(pool.map(judge_apart, chosen))
+        verdicts = [verdict for part in pool.map(judged, parts) for verdict in part]
     for case, verdict in zip(chosen, verdicts, strict=True):
         if verdict.word != "right":
             print(f"{verdict.word:8} {case.name}: {verdict.text}", file=sys.stderr)

@@ -54,7 +54,7 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     for tensor in model.graph.initializer:
         if tensor.name not in given and tensor.name not in read:
             read[tensor.name] = numpy_helper.to_array(tensor)
-    known, constants = read | empty, {*read, *empty}
+    known, constants = read | empty, {*read, *given}
     for node in model.graph.node:
         if node.op_type == "Shape" and node.input[0] in shapes:
             part = {attribute.name: attribute.i for attribute in node.attribute}

@@ -31,7 +31,7 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
 
     def better(a: Any, b: Any) -> Any:
         first = a > b if largest else a < b
-        return tirx.Select(tirx.any(first, a != a) if floating else first, a, b)
+        return tirx.Select(tirx.any(first, tirx.isnan(a)) if floating else first, a, b)
 
     def worst(_: str) -> Any:
         if floating:
