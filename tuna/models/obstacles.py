@@ -3,6 +3,7 @@ whose values have to be known by then. Imports onnx."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -64,7 +65,8 @@ def refuse_undecided(name: str, model: Any) -> None:
     )
     sizes = {value.name: value.type.tensor_type for value in graph.input}
     askable = all(source in sizes and _few(sizes[source]) for source in asked)
-    given = " ".join(f"--value {source}={_form(sizes[source])}" for source in asked if askable)
+    texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in asked if askable]
+    given = " ".join(f"--value {text}" for text in texts)
     raise BadInput(
         f"{name} has operators that need values which depend on the model's input: {listed}.",
         hint=f"give them, if they are always the same: {given}" if given else "",
