@@ -38,22 +38,22 @@ _TIMEOUT_S, _PART = 120.0, 40
 _VERDICTS = ("right", "wrong", "refused", "raw")
 #: Inputs that a refusal asks for.
 _ASKED = re.compile(r"--value ([^\s=]+)=")
-#: The same comparison as onnx.backend.test.runner, for a runtime of its own environment.
+#: Runs the cases in the folders below the working folder.
 _RUNTIME = """
-import json, sys
+import pathlib
 import numpy, onnxruntime
 onnxruntime.set_default_logger_severity(4)
-for line in sys.stdin:
-    model, inputs, out = json.loads(line)
+for folder in pathlib.Path().iterdir():
     try:
-        with numpy.load(inputs) as arrays:
+        with numpy.load(folder / "inputs.npz") as arrays:
             feeds = dict(arrays)
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        found = session.run(None, feeds)
-        numpy.savez(out, **{str(n): numpy.asarray(one) for n, one in enumerate(found)})
-        print("", flush=True)
+        session = onnxruntime.InferenceSession(
+            folder / "model.onnx", providers=["CPUExecutionProvider"]
+        )
+        outputs = session.run(None, feeds)
+        numpy.savez(folder / "outputs.npz", *(numpy.asarray(output) for output in outputs))
     except Exception as error:
-        print(" ".join(str(error).split())[:300], flush=True)
+        (folder / "refused").write_text(str(error))
 """
 
 
@@ -83,7 +83,7 @@ def current_cases() -> Iterator[Case]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of overflow, which some cases want
-        found = collect_testcases(None)  # type: ignore[no-untyped-call]
+        found = collect_testcases(None)
     for case in found:
         for given, right in case.data_sets or ():
             yield _case(case.name, case.model, given, right, case.rtol, case.atol)
@@ -91,18 +91,18 @@ def current_cases() -> Iterator[Case]:
 
 def stored_cases(folder: Path) -> Iterator[Case]:
     """Yield the cases in a folder of an older wheel: `NAME/model.onnx`, `NAME/test_data_set_N`."""
-    for model in sorted(folder.glob("*/model.onnx")):
-        read = onnx.load(model)
-        for data in sorted(model.parent.glob("test_data_set_*")):
-            parts = []
-            for kind, values in (("input", read.graph.input), ("output", read.graph.output)):
-                files = sorted(
-                    data.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem[len(kind) + 1 :])
-                )
-                parts.append(
-                    [_read(file, value) for file, value in zip(files, values, strict=False)]
-                )
-            yield _case(model.parent.name, read, *parts, 1e-3, 1e-7)
+    for path in sorted(folder.glob("*/model.onnx")):
+        model = onnx.load(path)
+        for data in sorted(path.parent.glob("test_data_set_*")):
+            given = _stored(data, "input", model.graph.input)
+            right = _stored(data, "output", model.graph.output)
+            yield _case(path.parent.name, model, given, right, 1e-3, 1e-7)
+
+
+def _stored(folder: Path, kind: str, values: Sequence[Any]) -> list[Any]:
+    """The arrays of inputs or outputs, `KIND_N.pb`; None for what is no tensor."""
+    paths = [folder / f"{kind}_{number}.pb" for number in range(len(values))]
+    return [_read(path, value) for path, value in zip(paths, values, strict=True) if path.exists()]
 
 
 def _read(path: Path, value: Any) -> Any:
@@ -137,16 +137,12 @@ def difference(case: Case, found: Sequence[Any]) -> str:
         right = np.asarray(right)
         if ours.dtype != right.dtype or ours.shape != right.shape:
             return f"output {number} is {ours.dtype}{ours.shape}, not {right.dtype}{right.shape}"
-        if right.dtype.kind in "fcV":
-            if not np.allclose(
-                *(np.asarray(one, np.float64) for one in (ours, right)),
-                rtol=case.rtol,
-                atol=case.atol,
-                equal_nan=True,
-            ):
+        if right.dtype.kind in "fV":
+            ours, right = (np.asarray(one, np.float64) for one in (ours, right))
+            if not np.allclose(ours, right, rtol=case.rtol, atol=case.atol, equal_nan=True):
                 with np.errstate(all="ignore"):
-                    off = np.abs(np.asarray(ours, np.float64) - np.asarray(right, np.float64))
-                return f"output {number} is off by {np.nanmax(off, initial=0):.3g}"
+                    worst = np.nanmax(np.abs(ours - right), initial=0)
+                return f"output {number} is off by {worst:.3g}"
         elif not np.array_equal(ours, right):
             return f"output {number}: {np.sum(ours != right)} of {right.size} values differ"
     return ""
@@ -238,43 +234,33 @@ def _tell(cases: Sequence[Case], pipe: Any) -> None:
 
 def runtime_verdicts(python: str, cases: Sequence[Case]) -> list[Verdict]:
     """Return the verdicts on onnxruntime, which another Python has."""
-    verdicts = []
     with tempfile.TemporaryDirectory() as name:
-        model, inputs, outputs = (str(Path(name, file)) for file in ("m.onnx", "in.npz", "out.npz"))
-        run = [python, "-c", _RUNTIME]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(run, **pipes)
-        for case in cases:
-            if any(
-                not isinstance(one, np.ndarray) for one in (*case.inputs.values(), *case.outputs)
-            ):
-                verdicts.append(Verdict("refused", "a sequence, which is not asked for"))
-                continue
-            onnx.save(case.model, model)
-            with open(inputs, "wb") as file:
-                np.savez(file, **case.inputs)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps([model, inputs, outputs]) + "\n")
-                process.stdin.flush()
-                reply = process.stdout.readline()
-            except BrokenPipeError:
-                reply = ""
-            if not reply.endswith("\n"):
-                verdicts.append(Verdict("raw", f"the process ended with {process.wait()}"))
-                process = subprocess.Popen(run, **pipes)
-                continue
-            if reply.strip():
-                verdicts.append(Verdict("refused", reply.strip()))
-                continue
-            with np.load(outputs, allow_pickle=False) as arrays:
-                text = difference(
-                    case, [arrays[str(number)] for number in range(len(arrays.files))]
-                )
-            verdicts.append(Verdict("wrong" if text else "right", text))
-        process.communicate()
-    return verdicts
+        folders = [Path(name, str(number)) for number in range(len(cases))]
+        for folder, case in zip(folders, cases, strict=True):
+            folder.mkdir()
+            onnx.save(case.model, folder / "model.onnx")
+            arrays = {
+                key: one.astype(str) if one.dtype == object else one
+                for key, one in case.inputs.items()
+                if isinstance(one, np.ndarray)
+            }
+            np.savez(folder / "inputs.npz", allow_pickle=False, **arrays)
+        subprocess.run([python, "-c", _RUNTIME], cwd=name, check=False)
+        return [_runtime_verdict(folder, case) for folder, case in zip(folders, cases, strict=True)]
+
+
+def _runtime_verdict(folder: Path, case: Case) -> Verdict:
+    refused, answered = folder / "refused", folder / "outputs.npz"
+    if refused.exists():
+        return Verdict("refused", " ".join(refused.read_text().split())[:300])
+    if not answered.exists():
+        return Verdict("raw", "no answer")
+    with np.load(answered, allow_pickle=False) as arrays:
+        try:
+            text = difference(case, [arrays[key] for key in arrays.files])
+        except ValueError as error:  # text, of which NumPy has no array without pickles
+            return Verdict("refused", str(error))
+    return Verdict("wrong" if text else "right", text)
 
 
 def main() -> int:
