@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,15 @@ def _cast(node: _Node) -> Any:
     return node.of_tvm([node.inputs[0]])
 
 
+def _extreme(node: _Node) -> Any:
+    """Compare two inputs at a time, where TVM's importer stacks all and reduces."""
+    given = list(node.inputs)
+    if all(constant_of(value) is not None for value in given):
+        return node.of_tvm(given)
+    operator = relax.op.maximum if node.operator == "Max" else relax.op.minimum
+    return reduce(lambda one, other: node.emit(operator(one, other)), given)
+
+
 def _recurrent(node: _Node) -> Any:
     return recurrent.convert(node.operator, node.builder, list(node.inputs), node.attributes)
 
@@ -260,6 +270,8 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
     "Conv": _conv,
     "ConvTranspose": _conv,
     "Slice": _slice,
+    "Max": _extreme,
+    "Min": _extreme,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,
