@@ -15,13 +15,13 @@ from tuna.models import graph, groups, importer
 Form = Callable[[Net, str], str]
 
 
-def epilogue(write: Form) -> tuple[str, ...]:
-    """What becomes part of the product before the operators that `write` adds."""
+def grouped(write: Form) -> tuple[tuple[str, ...], bool]:
+    """What becomes part of the product before the operators that `write` adds, and whether all."""
     net = Net((2, 8))
     x = net.add("MatMul", "x", net.constant(net.random.normal(0, 0.3, (8, 8))))
-    module = importer.to_relax(net.model(write(net, x)), "net")
-    (group,) = groups.find(graph.read(module))
-    return tuple(group.epilogue)
+    found = graph.read(importer.to_relax(net.model(write(net, x)), "net"))
+    (group,) = groups.find(found)
+    return tuple(part for part in group.epilogue if part != BIAS), found.is_result(group.answer)
 
 
 def binary(operator: str, value: float, *, first: bool = False) -> Form:
@@ -167,7 +167,7 @@ WRITTEN: dict[str, list[Form]] = {
     ("name", "number"), [(name, at) for name, forms in WRITTEN.items() for at in range(len(forms))]
 )
 def test_an_activation_is_recognised_as_exporters_write_it(name: str, number: int) -> None:
-    assert epilogue(WRITTEN[name][number]) == (name,)
+    assert grouped(WRITTEN[name][number]) == ((name,), True)
 
 
 #: By what should become part of the product: the rest stays.
@@ -205,4 +205,4 @@ OTHERS: dict[tuple[str, ...], list[Form]] = {
     ("part", "number"), [(part, at) for part, forms in OTHERS.items() for at in range(len(forms))]
 )
 def test_a_bound_or_an_epsilon_of_any_size_stays(part: tuple[str, ...], number: int) -> None:
-    assert tuple(name for name in epilogue(OTHERS[part][number]) if name != BIAS) == part
+    assert grouped(OTHERS[part][number]) == (part, False)
