@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from nets import Net
 
-from tests.models.nets import Net
 from tuna.configs.task import BIAS
 from tuna.models import graph, groups, importer
 
