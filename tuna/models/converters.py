@@ -253,6 +253,24 @@ def _extreme(node: _Node) -> Any:
     return reduce(lambda one, other: node.emit(operator(one, other)), given)
 
 
+def _instance_norm(node: _Node) -> Any:
+    x, scale, bias = (node.inputs[number] for number in range(3))
+    axes, epsilon = range(2, len(_shape(x))), node.attributes.get("epsilon", 1e-5)
+    return relax.op.nn.instance_norm(x, scale, bias, 1, list(axes), epsilon)
+
+
+def _mean_variance_norm(node: _Node) -> Any:
+    """Add 1e-9 to the deviation, as ONNX's definition does, by its square under the root."""
+    x, shape, kind = node.inputs[0], _shape(node.inputs[0]), _kind(node.inputs[0])
+    reduced = {int(axis) % len(shape) for axis in node.attributes.get("axes", (0, 2, 3))}
+    if len(reduced) == len(shape):  # the operator below needs an axis of channels
+        x, reduced = node.shaped(x, (1, *shape)), {axis + 1 for axis in reduced}
+    channels = min(set(range(len(_shape(x)))) - reduced)
+    one, zero = (relax.const(fill(_shape(x)[channels], kind)) for fill in (np.ones, np.zeros))
+    found = relax.op.nn.instance_norm(x, one, zero, channels, sorted(reduced), 1e-18)
+    return node.shaped(node.emit(found), shape)
+
+
 def _recurrent(node: _Node) -> Any:
     return recurrent.convert(node.operator, node.builder, list(node.inputs), node.attributes)
 
@@ -270,6 +288,8 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
     "Conv": _conv,
     "ConvTranspose": _conv,
     "Slice": _slice,
+    "InstanceNormalization": _instance_norm,
+    "MeanVarianceNormalization": _mean_variance_norm,
     "Max": _extreme,
     "Min": _extreme,
     "LSTM": _recurrent,
