@@ -84,6 +84,37 @@ def test_an_index_beyond_a_table_is_an_error_that_names_the_input(write: Read) -
             machine["main"](tvm.runtime.tensor(np.array([[1], [beyond]])))
 
 
+def test_the_image_of_a_region_is_checked() -> None:
+    def write(net: Net) -> str:
+        regions = net.constant([[0, 0, 2, 2], [1, 1, 3, 3]])
+        images = table(net, 3, 2, 6, 6)
+        return net.add("RoiAlign", images, regions, "ids", output_height=2, output_width=2)
+
+    found = planned(write, 2)
+    assert run(found, np.array([0, 2])).shape == (2, 2, 2, 2)
+    with pytest.raises(IndexError, match="from the input ids is beyond .* a table of 3"):
+        run(found, np.array([0, 3]))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_each_index_of_a_tensor_is_checked_against_its_axis(place: int) -> None:
+    x = relax.Var("x", relax.TensorType((7, 5), "float32"))
+    ids = [relax.Var(name, relax.TensorType((2,), "int64")) for name in ("rows", "columns")]
+    builder, target = relax.BlockBuilder(), tvm.target.Target(TARGET)
+    with builder.function("main", [x, *ids]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.index_tensor(x, relax.Tuple(ids)))
+            answer = builder.emit_output(value)
+        builder.emit_func_output(answer)
+    made = machine_of(build.plan(builder.get(), TaskKernels(target, {}), target), target)
+    values, given = np.random.default_rng(0).random((7, 5), np.float32), [[0, 6], [4, 0]]
+    tensors = map(tvm.runtime.tensor, (values, *map(np.array, given)))
+    assert np.array_equal(made["main"](*tensors).numpy(), values[tuple(given)])
+    given[place] = [0, (7, 5)[place]]
+    with pytest.raises(IndexError, match=f"from the input {('rows', 'columns')[place]}"):
+        made["main"](*map(tvm.runtime.tensor, (values, *map(np.array, given))))
+
+
 def test_an_index_computed_from_numbers_is_checked_where_it_is_used() -> None:
     def write(net: Net) -> str:
         return net.add("Gather", table(net, 7), net.add("Cast", "ids", to=TensorProto.INT64))
@@ -106,11 +137,6 @@ def positions(net: Net) -> str:
     return net.add("Gather", table(net, 7, 3), net.whole([0, -7, 6]))
 
 
-def maximum(net: Net) -> str:
-    largest = net.add("ArgMax", net.add("Cast", "ids", to=TensorProto.FLOAT), axis=0)
-    return net.add("Gather", table(net, 2), largest)
-
-
 def limited(net: Net) -> str:
     ids = net.add("Max", net.add("Min", "ids", net.whole(6)), net.whole(0))
     return net.add("Gather", table(net, 7), ids)
@@ -120,9 +146,18 @@ def bytes_of(net: Net) -> str:
     return net.add("Gather", table(net, 256), net.add("Cast", "ids", to=TensorProto.UINT8))
 
 
-@pytest.mark.parametrize("write", [positions, maximum, limited, bytes_of])
+@pytest.mark.parametrize("write", [positions, limited, bytes_of])
 def test_indices_that_are_proven_are_not_checked(write: Read) -> None:
     assert "check_indices" not in {task.name for task, _ in planned(write, 2).tasks()}
+
+
+def test_a_range_is_not_proven_where_a_cast_leaves_it() -> None:
+    def write(net: Net) -> str:
+        ids = net.add("Max", net.add("Min", "ids", net.whole(6)), net.whole(-1))
+        return net.add("Gather", table(net, 7), net.add("Cast", ids, to=TensorProto.UINT8))
+
+    with pytest.raises(IndexError, match="from the input ids"):
+        run(planned(write, 1), np.array([-1]))
 
 
 def test_indices_are_checked_once_for_tables_of_the_same_size() -> None:

@@ -2,7 +2,7 @@
 proven: an index beyond the end is an error of the run, not a read of other memory. Imports TVM.
 
 A check is a function that copies the indices and fails before anything reads by them. Constants,
-positions of a maximum, and what follows from them by a few operators on whole numbers need none.
+small types, and what follows from them by a few operators on whole numbers need none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from tuna.models.graph import Graph, Node, constant_of, extents, variables
 #: Operators whose values are those of their first argument, in another form.
 _KEEPING = {
     *("reshape", "expand_dims", "squeeze", "permute_dims", "flatten", "broadcast_to"),
-    *("strided_slice", "tile", "repeat", "flip", "take", "gather_elements", "gather_nd"),
+    *("astype", "strided_slice", "tile", "repeat", "flip", "take", "gather_elements", "gather_nd"),
 }
-_SMALL = ("bool", "uint8", "int8", "uint16", "int16")
 
 _Range = tuple[float, float]
 
@@ -130,7 +129,7 @@ def _check(index: Any, use: _Use, source: str) -> Any:
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
         (given,), (copy,) = ins, outs
         by_column = len(use.sizes) > 1
-        with IRBuilder() as ib, T.seq_scope():
+        with IRBuilder() as ib, T.serial(0, 1):  # one statement
             beyond = T.alloc_buffer([1], "int32", scope="local")
             T.buffer_store(beyond, tirx.const(0, "int32"), [0])
 
@@ -207,19 +206,14 @@ class _Ranges:
         zero = constant_of(node.args[1]) if node.op == "less" else None
         if zero is not None and np.all(zero == 0):
             self._natural[node.var] = node.args[0]
-        found = self._derived(node)
-        if found is not None:
+        found, limits = self._derived(node), _limits(str(getattr(node.var.ty, "dtype", "")))
+        # what leaves the type comes back at its other end
+        if found and limits and limits[0] <= found[0] and found[1] <= limits[1]:
             self._ranges[node.var] = found
 
     def _derived(self, node: Node) -> _Range | None:
         args = node.args
-        if node.op in ("argmax", "argmin"):
-            shape = extents(args[0])
-            axis = node.attrs.axis
-            if shape is None:
-                return None
-            return 0, (math.prod(shape) if axis is None else shape[int(axis)]) - 1
-        if node.op in _KEEPING or (node.op == "astype" and "int" in str(node.attrs.dtype)):
+        if node.op in _KEEPING:
             return self._of(args[0])
         if node.op == "where":
             compared = self._natural.get(args[0])
@@ -239,13 +233,18 @@ class _Ranges:
         array = constant_of(arg)
         if array is not None:
             return (array.min(), array.max()) if array.size and array.dtype.kind in "iub" else None
-        if not isinstance(arg, relax.Var):
-            return None
-        kind = str(getattr(arg.ty, "dtype", ""))
-        if arg not in self._ranges and kind in _SMALL:
-            limits = np.iinfo(kind) if kind != "bool" else None
-            return (0, 1) if limits is None else (int(limits.min), int(limits.max))
-        return self._ranges.get(arg)
+        kind = str(getattr(arg.ty, "dtype", "")) if isinstance(arg, relax.Var) else ""
+        limits = _limits(kind)  # no number (NaN) has a range
+        return None if limits is None else self._ranges.get(arg, limits)
+
+
+def _limits(kind: str) -> _Range | None:
+    """Return the limits of a type of whole numbers or truth values."""
+    if kind == "bool":
+        return 0, 1
+    if "int" not in kind:
+        return None
+    return float(np.iinfo(kind).min), float(np.iinfo(kind).max)
 
 
 def _union(one: _Range | None, other: _Range | None) -> _Range | None:
@@ -255,13 +254,11 @@ def _union(one: _Range | None, other: _Range | None) -> _Range | None:
 
 
 def _combined(operator: str, one: _Range | None, other: _Range | None) -> _Range | None:
-    infinite = -math.inf, math.inf
-    if operator in ("maximum", "minimum"):  # a bound is one, whatever the other may be
-        (low, high), (low_other, high_other) = one or infinite, other or infinite
-        choose = max if operator == "maximum" else min
-        return choose(low, low_other), choose(high, high_other)
     if one is None or other is None:
         return None
+    if operator in ("maximum", "minimum"):
+        choose = max if operator == "maximum" else min
+        return choose(one[0], other[0]), choose(one[1], other[1])
     if operator == "add":
         return one[0] + other[0], one[1] + other[1]
     return one[0] - other[1], one[1] - other[0]
