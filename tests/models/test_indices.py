@@ -92,7 +92,7 @@ def test_the_image_of_a_region_is_checked() -> None:
 
     found = planned(write, 2)
     assert run(found, np.array([0, 2])).shape == (2, 2, 2, 2)
-    with pytest.raises(IndexError, match="from the input ids is beyond .* a table of 3"):
+    with pytest.raises(IndexError, match=r"from the input ids is beyond .* a table of 3"):
         run(found, np.array([0, 3]))
 
 
