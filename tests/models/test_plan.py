@@ -314,3 +314,11 @@ def test_values_beyond_the_channels_that_are_not_finite_reach_no_kernel(
     model = net.model(net.conv(between(net, net.conv("x", 8, 20, 1)), 20, 8, size))
     given = inputs.values(importer.inputs_of(model), seed=3)
     assert error_of(model, planned(model), given) < 1e-5
+
+
+def test_a_bound_beyond_what_is_usual_holds_in_the_built_model() -> None:
+    net = Net((1, 8, 6, 6))
+    x = net.add("Clip", net.conv("x", 8, 16, 3), net.constant(0.0), net.constant(255.0))
+    model = net.model(net.add("Log", net.add("Add", net.relu(x), net.constant(1e-6))))
+    given = {"x": 2000.0 * np.random.default_rng(0).random((1, 8, 6, 6), np.float32)}
+    assert error_of(model, planned(model), given) < 1e-5
