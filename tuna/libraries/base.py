@@ -93,6 +93,7 @@ class Found:
     proposed: int  #: candidates of these
     elapsed_s: float  #: since the first search of its config began, without pauses of the session
     round_s: float  #: the longest of them took, without these
+    result_ms: float | None = None  #: of the search's result; trials may be shorter by chance
 
 
 @dataclass(frozen=True)
