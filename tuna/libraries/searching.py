@@ -93,6 +93,7 @@ class SearchingLibrary(CandidateLibrary):
     search: Step | None = Step("search", Resource.CPU, time_limit_s=1800.0, urgent=True)
     options: type[SearchOptions] = SearchOptions
     in_rounds: Collection[str] = ()  #: names of the solvers that are searched
+    finals_after_rounds = True
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
         """Return the solvers of `in_rounds`, unless the job options say otherwise."""
