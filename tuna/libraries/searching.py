@@ -110,8 +110,8 @@ class SearchingLibrary(CandidateLibrary):
         planned = asked.batch * found.opened
         done = SearchState(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
-            elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             result_s=None if found.result_ms is None else found.result_ms / 1000,
+            elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             exhausted=found.proposed
             < (planned if rule.trials is None else min(planned, rule.trials)),
         )

@@ -15,7 +15,7 @@ from tuna.configs import Config
 from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.measurement import Budgets
+from tuna.libraries.contest import Budgets
 from tuna.libraries.options import Condition
 from tuna.libraries.searching import SearchingLibrary
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description
