@@ -52,12 +52,33 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         own = OWN.get(op_name)
         try:
             if own is None:
-                found = super()._convert_operator(op_name, inputs, attrs, opset)
+                found = self._of_tvm(op_name, inputs, attrs, opset)
             else:
                 found = own(_Node(op_name, inputs, attrs, opset, self.bb, self._floats))
             return _checked(self.bb.normalize(found), attrs["tvm_custom"]["num_outputs"])
         except Exception as error:  # converters raise whatever they do
             raise NotConverted(op_name, attrs["tvm_custom"]["name"], error) from error
+
+    def _of_tvm(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+        """Convert by TVM's converter; what that has in fp32 alone is computed so from fp16."""
+        try:
+            return super()._convert_operator(op_name, inputs, attrs, opset)
+        except Exception:  # converters raise whatever they do
+            half = [value is not None and _is_half(value) for value in inputs]
+            if not any(half):
+                raise
+        wide = [
+            self.bb.emit(relax.op.astype(value, "float32")) if small else value
+            for value, small in zip(inputs, half, strict=True)
+        ]
+        given = onnx_frontend.onnx_input(wide)
+        found = self.bb.normalize(super()._convert_operator(op_name, given, attrs, opset))
+        return self.bb.emit(relax.op.astype(found, "float16"))
+
+
+def _is_half(value: Any) -> bool:
+    """Whether it is a tensor of fp16."""
+    return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) == "float16"
 
 
 def _checked(answer: Any, outputs: int) -> Any:

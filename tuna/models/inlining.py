@@ -43,19 +43,22 @@ def inline(model: Any) -> Any:
 
 def _defined(model: Any) -> Iterator[str]:
     """Yield the operators of the model that have no converter, or a wrong one, and a definition."""
-    version = _version(model)
-    missing = {operator for operator in unsupported(all_nodes(model.graph)) if "." not in operator}
     used = {node.op_type for node in all_nodes(model.graph) if node.domain in OWN_DOMAINS}
-    for name in missing | (used & _ALWAYS):
-        if defs.has(name, version):
-            schema: Any = defs.get_schema(name, version)  # its stub lacks both
-            if schema.has_function or schema.has_context_dependent_function:
-                yield name
+    for name in {*unsupported(all_nodes(model.graph))} | (used & _ALWAYS):
+        if _has_definition(name, _version(model)):
+            yield name
+
+
+def _has_definition(name: str, version: int) -> bool:
+    if not defs.has(name, version):
+        return False
+    schema: Any = defs.get_schema(name, version)  # its stub lacks both
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _written_out(model: Any, name: str) -> Any:
     """The model with the definition of an operator in its place, if all operators of that can be
-    imported; else None."""
+    imported or have a definition; else None."""
     light = without_weights(model)
     _add_defaults(light, name)
     light = onnx.shape_inference.infer_shapes(light, data_prop=True)
@@ -63,6 +66,8 @@ def _written_out(model: Any, name: str) -> Any:
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in light.graph.initializer
     )
+    # the inliner asks for the types of inputs that are left out, too
+    light.graph.value_info.append(helper.make_tensor_value_info("", onnx.TensorProto.FLOAT, None))
     try:
         written = inliner.inline_selected_functions(
             light, [("", name)], inline_schema_functions=True
@@ -70,7 +75,8 @@ def _written_out(model: Any, name: str) -> Any:
     except RuntimeError:  # beside a foreign operator, whose type is not known
         return None
     added = {*unsupported(all_nodes(written.graph), branches=False)}
-    if name in added or not added <= {*unsupported(all_nodes(model.graph))}:
+    added -= {*unsupported(all_nodes(model.graph))}
+    if not all(_has_definition(operator, _version(model)) for operator in added):
         return None
     for kept in ("input", "initializer"):
         del getattr(written.graph, kept)[:]
