@@ -22,6 +22,13 @@ from tuna.models.graph import constant_of, extents
 from tuna.models.obstacles import Unsupported
 from tuna.models.reducing import extreme
 
+#: Operators that are computed in fp32 where their inputs are fp16: those that add up values, and
+#: those whose constants TVM's importer has in fp32 alone.
+_IN_FP32 = {
+    *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Softmax", "LogSoftmax", "CumSum"),
+    *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
+    *("GlobalAveragePool", "AveragePool", "Elu", "Selu", "Softplus", "HardSigmoid", "Shrink"),
+}
 #: Types that values are quantised to.
 _WHOLE = ("int8", "uint8", "int16", "uint16")
 
@@ -50,30 +57,28 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> Any:
         own = OWN.get(op_name)
+        half = op_name in _IN_FP32 and any(
+            value is not None and _is_half(value) for value in inputs
+        )
         try:
+            if half:
+                inputs = onnx_frontend.onnx_input([self._in_fp32(value) for value in inputs])
             if own is None:
-                found = self._of_tvm(op_name, inputs, attrs, opset)
+                found = super()._convert_operator(op_name, inputs, attrs, opset)
             else:
                 found = own(_Node(op_name, inputs, attrs, opset, self.bb, self._floats))
-            return _checked(self.bb.normalize(found), attrs["tvm_custom"]["num_outputs"])
+            found = _checked(self.bb.normalize(found), attrs["tvm_custom"]["num_outputs"])
+            return self.bb.emit(relax.op.astype(found, "float16")) if half else found
         except Exception as error:  # converters raise whatever they do
             raise NotConverted(op_name, attrs["tvm_custom"]["name"], error) from error
 
-    def _of_tvm(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
-        """Convert by TVM's converter; what that has in fp32 alone is computed so from fp16."""
-        try:
-            return super()._convert_operator(op_name, inputs, attrs, opset)
-        except Exception:  # converters raise whatever they do
-            half = [value is not None and _is_half(value) for value in inputs]
-            if not any(half):
-                raise
-        wide = [
-            self.bb.emit(relax.op.astype(value, "float32")) if small else value
-            for value, small in zip(inputs, half, strict=True)
-        ]
-        given = onnx_frontend.onnx_input(wide)
-        found = self.bb.normalize(super()._convert_operator(op_name, given, attrs, opset))
-        return self.bb.emit(relax.op.astype(found, "float16"))
+    def _in_fp32(self, value: Any) -> Any:
+        if value is None or not _is_half(value):
+            return value
+        known = constant_of(value)
+        if known is not None:
+            return relax.const(known.astype(np.float32))
+        return self.bb.emit(relax.op.astype(value, "float32"))
 
 
 def _is_half(value: Any) -> bool:
