@@ -129,8 +129,8 @@ def _array(value: Any) -> Any:
 def difference(case: Case, found: Sequence[Any]) -> str:
     """Return in what the outputs differ from the right ones, empty where they agree.
 
-    Types, shapes, infinities and NaN have to be equal, numbers within the case's tolerances, in fp16
-    within two units in the last place, for its steps are as wide as ONNX's tolerance of 1e-3.
+    Types, shapes, infinities and NaN have to be equal, numbers within the case's tolerances; in
+    fp16, whose steps are as wide as ONNX's tolerance of 1e-3, within two units in the last place.
     """
     if len(found) != len(case.outputs):
         return f"{len(found)} outputs, not {len(case.outputs)}"
