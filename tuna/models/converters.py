@@ -16,8 +16,11 @@ import onnx
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.models import recurrent
-from tuna.models.graph import constant_of, extents
+from tuna.models import recurrent, resizing
+from tuna.models.conversion import Conversion
+from tuna.models.conversion import kind_of as _kind
+from tuna.models.conversion import shape_of as _shape
+from tuna.models.graph import constant_of
 from tuna.models.obstacles import Unsupported
 
 #: Types that values are quantised to.
@@ -74,27 +77,10 @@ def _checked(answer: Any, outputs: int) -> Any:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """One operator of the model: its arguments, and the writer of Relax."""
+class _Node(Conversion):
+    """A converted operator, with the whole numbers that are kept as fp32."""
 
-    operator: str
-    inputs: Any  #: None beyond the last
-    attributes: dict[str, Any]
-    opset: int
-    builder: Any
     floats: dict[Any, Any]  #: fp32 variables by the variables of the same whole numbers
-
-    def emit(self, value: Any) -> Any:
-        """A variable for the value."""
-        return self.builder.emit(value)
-
-    def of_tvm(self, inputs: list[Any]) -> Any:
-        """Convert the operator with other inputs by TVM's importer."""
-        operator = {"ConvInteger": "Conv", "QLinearConv": "Conv"}.get(self.operator, self.operator)
-        converter = onnx_frontend._get_convert_map()[operator].get_converter(self.opset)
-        return self.emit(
-            converter(self.builder, onnx_frontend.onnx_input(inputs), self.attributes, [{}, {}])
-        )
 
     def whole(self, value: Any, kind: str) -> Any:
         """A variable of type `kind` for whole numbers in fp32."""
@@ -123,15 +109,6 @@ class _Node:
         if len(shape) != 1 or shape == (1,):
             return value if shape in ((), (1,)) and rank else self.shaped(value, ())
         return self.shaped(value, tuple(shape[0] if at == axis % rank else 1 for at in range(rank)))
-
-    def shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The values in another shape."""
-        known = constant_of(value)
-        return (
-            self.emit(relax.op.reshape(value, shape))
-            if known is None
-            else relax.const(known.reshape(shape))
-        )
 
     def centered(self, value: Any, zero: Any, axis: int) -> Any:
         """Whole numbers as fp32, less the zero point."""
@@ -269,6 +246,7 @@ def _recurrent(node: _Node) -> Any:
 
 #: Converters by operator.
 OWN: Mapping[str, Callable[[_Node], Any]] = {
+    **resizing.CONVERTERS,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _quantize_dynamically,
@@ -300,16 +278,3 @@ def _single(scale: Any) -> Any:
 
 def _name(kind: int) -> str:
     return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
-
-
-def _kind(value: Any) -> str:
-    known = constant_of(value)
-    return str(value.ty.dtype if known is None else known.dtype)
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    known = constant_of(value)
-    found = extents(value) if known is None else known.shape
-    if found is None:
-        raise Unsupported("its shape is not known")
-    return found
