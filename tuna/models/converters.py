@@ -16,7 +16,7 @@ import onnx
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.models import pooling, recurrent, resizing
+from tuna.models import arithmetic, pooling, recurrent, resizing
 from tuna.models.conversion import Conversion
 from tuna.models.conversion import kind_of as _kind
 from tuna.models.conversion import shape_of as _shape
@@ -247,6 +247,7 @@ def _recurrent(node: _Node) -> Any:
 #: Converters by operator.
 OWN: Mapping[str, Callable[[_Node], Any]] = {
     **resizing.CONVERTERS,
+    **arithmetic.CONVERTERS,
     **pooling.CONVERTERS,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
