@@ -11,7 +11,7 @@ import onnx
 from tvm import relax, te, tirx
 
 from tuna.models.conversion import Conversion, Converters, kind_of, shape_of
-from tuna.models.graph import constant_of
+from tuna.models.graph import constant, constant_of
 from tuna.models.obstacles import Unsupported
 
 #: The first opset whose broadcasting is that of NumPy.
@@ -166,7 +166,7 @@ def _bit_cast(node: Conversion) -> Any:
         raise Unsupported(f"bits of {given} as {kind} are not supported")
     known = constant_of(node.inputs[0])
     if known is not None:
-        return relax.const(known.view(kind))
+        return constant(known.view(kind))
     return elementwise(node, lambda x: tirx.reinterpret(kind, x), node.inputs[0])
 
 

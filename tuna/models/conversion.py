@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.models.graph import constant_of, extents
+from tuna.models.graph import constant, constant_of, extents
 from tuna.models.obstacles import Unsupported
 
 #: ONNX's operators whose work TVM's converter of another one does.
@@ -79,7 +79,7 @@ class Conversion:
         return (
             self.emit(relax.op.reshape(value, shape))
             if known is None
-            else relax.const(known.reshape(shape))
+            else constant(known.reshape(shape))
         )
 
     def cast(self, value: Any, kind: str) -> Any:
@@ -88,7 +88,7 @@ class Conversion:
         if kind_of(value) == kind:
             return value
         if known is not None:
-            return relax.const(known.astype(kind))
+            return constant(known.astype(kind))
         return self.emit(relax.op.astype(value, kind))
 
 

@@ -16,7 +16,7 @@ import onnx
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.models import arithmetic, pooling, recurrent, resizing
+from tuna.models import arithmetic, convolving, pooling, rearranging, recurrent, resizing
 from tuna.models.conversion import Conversion
 from tuna.models.conversion import kind_of as _kind
 from tuna.models.conversion import shape_of as _shape
@@ -209,10 +209,15 @@ def _qlinear_matmul(node: _Node) -> Any:
 
 
 def _conv(node: _Node) -> Any:
+    adapt = convolving.transposed if node.operator == "ConvTranspose" else convolving.convolved
+    return adapt(node, lambda inputs: _conv_of_images(node, inputs))
+
+
+def _conv_of_images(node: _Node, inputs: Sequence[Any]) -> Any:
     """Convert a convolution along one axis into one of images with one row, which has kernels."""
-    x, w, bias = (node.inputs[number] for number in range(3))
+    x, w, bias = inputs
     if len(_shape(x)) != 3 or constant_of(w) is None:
-        return node.of_tvm(list(node.inputs))
+        return node.of_tvm([x, w, bias])
     for name, row in {"strides": 1, "dilations": 1, "kernel_shape": 1, "output_padding": 0}.items():
         if name in node.attributes:
             node.attributes[name] = (row, *node.attributes[name])
@@ -248,7 +253,9 @@ def _recurrent(node: _Node) -> Any:
 OWN: Mapping[str, Callable[[_Node], Any]] = {
     **resizing.CONVERTERS,
     **arithmetic.CONVERTERS,
+    **convolving.CONVERTERS,
     **pooling.CONVERTERS,
+    **rearranging.CONVERTERS,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _quantize_dynamically,

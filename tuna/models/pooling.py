@@ -13,6 +13,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tuna.models.conversion import Conversion, Converters, kind_of, shape_of
+from tuna.models.graph import constant
 from tuna.models.obstacles import Unsupported
 
 
@@ -157,7 +158,7 @@ def _average_pool(node: Conversion) -> Any:
         found = _pooled(node, "avg", x, windows, count_include_pad=True)
         taps = math.prod(window.taps for window in windows)
         factors = taps / reduce(np.multiply.outer, counts)
-        factors = relax.const(factors[None, None].astype(_wide(kind)))
+        factors = constant(factors[None, None].astype(_wide(kind)))
         found = node.emit(relax.op.multiply(found, factors))
     return node.cast(found, kind)
 

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tuna.models.conversion import Conversion, Converters, kind_of, shape_of
+from tuna.models.graph import constant
 from tuna.models.obstacles import Unsupported
 
 #: Modes of coordinates that TVM computes as ONNX does, where the scale is that of the sizes.
@@ -220,7 +221,7 @@ def _resized(node: Conversion, way: _Way, axes: list[_Axis]) -> Any:
         return node.compute(
             lambda values, *places: _gathered(values, axes, places),
             x,
-            *(relax.const(tables[axis.axis].places[:, 0]) for axis in axes),
+            *(constant(tables[axis.axis].places[:, 0]) for axis in axes),
         )
     if not kind.startswith("float") and way.mode != "nearest":
         raise Unsupported(f"{way.mode} interpolation of {kind} is not supported")
@@ -232,9 +233,9 @@ def _resized(node: Conversion, way: _Way, axes: list[_Axis]) -> Any:
                 values, axis, (places, weights, outside), way.extrapolation, exact
             ),
             x,
-            relax.const(table.places),
-            relax.const(table.weights.astype(exact)),
-            relax.const(table.outside),
+            constant(table.places),
+            constant(table.weights.astype(exact)),
+            constant(table.outside),
         )
     return node.cast(x, kind)
 
