@@ -16,6 +16,8 @@ from tuna.models.obstacles import Unsupported
 
 #: The first opset whose broadcasting is that of NumPy.
 _BROADCAST_SINCE = 7
+#: Most rows of a matrix whose determinant is expanded, into 24 terms.
+_LARGEST_MATRIX = 4
 #: Bits of an exponent that matter: the 64th power of 2 is out of range of every type.
 _EXPONENT_BITS = 6
 
@@ -187,6 +189,32 @@ def _lp_norm(node: Conversion) -> Any:
     )
 
 
+def _determinant(node: Conversion) -> Any:
+    x, kind = node.inputs[0], kind_of(node.inputs[0])
+    *batch, size, _ = shape_of(x)
+    if size > _LARGEST_MATRIX:
+        raise Unsupported(f"matrices of {size} rows are not supported")
+    x = node.cast(x, "float64")  # terms of either sign cancel
+
+    def expanded(read: Callable[[int, int], Any], columns: tuple[int, ...]) -> Any:
+        row, found = size - len(columns), tirx.const(0, "float64")
+        if not columns:
+            return tirx.const(1, "float64")
+        for number, column in enumerate(columns):
+            rest = expanded(read, columns[:number] + columns[number + 1 :])
+            term = read(row, column) * rest
+            found = found - term if number % 2 else found + term
+        return found
+
+    def determinant(values: Any) -> Any:
+        return te.compute(
+            batch, lambda *at: expanded(lambda row, column: values(*at, row, column), columns)
+        )
+
+    columns = tuple(range(size))
+    return node.cast(node.compute(determinant, x), kind)
+
+
 #: Converters by operator.
 CONVERTERS: Converters = {
     "BitShift": _shift,
@@ -197,6 +225,7 @@ CONVERTERS: Converters = {
     "PRelu": _prelu,
     "BitCast": _bit_cast,
     "LpNormalization": _lp_norm,
+    "Det": _determinant,
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "And", "Or", "Xor"), _binary),
     **dict.fromkeys(("Equal", "Greater", "Less"), _binary),
 }

@@ -16,7 +16,16 @@ import onnx
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.models import arithmetic, convolving, pooling, rearranging, recurrent, resizing
+from tuna.models import (
+    arithmetic,
+    convolving,
+    fourier,
+    pooling,
+    rearranging,
+    recurrent,
+    resizing,
+    sampling,
+)
 from tuna.models.conversion import Conversion
 from tuna.models.conversion import kind_of as _kind
 from tuna.models.conversion import shape_of as _shape
@@ -252,8 +261,10 @@ def _recurrent(node: _Node) -> Any:
 #: Converters by operator.
 OWN: Mapping[str, Callable[[_Node], Any]] = {
     **resizing.CONVERTERS,
+    **sampling.CONVERTERS,
     **arithmetic.CONVERTERS,
     **convolving.CONVERTERS,
+    **fourier.CONVERTERS,
     **pooling.CONVERTERS,
     **rearranging.CONVERTERS,
     "QuantizeLinear": _quantize,
