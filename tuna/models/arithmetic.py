@@ -83,12 +83,13 @@ def _power(node: Conversion) -> Any:
     if other.startswith("float"):
         values = [node.cast(value, "float64") for value in (base, exponent)]
         return node.cast(node.of_tvm(values), kind)
-    return elementwise(node, _whole_power, base, node.cast(exponent, "int64"))
+    exponent = node.cast(exponent, "int64")
+    return elementwise(node, lambda b, e: _whole_power(b, e, kind), base, exponent)
 
 
-def _whole_power(base: Any, exponent: Any) -> Any:
+def _whole_power(base: Any, exponent: Any, kind: str) -> Any:
     """Square and multiply; for a negative exponent the part before the point."""
-    kind, one = base.dtype, tirx.const(1, base.dtype)
+    one = tirx.const(1, kind)
     # above the bits only 0, 1 and -1 have a power in range, which depends on the last bit
     top = tirx.const((1 << _EXPONENT_BITS) - 2, "int64")
     few = tirx.Select(exponent > top, top + (exponent & 1), exponent)
@@ -97,7 +98,7 @@ def _whole_power(base: Any, exponent: Any) -> Any:
         odd = (few >> tirx.const(bit, "int64")) & 1
         found = found * tirx.Select(odd == 1, square, one)
         square = square * square
-    if str(kind).startswith("u"):
+    if kind.startswith("u"):
         return found
     sign = tirx.Select((exponent & 1) == 1, base, one)
     unit = tirx.any(base == one, base == -one)
@@ -189,6 +190,13 @@ def _lp_norm(node: Conversion) -> Any:
     )
 
 
+def _in_fp32(node: Conversion) -> Any:
+    """Compute what TVM's importer writes with constants of fp32 in it, for fp16 too."""
+    kind = kind_of(node.inputs[0])
+    wide = "float32" if kind == "float16" else kind
+    return node.cast(node.of_tvm([node.cast(node.inputs[0], wide)]), kind)
+
+
 def _determinant(node: Conversion) -> Any:
     x, kind = node.inputs[0], kind_of(node.inputs[0])
     *batch, size, _ = shape_of(x)
@@ -226,6 +234,7 @@ CONVERTERS: Converters = {
     "BitCast": _bit_cast,
     "LpNormalization": _lp_norm,
     "Det": _determinant,
+    **dict.fromkeys(("Elu", "Selu", "ThresholdedRelu"), _in_fp32),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "And", "Or", "Xor"), _binary),
     **dict.fromkeys(("Equal", "Greater", "Less"), _binary),
 }

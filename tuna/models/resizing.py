@@ -84,7 +84,7 @@ class _Way:
             if not axis.whole:
                 raise Unsupported(
                     f"with align_corners and a scale of {axis.scale:g}, which makes no whole size"
-                    f" of {axis.size}, ONNX's text and its tests differ"
+                    f" of {axis.size}, ONNX's text and its tests differ; sizes would tell"
                 )
             return at * last / kind(max(axis.resized - 1, 1))
         if self.coordinates == "tf_crop_and_resize":
