@@ -118,21 +118,28 @@ def _is_infinite(node: Conversion) -> Any:
 
 
 def _softplus(node: Conversion) -> Any:
-    """Return log(1 + e^x) to the last digits: log(u) e / (u - 1) with u = 1 + e rounded, by Kahan.
+    """Return log(1 + e^x) to the last digits, as max(x, 0) + log(1 + e) with e = e^-|x|.
 
-    (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1)
+    The logarithm is 2 artanh(e / (2 + e)), whose series needs few terms up to a third.
     """
     kind = kind_of(node.inputs[0])
     wide = "float32" if kind == "float16" else kind
-    one, zero = (relax.const(number, wide) for number in (1.0, 0.0))
     x = node.cast(node.inputs[0], wide)
+
+    def number(value: float) -> Any:
+        return relax.const(value, wide)
+
     small = node.emit(relax.op.exp(node.emit(relax.op.negative(node.emit(relax.op.abs(x))))))
-    rounded = node.emit(relax.op.add(one, small))
-    parts = node.emit(relax.op.multiply(node.emit(relax.op.log(rounded)), small))
-    quotient = node.emit(relax.op.divide(parts, node.emit(relax.op.subtract(rounded, one))))
-    tail = node.emit(relax.op.where(node.emit(relax.op.equal(rounded, one)), small, quotient))
-    found = node.emit(relax.op.add(node.emit(relax.op.maximum(x, zero)), tail))
-    return node.cast(found, kind)
+    part = node.emit(relax.op.divide(small, node.emit(relax.op.add(small, number(2.0)))))
+    square = node.emit(relax.op.multiply(part, part))
+    terms = 8 if wide == "float32" else 17
+    found = number(2 / (2 * terms + 1))
+    for term in reversed(range(terms)):
+        higher = node.emit(relax.op.multiply(square, found))
+        found = node.emit(relax.op.add(higher, number(2 / (2 * term + 1))))
+    found = node.emit(relax.op.multiply(part, found))
+    positive = node.emit(relax.op.maximum(x, number(0.0)))
+    return node.cast(node.emit(relax.op.add(positive, found)), kind)
 
 
 def _binary(node: Conversion) -> Any:

@@ -41,29 +41,26 @@ def _roi_align(node: Conversion) -> Any:
     def pooled(x: Any, rois: Any, images: Any) -> Any:
         def value(region: Any, channel: Any, *at: Any) -> Any:
             spans = [span(rois, region, axis) for axis in (0, 1)]
-            taps = [te.reduce_axis((0, spans[axis][2]), f"sample{axis}") for axis in (0, 1)]
+            empty = tirx.any(*(count < 1 for _, _, count in spans))
+            # a sum of nothing is never written: a region of no extent has one sample of no weight
+            counts = [te.max(count, 1) for _, _, count in spans]
+            taps = [te.reduce_axis((0, counts[axis]), f"sample{axis}") for axis in (0, 1)]
             where = [
                 begin
                 + at[axis].astype(wide) * length
-                + (taps[axis].astype(wide) + half) * length / count.astype(wide)
-                for axis, (begin, length, count) in enumerate(spans)
+                + (taps[axis].astype(wide) + half) * length / counts[axis].astype(wide)
+                for axis, (begin, length, _) in enumerate(spans)
             ]
             parts = _corners(x, (images(region), channel), where)
             if mean:
-                total = te.max(spans[0][2] * spans[1][2], 1).astype(wide)
-                return te.sum(sum(parts[1:], parts[0]) / total, axis=taps)
+                found = sum(parts[1:], parts[0]) / (counts[0] * counts[1]).astype(wide)
+                return te.sum(tirx.Select(empty, tirx.const(0, wide), found), axis=taps)
             largest = parts[0]
             for part in parts[1:]:
                 largest = te.max(largest, part)
-            return te.max(largest, axis=taps)
+            return te.max(tirx.Select(empty, tirx.const(0, wide), largest), axis=taps)
 
-        shape = (rois.shape[0], x.shape[1], *sizes)
-        found = te.compute(shape, value, name="pooled")
-        lowest = tirx.min_value(wide)
-        # a region of no extent has no samples
-        return te.compute(
-            shape, lambda *at: tirx.Select(found(*at) == lowest, tirx.const(0, wide), found(*at))
-        )
+        return te.compute((rois.shape[0], x.shape[1], *sizes), value, name="pooled")
 
     x, rois = (node.cast(node.inputs[place], wide) for place in (0, 1))
     return node.cast(node.compute(pooled, x, rois, node.cast(node.inputs[2], "int32")), kind)
