@@ -3,9 +3,9 @@
 Each case is imported as a user's model is, planned with predicted kernels, compiled and run in a
 process of its own. It is *right* if outputs agree in type, shape and value, *wrong* if they do not,
 *refused* if the import says so in a sentence with the operator, and *raw* if it ends otherwise. An
-input that the refusal asks for (`--value NAME=...`) is given, as a user would. The table of cases
-that are not right goes to stderr. Where onnxruntime is installed, for this Python or `--python`,
-it is judged by the same rule; `--data` reads the cases of an older wheel of onnx from its folder
+input that the refusal asks for (`--value NAME=...`) is given, as a user would. The cases that are
+not right go to stderr. onnxruntime is judged by the same rule where `--runtime` names a Python that
+has it. `--data` reads the cases of an older wheel of onnx from its folder
 `onnx/backend/test/data/node`.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import re
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -32,26 +33,27 @@ from onnx import numpy_helper
 from benchmarks.harness import Outcome
 from tuna.errors import BadInput
 
-_TIMEOUT_S = 120.0
+#: Seconds for a case, and cases of a process.
+_TIMEOUT_S, _PART = 120.0, 40
 _VERDICTS = ("right", "wrong", "refused", "raw")
 #: Inputs that a refusal asks for.
 _ASKED = re.compile(r"--value ([^\s=]+)=")
-#: The same comparison as onnx.backend.test.runner, for a runtime of its own environment.
+#: Runs the cases in the folders below the working folder.
 _RUNTIME = """
-import json, sys
+import pathlib
 import numpy, onnxruntime
 onnxruntime.set_default_logger_severity(4)
-for line in sys.stdin:
-    model, inputs, out = json.loads(line)
+for folder in pathlib.Path().iterdir():
     try:
-        with numpy.load(inputs) as arrays:
+        with numpy.load(folder / "inputs.npz") as arrays:
             feeds = dict(arrays)
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        found = session.run(None, feeds)
-        numpy.savez(out, **{str(n): numpy.asarray(one) for n, one in enumerate(found)})
-        print("", flush=True)
+        session = onnxruntime.InferenceSession(
+            folder / "model.onnx", providers=["CPUExecutionProvider"]
+        )
+        outputs = session.run(None, feeds)
+        numpy.savez(folder / "outputs.npz", *(numpy.asarray(output) for output in outputs))
     except Exception as error:
-        print(" ".join(str(error).split())[:300], flush=True)
+        (folder / "refused").write_text(str(error))
 """
 
 
@@ -81,7 +83,7 @@ def current_cases() -> Iterator[Case]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of overflow, which some cases want
-        found = collect_testcases(None)  # type: ignore[no-untyped-call]
+        found = collect_testcases(None)
     for case in found:
         for given, right in case.data_sets or ():
             yield _case(case.name, case.model, given, right, case.rtol, case.atol)
@@ -89,18 +91,18 @@ def current_cases() -> Iterator[Case]:
 
 def stored_cases(folder: Path) -> Iterator[Case]:
     """Yield the cases in a folder of an older wheel: `NAME/model.onnx`, `NAME/test_data_set_N`."""
-    for model in sorted(folder.glob("*/model.onnx")):
-        read = onnx.load(model)
-        for data in sorted(model.parent.glob("test_data_set_*")):
-            parts = []
-            for kind, values in (("input", read.graph.input), ("output", read.graph.output)):
-                files = sorted(
-                    data.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem[len(kind) + 1 :])
-                )
-                parts.append(
-                    [_read(file, value) for file, value in zip(files, values, strict=False)]
-                )
-            yield _case(model.parent.name, read, *parts, 1e-3, 1e-7)
+    for path in sorted(folder.glob("*/model.onnx")):
+        model = onnx.load(path)
+        for data in sorted(path.parent.glob("test_data_set_*")):
+            given = _stored(data, "input", model.graph.input)
+            right = _stored(data, "output", model.graph.output)
+            yield _case(path.parent.name, model, given, right, 1e-3, 1e-7)
+
+
+def _stored(folder: Path, kind: str, values: Sequence[Any]) -> list[Any]:
+    """The arrays of inputs or outputs, `KIND_N.pb`; None for what is no tensor."""
+    paths = [folder / f"{kind}_{number}.pb" for number in range(len(values))]
+    return [_read(path, value) for path, value in zip(paths, values, strict=True) if path.exists()]
 
 
 def _read(path: Path, value: Any) -> Any:
@@ -135,16 +137,12 @@ def difference(case: Case, found: Sequence[Any]) -> str:
         right = np.asarray(right)
         if ours.dtype != right.dtype or ours.shape != right.shape:
             return f"output {number} is {ours.dtype}{ours.shape}, not {right.dtype}{right.shape}"
-        if right.dtype.kind in "fcV":
-            if not np.allclose(
-                *(np.asarray(one, np.float64) for one in (ours, right)),
-                rtol=case.rtol,
-                atol=case.atol,
-                equal_nan=True,
-            ):
+        if right.dtype.kind in "fV":
+            ours, right = (np.asarray(one, np.float64) for one in (ours, right))
+            if not np.allclose(ours, right, rtol=case.rtol, atol=case.atol, equal_nan=True):
                 with np.errstate(all="ignore"):
-                    off = np.abs(np.asarray(ours, np.float64) - np.asarray(right, np.float64))
-                return f"output {number} is off by {np.nanmax(off, initial=0):.3g}"
+                    worst = np.nanmax(np.abs(ours - right), initial=0)
+                return f"output {number} is off by {worst:.3g}"
         elif not np.array_equal(ours, right):
             return f"output {number}: {np.sum(ours != right)} of {right.size} values differ"
     return ""
@@ -205,27 +203,64 @@ def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
     return [one.numpy() for one in ([answer] if hasattr(answer, "numpy") else answer)]
 
 
-def _tell(case: Case, pipe: Any) -> None:
-    pipe.send(judge(case))
+def judged(cases: Sequence[Case]) -> list[Verdict]:
+    """Judge cases in a forked process; a case that ends it, or takes too long, is raw."""
+    verdicts: list[Verdict] = []
+    while len(verdicts) < len(cases):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        left = cases[len(verdicts) :]
+        process = multiprocessing.get_context("fork").Process(target=_tell, args=(left, theirs))
+        process.start()
+        theirs.close()
+        try:
+            while len(verdicts) < len(cases) and ours.poll(_TIMEOUT_S):
+                verdicts.append(ours.recv())
+            if len(verdicts) < len(cases):
+                verdicts.append(Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s"))
+        except EOFError:
+            process.join()
+            verdicts.append(Verdict("raw", f"the process ended with {process.exitcode}"))
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
+    return verdicts
 
 
-def judge_apart(case: Case) -> Verdict:
-    """Judge a case in a forked process, which may crash or hang."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_tell, args=(case, theirs))
-    process.start()
-    theirs.close()
-    try:
-        if ours.poll(_TIMEOUT_S):
-            return ours.recv()
-        return Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s")
-    except EOFError:
-        process.join()
-        return Verdict("raw", f"the process ended with {process.exitcode}")
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+def _tell(cases: Sequence[Case], pipe: Any) -> None:
+    for case in cases:
+        pipe.send(judge(case))
+
+
+def runtime_verdicts(python: str, cases: Sequence[Case]) -> list[Verdict]:
+    """Return the verdicts on onnxruntime, which another Python has."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name, str(number)) for number in range(len(cases))]
+        for folder, case in zip(folders, cases, strict=True):
+            folder.mkdir()
+            onnx.save(case.model, folder / "model.onnx")
+            arrays = {
+                key: one.astype(str) if one.dtype == object else one
+                for key, one in case.inputs.items()
+                if isinstance(one, np.ndarray)
+            }
+            np.savez(folder / "inputs.npz", allow_pickle=False, **arrays)
+        subprocess.run([python, "-c", _RUNTIME], cwd=name, check=False)
+        return [_runtime_verdict(folder, case) for folder, case in zip(folders, cases, strict=True)]
+
+
+def _runtime_verdict(folder: Path, case: Case) -> Verdict:
+    refused, answered = folder / "refused", folder / "outputs.npz"
+    if refused.exists():
+        return Verdict("refused", " ".join(refused.read_text().split())[:300])
+    if not answered.exists():
+        return Verdict("raw", "no answer")
+    with np.load(answered, allow_pickle=False) as arrays:
+        try:
+            text = difference(case, [arrays[key] for key in arrays.files])
+        except ValueError as error:  # text, of which NumPy has no array without pickles
+            return Verdict("refused", str(error))
+    return Verdict("wrong" if text else "right", text)
 
 
 def main() -> int:
@@ -235,6 +270,7 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, help="folder of an older wheel's cases")
     parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument("--runtime", metavar="PYTHON", help="a Python that has onnxruntime, too")
     parser.add_argument("--log", type=Path, help="write the verdict of each case there")
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
@@ -242,22 +278,28 @@ def main() -> int:
 
     cases = stored_cases(options.data) if options.data else current_cases()
     chosen = [case for case in cases if options.only in case.name]
+    # small parts, so that neither process waits for the other at the end
+    parts = [chosen[start : start + _PART] for start in range(0, len(chosen), _PART)]
     with ThreadPoolExecutor(2) as pool:
-        verdicts = list(pool.map(judge_apart, chosen))
+        verdicts = [verdict for part in pool.map(judged, parts) for verdict in part]
     for case, verdict in zip(chosen, verdicts, strict=True):
         if verdict.word != "right":
             print(f"{verdict.word:8} {case.name}: {verdict.text}", file=sys.stderr)
+    baseline = runtime_verdicts(options.runtime, chosen) if options.runtime else []
     if options.log:
+        rows = zip(chosen, verdicts, baseline or [Verdict("")] * len(chosen), strict=True)
         options.log.write_text(
             "".join(
-                json.dumps([case.name, verdict.word, verdict.text]) + "\n"
-                for case, verdict in zip(chosen, verdicts, strict=True)
+                json.dumps([case.name, ours.word, ours.text, theirs.word, theirs.text]) + "\n"
+                for case, ours, theirs in rows
             )
         )
     counts = Counter(verdict.word for verdict in verdicts)
+    others = Counter(verdict.word for verdict in baseline)
     return Outcome(
         "conformance",
         {"cases": len(chosen), **{word: counts[word] for word in _VERDICTS}},
+        baseline={f"onnxruntime_{word}": others[word] for word in _VERDICTS} if baseline else {},
         limits={"wrong": 0, "raw": 0},
     ).print()
 

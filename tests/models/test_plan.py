@@ -242,6 +242,14 @@ def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -
     )
 
 
+def test_hints_for_open_extents_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    net, path = Net(("2 * n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
+    onnx.save(net.model(net.relu("x")), path)
+    with pytest.raises(BadInput) as refused:
+        importer.read_onnx(path, {})
+    assert refused.value.hint.startswith("give them: --shape '2 * n=N'; ")
+
+
 def test_what_one_input_says_of_an_extent_holds_for_all(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(nets.tokens("batch", "length"), path)
@@ -265,7 +273,7 @@ def test_an_input_that_is_no_tensor_of_numbers_is_refused(tmp_path: Path) -> Non
         ),
         path,
     )
-    with pytest.raises(BadInput, match=r"net\.onnx has an input x of type object"):
+    with pytest.raises(BadInput, match=r"net\.onnx has an input x of type string"):
         importer.read_onnx(path, {})
 
 

@@ -31,6 +31,7 @@ from tuna.models.conversion import kind_of as _kind
 from tuna.models.conversion import shape_of as _shape
 from tuna.models.graph import constant, constant_of
 from tuna.models.obstacles import Unsupported
+from tuna.models.reducing import extreme
 
 #: Types that values are quantised to.
 _WHOLE = ("int8", "uint8", "int16", "uint16")
@@ -41,7 +42,7 @@ class NotConverted(Exception):
 
     def __init__(self, operator: str, node: str, error: Exception) -> None:
         own = isinstance(error, Unsupported)
-        super().__init__(str(error) if own else "TVM's importer cannot convert it as it is here")
+        super().__init__(str(error) if own else "TVM's importer cannot deal with it")
         self.operator, self.node = operator, node
 
 
@@ -275,6 +276,34 @@ def _cast(node: _Node) -> Any:
     return node.of_tvm([node.inputs[0]])
 
 
+def _split(node: _Node) -> Any:
+    """Convert a split that has parts of no values, which TVM's has not."""
+    x, given = node.inputs[0], node.inputs[1]
+    sizes = node.attributes.get("split") if given is None else constant_of(given)
+    if sizes is None or 0 not in sizes:
+        return node.of_tvm([x, given])
+    axis, ends = int(node.attributes.get("axis", 0)) % len(_shape(x)), np.cumsum(sizes)
+    parts = []
+    for size, end in zip(sizes, ends, strict=True):
+        shape = tuple(int(size) if at == axis else one for at, one in enumerate(_shape(x)))
+        if size:
+            part = relax.op.strided_slice(x, [axis], [int(end - size)], [int(end)])
+            parts.append(node.emit(part))
+        else:
+            parts.append(relax.const(np.zeros(shape, _kind(x))))
+    return relax.Tuple(parts)
+
+
+def _extreme(node: _Node) -> Any:
+    """Convert ReduceMax and ReduceMin; the axes are an input since opset 18."""
+    x, given = node.inputs[0], node.inputs[1]
+    axes = node.attributes.get("axes") if given is None else constant_of(given)
+    if axes is None or not len(axes):
+        axes = () if node.attributes.get("noop_with_empty_axes") else range(len(_shape(x)))
+    keep, largest = bool(node.attributes.get("keepdims", 1)), node.operator == "ReduceMax"
+    return extreme(node.builder, x, [int(axis) for axis in axes], keep=keep, largest=largest)
+
+
 def _recurrent(node: _Node) -> Any:
     return recurrent.convert(node.operator, node.builder, list(node.inputs), node.attributes)
 
@@ -299,6 +328,9 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
     "Conv": _conv,
     "ConvTranspose": _conv,
     "Slice": _slice,
+    "Split": _split,
+    "ReduceMax": _extreme,
+    "ReduceMin": _extreme,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,

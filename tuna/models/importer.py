@@ -229,15 +229,10 @@ def _reason(error: BaseException) -> str:
 
 def _check_types(name: str, inputs: list[Any]) -> None:
     for value in inputs:
-        kind = value.type.tensor_type.elem_type
-        dtype = (
-            str(onnx.helper.tensor_dtype_to_np_dtype(kind))
-            if kind
-            else str(value.type.WhichOneof("value"))
-        )
-        if dtype not in TYPES:
+        kind = obstacles.type_name(value.type)
+        if kind not in TYPES:
             raise BadInput(
-                f"{name} has an input {value.name} of type {dtype}.",
+                f"{name} has an input {value.name} of type {kind or 'that is not given'}.",
                 hint=f"it can be {', '.join(TYPES)}",
             )
 

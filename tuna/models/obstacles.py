@@ -3,6 +3,7 @@ whose values have to be known by then. Imports onnx."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ def refuse_undecided(name: str, model: Any) -> None:
     """
     graph = model.graph
     known = {tensor.name for tensor in graph.initializer}
+    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
     makers = {output: node for node in graph.node for output in node.output}
     opset = next((entry.version for entry in model.opset_import if not entry.domain), 1)
     places: dict[str, list[str]] = {}
@@ -63,7 +65,8 @@ def refuse_undecided(name: str, model: Any) -> None:
     )
     sizes = {value.name: value.type.tensor_type for value in graph.input}
     askable = all(source in sizes and _few(sizes[source]) for source in asked)
-    given = " ".join(f"--value {source}={_form(sizes[source])}" for source in asked if askable)
+    texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in asked if askable]
+    given = " ".join(f"--value {text}" for text in texts)
     raise BadInput(
         f"{name} has operators that need values which depend on the model's input: {listed}.",
         hint=f"give them, if they are always the same: {given}" if given else "",
@@ -106,10 +109,12 @@ def refuse_types(name: str, model: Any) -> None:
     """Raise BadInput for operators of a model with inferred shapes that make values of types that
     Tuna has not: strings, sequences, floats of eight bits and others."""
     kinds = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    outputs = {value.name for value in model.graph.output}
     for node in model.graph.node:
         for output in node.output:
             kind = type_name(kinds[output]) if output in kinds else ""
-            if kind and kind not in TYPES:
+            # a sequence between operators is a tuple
+            if kind and kind not in TYPES and (kind != "sequence" or output in outputs):
                 raise BadInput(
                     f"{name} cannot be imported: the operator {node.op_type}"
                     f" ({node.name or output}) makes a value of type {kind}.",

@@ -18,6 +18,8 @@ from tuna.models import onnx_reference, runtimes
 from tuna.models.inputs import largest_error
 from tuna.models.torch_importer import TorchModel
 
+#: Characters of a runtime's reason; onnxruntime says its versions at the end of a long sentence.
+_REASON_CHARS = 1000
 _ROUNDS = 5
 #: Seconds for which a round runs each contender.
 _ROUND_S = 0.1
@@ -53,7 +55,7 @@ def compare(
         except runtimes.Absent as error:
             absent[name] = str(error)
         except Exception as error:  # each runtime has its own errors
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:_REASON_CHARS]
             absent[name] = f"it cannot run the model: {reason}"
     times_ms, wall_ms = _in_turn(contenders, threads) if errors else ({}, {})
     return {"errors": errors, "times_ms": times_ms, "wall_ms": wall_ms, "absent": absent}

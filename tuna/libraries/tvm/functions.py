@@ -48,9 +48,10 @@ _SLOW = {*_IN_VECTORS, "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
 
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
-    """The schedule of a function; None where TVM's default is as good: for a change of shape, and
-    what has no schedule here."""
-    if relax.analysis.has_reshape_pattern(function):
+    """The schedule of a function; None where TVM's default is as good: for a change of shape, for
+    tensors without values, and what has no schedule here."""
+    extents = (extent for param in function.params for extent in param.shape)
+    if relax.analysis.has_reshape_pattern(function) or any(extent == 0 for extent in extents):
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
     try:
