@@ -21,7 +21,7 @@ def convolved(node: Conversion, convert: Callable[[Sequence[Any]], Any]) -> Any:
     axes = len(shape_of(x)) - 2
     pads = np.reshape(node.attributes.get("pads", [0] * 2 * axes), (2, -1))
     if np.any(pads < 0):
-        x = cropped(node, x, *pads, 2)
+        x = cropped(node, x, pads, 2)
         node.attributes["pads"] = tuple(np.maximum(pads, 0).reshape(-1).tolist())
     return convert([x, *rest])
 

@@ -22,11 +22,11 @@ _SORTED = ("float32", "float64", "int32", "int64")
 _PADDING = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
-def cropped(node: Conversion, x: Any, begins: Any, ends: Any, first: int = 0) -> Any:
-    """Cut what negative padding of the axes from `first` on takes away."""
+def cropped(node: Conversion, x: Any, pads: Any, first: int = 0) -> Any:
+    """Cut what negative padding, rows of begins and ends of axes from `first` on, takes away."""
     shape = shape_of(x)
     axes, starts, stops = [], [], []
-    for axis, (begin, end) in enumerate(zip(begins, ends, strict=True), first):
+    for axis, (begin, end) in enumerate(zip(*pads, strict=True), first):
         if min(begin, end) < 0:
             axes.append(axis)
             starts.append(max(-int(begin), 0))
@@ -40,13 +40,15 @@ def cropped(node: Conversion, x: Any, begins: Any, ends: Any, first: int = 0) ->
 
 def _pad(node: Conversion) -> Any:
     x, attributes = node.inputs[0], node.attributes
-    given = attributes.get("pads", attributes.get("paddings")) if node.opset < 11 else node.known(1)
+    given: Any = node.known(1)
+    if node.opset < 11:
+        given = attributes.get("pads", attributes.get("paddings"))
     rank, kind, mode = len(shape_of(x)), kind_of(x), node.text("mode", "constant")
     axes = node.known(3)
     chosen = [int(axis) % rank for axis in (range(rank) if axes is None else axes)]
     pads = np.zeros((2, rank), np.int64)
     pads[:, chosen] = np.reshape(given, (2, -1))
-    x = cropped(node, x, *pads)
+    x = cropped(node, x, pads)
     before, after = np.maximum(pads, 0).tolist()
     if not any(before + after):
         return x
@@ -85,8 +87,8 @@ def _top_k(node: Conversion) -> Any:
 def _eye(node: Conversion) -> Any:
     kind = node.attributes.get("dtype")
     name = str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else kind_of(node.inputs[0])
-    diagonal = int(node.attributes.get("k", 0))
-    return constant(np.eye(*shape_of(node.inputs[0]), diagonal).astype(name))
+    rows, columns = shape_of(node.inputs[0])
+    return constant(np.eye(rows, columns, int(node.attributes.get("k", 0))).astype(name))
 
 
 def _dropout(node: Conversion) -> Any:

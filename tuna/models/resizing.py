@@ -60,14 +60,15 @@ class _Way:
     antialias: bool = False
     extrapolation: float = 0.0
 
-    def places(self, axis: _Axis) -> np.ndarray:
+    def places(self, axis: _Axis) -> Any:
         """Coordinates in the input, by ONNX's formulas.
 
         A place of a nearest value is computed in single precision, as onnxruntime does: a scale is
         given in it, and 3 / 0.333333343 is to be 9.
         """
-        kind = np.float32 if self.mode == "nearest" else np.float64
-        at, scale = np.arange(axis.resized).astype(kind), kind(axis.scale)
+        kind: Any = np.float32 if self.mode == "nearest" else np.float64
+        at: Any = np.arange(axis.resized).astype(kind)
+        scale = kind(axis.scale)
         half, last, size = kind(0.5), kind(axis.size - 1), kind(axis.size)
         if self.coordinates == "asymmetric":
             return at / scale
@@ -75,7 +76,7 @@ class _Way:
             return (at + half) / scale
         if self.coordinates == "half_pixel_symmetric":
             offset = size / 2 * (1 - axis.resized / (scale * size))
-            return np.asarray(offset + (at + half) / scale - half)
+            return offset + (at + half) / scale - half
         if self.coordinates == "pytorch_half_pixel" and axis.resized == 1:
             return at * 0
         if self.coordinates in ("half_pixel", "pytorch_half_pixel"):
@@ -91,7 +92,7 @@ class _Way:
             if axis.resized == 1:
                 return np.full(1, (axis.start + axis.end) * (axis.size - 1) / 2, kind)
             step = kind((axis.end - axis.start) * (axis.size - 1) / (axis.resized - 1))
-            return np.asarray(kind(axis.start) * last + at * step)
+            return kind(axis.start) * last + at * step
         raise Unsupported(f"its mode of coordinates is {self.coordinates}")
 
     def table(self, axis: _Axis) -> _Table:
@@ -112,7 +113,7 @@ class _Way:
                 weights = weights / np.where(total, total, 1.0)
         return _Table(np.clip(places, 0, axis.size - 1).astype(np.int32), weights, outside)
 
-    def _weighted(self, where: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    def _weighted(self, where: Any, scale: float) -> tuple[Any, Any]:
         """Places about each coordinate and their weights; a scale below 1 widens the filter."""
         reach = {"linear": 1, "cubic": 2}[self.mode] / scale
         first = np.floor(where - reach).astype(np.int64) + 1
@@ -123,7 +124,7 @@ class _Way:
         return places, weights / weights.sum(1, keepdims=True) if scale < 1 else weights
 
 
-def _nearest(where: np.ndarray, rounding: str) -> np.ndarray:
+def _nearest(where: Any, rounding: str) -> Any:
     if rounding == "round_prefer_floor":
         return np.ceil(where - where.dtype.type(0.5)).astype(np.int64)
     if rounding == "round_prefer_ceil":
@@ -133,7 +134,7 @@ def _nearest(where: np.ndarray, rounding: str) -> np.ndarray:
     raise Unsupported(f"its mode of nearest values is {rounding}")
 
 
-def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+def _cubic(x: Any, a: float) -> Any:
     """Keys' weights at these distances: equation 4 of ieeexplore.ieee.org/document/1163711."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     return np.where(x <= 1, near, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a)
