@@ -102,7 +102,10 @@ class _Way:
         if self.coordinates == "tf_crop_and_resize":
             outside = (where < 0) | (where > axis.size - 1)
         if self.mode == "nearest":
-            places = _nearest(where, self.nearest)[:, None]
+            rounding = self.nearest
+            if rounding == "simple":  # as onnxruntime and the tests of opset 10 have it
+                rounding = "ceil" if axis.scale < 1 else "floor"
+            places = _nearest(where, rounding)[:, None]
             weights = np.ones(places.shape)
         else:
             places, weights = self._weighted(where, min(axis.scale, 1.0) if self.antialias else 1.0)
@@ -142,7 +145,7 @@ def _cubic(x: Any, a: float) -> Any:
 
 def _resize(node: Conversion) -> Any:
     if node.opset < 11:
-        way = _Way(node.text("mode", "nearest"), nearest="floor")
+        way = _Way(node.text("mode", "nearest"), nearest="simple")
         return _resized(node, way, _axes(node, None, node.known(1), None))
     way = _Way(
         mode=node.text("mode", "nearest"),
@@ -164,7 +167,7 @@ def _upsample(node: Conversion) -> Any:
         names = ("height_scale", "width_scale")  # as in opset 1
         scales = node.attributes.get("scales", [1, 1, *map(node.attributes.get, names)])
     mode = node.text("mode", "nearest").replace("bilinear", "linear")
-    return _resized(node, _Way(mode, nearest="floor"), _axes(node, None, np.array(scales), None))
+    return _resized(node, _Way(mode, nearest="simple"), _axes(node, None, np.array(scales), None))
 
 
 def _axes(node: Conversion, region: Any, scales: Any, sizes: Any) -> list[_Axis]:
