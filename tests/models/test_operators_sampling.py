@@ -54,6 +54,22 @@ def test_a_transform_whose_matrix_is_too_large_is_refused() -> None:
         importer.to_relax(model([node], {"x": floats(1, 5000, 1)}, ["y"], {}, opset=20), "net")
 
 
+def test_cubic_samples_at_the_border_are_those_of_onnx() -> None:
+    grid = np.random.default_rng(1).uniform(-1.6, 1.6, (2, 4, 5, 2)).astype(np.float32)
+    inputs = {"x": floats(2, 2, 5, 6), "grid": grid}
+    nodes = [
+        helper.make_node(
+            *("GridSample", ["x", "grid"], [name]),
+            mode="cubic",
+            padding_mode="border",
+            align_corners=aligned,
+        )
+        for name, aligned in (("apart", 0), ("aligned", 1))
+    ]
+    made = model(nodes, inputs, ["apart", "aligned"], {}, opset=20)
+    same(answers(made, inputs), list(ReferenceEvaluator(made).run(None, inputs)), 1e-5)
+
+
 def test_regions_are_shifted_after_they_are_scaled() -> None:
     regions = [[4, 4, 60, 40], [10.5, 0, 30, 63], [0, 20, 63, 63], [9, 9, 9, 9]]
     x, constants = floats(2, 3, 16, 16), {"images": np.array([0, 1, 0, 1])}

@@ -1,4 +1,5 @@
-"""Operators of ONNX that sample images between their values: RoiAlign, DeformConv. Imports TVM."""
+"""Operators of ONNX that sample images between their values: RoiAlign, GridSample, DeformConv.
+Imports TVM."""
 
 from __future__ import annotations
 
@@ -95,6 +96,48 @@ def _corners(x: Any, image: tuple[Any, Any], where: list[Any]) -> list[Any]:
     return found
 
 
+def _grid_sample(node: Conversion) -> Any:
+    """Sample a grid; a point beyond the image is moved to its border, for cubic samples too."""
+    x, grid = node.inputs[0], node.inputs[1]
+    cubic = node.text("mode", "linear") in ("cubic", "bicubic")
+    if not cubic or node.text("padding_mode", "zeros") != "border" or len(shape_of(x)) != 4:
+        return node.of_tvm([x, grid])
+    kind, aligned = kind_of(x), node.flag("align_corners")
+    wide = "float32" if kind == "float16" else kind
+    sizes = shape_of(x)[2:]
+    zero, one, two = (tirx.const(number, wide) for number in range(3))
+
+    def sampled(values: Any, points: Any) -> Any:
+        def value(image: Any, channel: Any, *at: Any) -> Any:
+            taps = [te.reduce_axis((0, 4), f"tap{n}") for n in (0, 1)]
+            weight, places = one, []
+            for axis, size in enumerate(sizes):
+                point = points(image, *at, 1 - axis) + one
+                extent = tirx.const(size - 1 if aligned else size, wide)
+                where = point * extent / two if aligned else (point * extent - one) / two
+                margin, last = tirx.const(0.0 if aligned else 0.5, wide), tirx.const(size - 1, wide)
+                inside = tirx.all(where >= -margin, where <= last + margin)
+                where = tirx.Select(inside, where, te.max(te.min(where, last), zero))
+                place = te.floor(where) + (taps[axis] - 1).astype(wide)
+                weight = weight * _cubic(tirx.abs(where - place), wide)
+                place = te.max(te.min(place, last), zero)
+                places.append(place.astype("int32"))
+            return te.sum(weight * values(image, channel, *places), axis=taps)
+
+        return te.compute((*shape_of(x)[:2], *shape_of(grid)[1:3]), value, name="sampled")
+
+    given = [node.cast(value, wide) for value in (x, grid)]
+    return node.cast(node.compute(sampled, *given), kind)
+
+
+def _cubic(distance: Any, kind: str) -> Any:
+    """Keys' weight with the coefficient of ONNX's operator, -0.75."""
+    one, a = tirx.const(1, kind), tirx.const(-0.75, kind)
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + one
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return tirx.Select(distance <= one, near, far)
+
+
 def _deformed(node: Conversion) -> Any:
     """Sample the taps of a convolution into columns, and multiply these with the weights."""
     x, w, offsets, bias, mask = (node.inputs[place] for place in range(5))
@@ -155,4 +198,8 @@ def _between(x: Any, image: tuple[Any, Any], where: list[Any], sizes: list[int])
 
 
 #: Converters by operator.
-CONVERTERS: Converters = {"RoiAlign": _roi_align, "DeformConv": _deformed}
+CONVERTERS: Converters = {
+    "RoiAlign": _roi_align,
+    "GridSample": _grid_sample,
+    "DeformConv": _deformed,
+}
