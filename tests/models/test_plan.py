@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nets
+import numpy as np
 import onnx
 import pytest
 import tvm
@@ -298,3 +299,26 @@ def test_tasks_of_a_model_are_tuned_but_for_what_is_scheduled_as_it_is_made() ->
     )
     assert {"TvmConvTile", "TvmConvWinogradF2"} <= set(found[three])
     assert isinstance(three, TaskConfig)
+
+
+def quotient(net: Net, x: str) -> str:
+    """A value for each channel divides: 1 / 0 beyond the channels."""
+    return net.add("Div", net.add("Exp", x), net.constant(np.full((1, 20, 1, 1), 3.0)))
+
+
+def large_square(net: Net, x: str) -> str:
+    """Values near 1, where those beyond the channels are 1e22 before they are squared."""
+    shifted = net.add("Sub", x, net.constant(np.full((1, 20, 1, 1), 50.0)))
+    large = net.add("Mul", net.add("Exp", shifted), net.constant(5e21))
+    return net.add("Mul", large, large)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("between", [quotient, large_square])
+def test_values_beyond_the_channels_that_are_not_finite_reach_no_kernel(
+    between: Any, size: int
+) -> None:
+    net = Net((1, 8, 4, 4))
+    model = net.model(net.conv(between(net, net.conv("x", 8, 20, 1)), 20, 8, size))
+    given = inputs.values(importer.inputs_of(model), seed=3)
+    assert error_of(model, planned(model), given) < 1e-5

@@ -29,7 +29,7 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna.models import graph, groups
+from tuna.models import graph, groups, indices, normalisations
 from tuna.models.emit import Chosen, Emitter
 from tuna.models.manifest import Class
 
@@ -63,7 +63,7 @@ def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Plan
 
     Without `kernels` everything is done as TVM does it.
     """
-    found = graph.read(module)
+    found = indices.checked(graph.read(module))
     emitter = Emitter(
         found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats
     )
@@ -72,7 +72,7 @@ def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Plan
         fused = tvm.transform.Sequential(
             [
                 *pipeline.library_dispatch_passes(target),
-                relax.transform.LegalizeOps(),
+                relax.transform.LegalizeOps(normalisations.LEGALIZATIONS if kernels else None),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),

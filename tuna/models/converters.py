@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -294,7 +295,7 @@ def _split(node: _Node) -> Any:
     return relax.Tuple(parts)
 
 
-def _extreme(node: _Node) -> Any:
+def _reduced_extreme(node: _Node) -> Any:
     """Convert ReduceMax and ReduceMin; the axes are an input since opset 18."""
     x, given = node.inputs[0], node.inputs[1]
     axes = node.attributes.get("axes") if given is None else constant_of(given)
@@ -302,6 +303,33 @@ def _extreme(node: _Node) -> Any:
         axes = () if node.attributes.get("noop_with_empty_axes") else range(len(_shape(x)))
     keep, largest = bool(node.attributes.get("keepdims", 1)), node.operator == "ReduceMax"
     return extreme(node.builder, x, [int(axis) for axis in axes], keep=keep, largest=largest)
+
+
+def _extreme(node: _Node) -> Any:
+    """Compare two inputs at a time, where TVM's importer stacks all and reduces."""
+    given = list(node.inputs)
+    if all(constant_of(value) is not None for value in given):
+        return node.of_tvm(given)
+    operator = relax.op.maximum if node.operator == "Max" else relax.op.minimum
+    return reduce(lambda one, other: node.emit(operator(one, other)), given)
+
+
+def _instance_norm(node: _Node) -> Any:
+    x, scale, bias = (node.inputs[number] for number in range(3))
+    axes, epsilon = range(2, len(_shape(x))), node.attributes.get("epsilon", 1e-5)
+    return relax.op.nn.instance_norm(x, scale, bias, 1, list(axes), epsilon)
+
+
+def _mean_variance_norm(node: _Node) -> Any:
+    """Add 1e-9 to the deviation, as ONNX's definition does, by its square under the root."""
+    x, shape, kind = node.inputs[0], _shape(node.inputs[0]), _kind(node.inputs[0])
+    reduced = {int(axis) % len(shape) for axis in node.attributes.get("axes", (0, 2, 3))}
+    if len(reduced) == len(shape):  # the operator below needs an axis of channels
+        x, reduced = node.shaped(x, (1, *shape)), {axis + 1 for axis in reduced}
+    channels = min(set(range(len(_shape(x)))) - reduced)
+    one, zero = (relax.const(fill(_shape(x)[channels], kind)) for fill in (np.ones, np.zeros))
+    found = relax.op.nn.instance_norm(x, one, zero, channels, sorted(reduced), 1e-18)
+    return node.shaped(node.emit(found), shape)
 
 
 def _recurrent(node: _Node) -> Any:
@@ -329,8 +357,12 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
     "ConvTranspose": _conv,
     "Slice": _slice,
     "Split": _split,
-    "ReduceMax": _extreme,
-    "ReduceMin": _extreme,
+    "ReduceMax": _reduced_extreme,
+    "ReduceMin": _reduced_extreme,
+    "InstanceNormalization": _instance_norm,
+    "MeanVarianceNormalization": _mean_variance_norm,
+    "Max": _extreme,
+    "Min": _extreme,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,

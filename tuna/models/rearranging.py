@@ -147,7 +147,8 @@ def _reverse_sequence(node: Conversion) -> Any:
 
     def reversed_(x: Any, lengths: Any) -> Any:
         def value(*at: Any) -> Any:
-            index, length = list(at), lengths(at[batch]).astype("int64")
+            index, size = list(at), tirx.const(int(x.shape[time]), "int64")
+            length = te.min(lengths(at[batch]).astype("int64"), size)
             back = length - 1 - at[time].astype("int64")
             index[time] = tirx.Select(back >= 0, back, at[time].astype("int64"))
             return x(*index)

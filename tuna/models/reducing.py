@@ -6,12 +6,13 @@ is -3.4e38; and whether they see a NaN depends on where it stands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tvm import relax, te, tirx
 
+from tuna.libraries.tvm.kernels.epilogue import maximum, minimum
 from tuna.models.graph import extents
 
 
@@ -28,17 +29,16 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
     reduced = {axis % len(shape) for axis in axes}
     kept = [axis for axis in range(len(shape)) if axis not in reduced]
     floating = kind.startswith("float")
-
-    def better(a: Any, b: Any) -> Any:
-        first = a > b if largest else a < b
-        return tirx.Select(tirx.any(first, tirx.isnan(a)) if floating else first, a, b)
+    name, better = ("max", maximum) if largest else ("min", minimum)
+    if not floating:
+        better = tirx.max if largest else tirx.min
 
     def worst(_: str) -> Any:
         if floating:
-            return tirx.const(-np.inf if largest else np.inf, kind)
+            return tirx.const(-math.inf if largest else math.inf, kind)
         return (tirx.min_value if largest else tirx.max_value)(kind)
 
-    reducer = te.comm_reducer(better, worst, name="max" if largest else "min")
+    reducer = te.comm_reducer(better, worst, name=name)
 
     def compute(values: Any) -> Any:
         inner = {axis: te.reduce_axis((0, shape[axis]), f"r{axis}") for axis in sorted(reduced)}
@@ -53,8 +53,8 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
             for axis, size in enumerate(shape)
             if keep or axis not in reduced
         ]
-        return te.compute(extent, value, name="max" if largest else "min")
+        return te.compute(extent, value, name=name)
 
     if not reduced:
         return x
-    return builder.emit_te(compute, x, primfunc_name_hint="max" if largest else "min")
+    return builder.emit_te(compute, x, primfunc_name_hint=name)

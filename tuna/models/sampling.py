@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from tvm import relax, te, tirx
 
 from tuna.models.conversion import Conversion, Converters, kind_of, shape_of
+from tuna.models.graph import constant
 from tuna.models.obstacles import Unsupported
 
 
@@ -64,7 +66,10 @@ def _roi_align(node: Conversion) -> Any:
         return te.compute((rois.shape[0], x.shape[1], *sizes), value, name="pooled")
 
     x, rois = (node.cast(node.inputs[place], wide) for place in (0, 1))
-    return node.cast(node.compute(pooled, x, rois, node.cast(node.inputs[2], "int32")), kind)
+    # read from a table, whose indices the plan checks
+    images = constant(np.arange(shape_of(x)[0], dtype=np.int32))
+    chosen = node.emit(relax.op.take(images, node.inputs[2], 0, mode="fast"))
+    return node.cast(node.compute(pooled, x, rois, chosen), kind)
 
 
 def _corners(x: Any, image: tuple[Any, Any], where: list[Any]) -> list[Any]:
