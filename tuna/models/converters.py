@@ -17,8 +17,20 @@ import onnx
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.models import recurrent
-from tuna.models.graph import constant_of, extents
+from tuna.models import (
+    arithmetic,
+    convolving,
+    fourier,
+    pooling,
+    rearranging,
+    recurrent,
+    resizing,
+    sampling,
+)
+from tuna.models.conversion import Conversion
+from tuna.models.conversion import kind_of as _kind
+from tuna.models.conversion import shape_of as _shape
+from tuna.models.graph import constant, constant_of
 from tuna.models.obstacles import Unsupported
 from tuna.models.reducing import extreme
 
@@ -102,27 +114,10 @@ def _checked(answer: Any, outputs: int) -> Any:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """One operator of the model: its arguments, and the writer of Relax."""
+class _Node(Conversion):
+    """A converted operator, with the whole numbers that are kept as fp32."""
 
-    operator: str
-    inputs: Any  #: None beyond the last
-    attributes: dict[str, Any]
-    opset: int
-    builder: Any
     floats: dict[Any, Any]  #: fp32 variables by the variables of the same whole numbers
-
-    def emit(self, value: Any) -> Any:
-        """A variable for the value."""
-        return self.builder.emit(value)
-
-    def of_tvm(self, inputs: list[Any]) -> Any:
-        """Convert the operator with other inputs by TVM's importer."""
-        operator = {"ConvInteger": "Conv", "QLinearConv": "Conv"}.get(self.operator, self.operator)
-        converter = onnx_frontend._get_convert_map()[operator].get_converter(self.opset)
-        return self.emit(
-            converter(self.builder, onnx_frontend.onnx_input(inputs), self.attributes, [{}, {}])
-        )
 
     def whole(self, value: Any, kind: str) -> Any:
         """A variable of type `kind` for whole numbers in fp32."""
@@ -143,30 +138,34 @@ class _Node:
         first, second = constant_of(a), constant_of(b)
         if first is None or second is None:
             return self.emit(getattr(relax.op, operator)(a, b))
-        return relax.const(np.asarray(getattr(np, operator)(first, second), np.float32))
+        return constant(np.asarray(getattr(np, operator)(first, second)))
 
-    def along(self, value: Any, axis: int, rank: int) -> Any:
-        """One number for each extent of an axis, in the shape that a tensor of this rank takes."""
-        shape = _shape(value)
+    def along(self, value: Any, axis: int, whole: tuple[int, ...]) -> Any:
+        """One number for each extent of an axis or each block of it, as a tensor of shape `whole`
+        takes them."""
+        shape, rank = _shape(value), len(whole)
+        if len(shape) == rank > 1:
+            return self.repeated(value, axis % rank, whole[axis])
         if len(shape) != 1 or shape == (1,):
             return value if shape in ((), (1,)) and rank else self.shaped(value, ())
         return self.shaped(value, tuple(shape[0] if at == axis % rank else 1 for at in range(rank)))
 
-    def shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The values in another shape."""
-        known = constant_of(value)
-        return (
-            self.emit(relax.op.reshape(value, shape))
-            if known is None
-            else relax.const(known.reshape(shape))
-        )
+    def repeated(self, value: Any, axis: int, extent: int) -> Any:
+        """Numbers of blocks for each extent of the axis, if there are blocks."""
+        size, known = int(self.attributes.get("block_size", 0)), constant_of(value)
+        if not size:
+            return value
+        if known is not None:
+            return constant(np.repeat(known, size, axis).take(range(extent), axis))
+        many = self.emit(relax.op.repeat(value, size, axis))
+        return self.emit(relax.op.strided_slice(many, [axis], [0], [extent]))
 
     def centered(self, value: Any, zero: Any, axis: int) -> Any:
         """Whole numbers as fp32, less the zero point."""
         if zero is None:
             return self.float(value)
         return self.apply(
-            "subtract", self.float(value), self.along(self.float(zero), axis, len(_shape(value)))
+            "subtract", self.float(value), self.along(self.float(zero), axis, _shape(value))
         )
 
     def dequantized(self, value: Any, scale: Any, zero: Any, axis: int) -> Any:
@@ -174,19 +173,18 @@ class _Node:
         return self.apply(
             "multiply",
             self.centered(value, zero, axis),
-            self.along(scale, axis, len(_shape(value))),
+            self.along(self.cast(scale, "float32"), axis, _shape(value)),
         )
 
     def quantized(self, value: Any, scale: Any, zero: Any, axis: int, kind: str) -> Any:
         """The nearest whole numbers of type `kind`."""
         if kind not in _WHOLE:
             raise Unsupported(f"values quantised to {kind} are not supported")
-        rank = len(_shape(value))
-        found = self.emit(
-            relax.op.round(self.apply("divide", value, self.along(scale, axis, rank)))
-        )
+        exact, whole = _kind(scale), _shape(value)
+        quotient = self.apply("divide", self.cast(value, exact), self.along(scale, axis, whole))
+        found = self.emit(relax.op.round(self.cast(quotient, "float32")))
         if zero is not None:
-            found = self.apply("add", found, self.along(self.float(zero), axis, rank))
+            found = self.apply("add", found, self.along(self.float(zero), axis, whole))
         limits = np.iinfo(kind)
         return self.whole(
             self.emit(relax.op.clip(found, float(limits.min), float(limits.max))), kind
@@ -197,12 +195,17 @@ def _quantize(node: _Node) -> Any:
     value, scale, zero = node.inputs[0], node.inputs[1], node.inputs[2]
     asked = node.attributes.get("output_dtype", 0)
     kind = _kind(zero) if zero is not None else _name(asked) if asked else "uint8"
-    return node.quantized(value, _single(scale), zero, _axis(node), kind)
+    scale, precision = _single(scale), node.attributes.get("precision", 0)
+    if precision:
+        scale = node.cast(scale, _name(precision))
+    return node.quantized(value, scale, zero, _axis(node), kind)
 
 
 def _dequantize(node: _Node) -> Any:
     value, scale, zero = node.inputs[0], node.inputs[1], node.inputs[2]
-    return node.dequantized(value, _single(scale), zero, _axis(node))
+    asked = node.attributes.get("output_dtype", 0)
+    found = node.dequantized(value, _single(scale), zero, _axis(node))
+    return node.cast(found, _name(asked) if asked else _kind(scale))
 
 
 def _quantize_dynamically(node: _Node) -> Any:
@@ -255,15 +258,24 @@ def _qlinear_matmul(node: _Node) -> Any:
     first = node.dequantized(a, a_scale, a_zero, len(_shape(a)) - 2)
     second = node.dequantized(b, b_scale, b_zero, len(_shape(b)) - 1)
     return node.quantized(
-        node.emit(relax.op.matmul(first, second)), y_scale, y_zero, 0, _kind(y_zero)
+        node.emit(relax.op.matmul(first, second)),
+        node.cast(y_scale, "float32"),
+        y_zero,
+        0,
+        _kind(y_zero),
     )
 
 
 def _conv(node: _Node) -> Any:
+    adapt = convolving.transposed if node.operator == "ConvTranspose" else convolving.convolved
+    return adapt(node, lambda inputs: _conv_of_images(node, inputs))
+
+
+def _conv_of_images(node: _Node, inputs: Sequence[Any]) -> Any:
     """Convert a convolution along one axis into one of images with one row, which has kernels."""
-    x, w, bias = (node.inputs[number] for number in range(3))
+    x, w, bias = inputs
     if len(_shape(x)) != 3 or constant_of(w) is None:
-        return node.of_tvm(list(node.inputs))
+        return node.of_tvm([x, w, bias])
     for name, row in {"strides": 1, "dilations": 1, "kernel_shape": 1, "output_padding": 0}.items():
         if name in node.attributes:
             node.attributes[name] = (row, *node.attributes[name])
@@ -352,6 +364,13 @@ def _recurrent(node: _Node) -> Any:
 
 #: Converters by operator.
 OWN: Mapping[str, Callable[[_Node], Any]] = {
+    **resizing.CONVERTERS,
+    **sampling.CONVERTERS,
+    **arithmetic.CONVERTERS,
+    **convolving.CONVERTERS,
+    **fourier.CONVERTERS,
+    **pooling.CONVERTERS,
+    **rearranging.CONVERTERS,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _quantize_dynamically,
@@ -377,29 +396,14 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
 
 
 def _axis(node: _Node) -> int:
-    if node.attributes.get("block_size"):
-        raise Unsupported("scales of blocks are not supported")
     return int(node.attributes.get("axis", 1))
 
 
 def _single(scale: Any) -> Any:
-    if _kind(scale) != "float32":
+    if _kind(scale) not in ("float32", "float16"):
         raise Unsupported(f"scales of type {_kind(scale)} are not supported")
     return scale
 
 
 def _name(kind: int) -> str:
     return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
-
-
-def _kind(value: Any) -> str:
-    known = constant_of(value)
-    return str(value.ty.dtype if known is None else known.dtype)
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    known = constant_of(value)
-    found = extents(value) if known is None else known.shape
-    if found is None:
-        raise Unsupported("its shape is not known")
-    return found

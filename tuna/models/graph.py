@@ -89,11 +89,11 @@ def read(module: Any) -> Graph:
                 replaced[binding.var] = value
                 continue
             node = Node(binding.var, _named(value))
-            constant = _folded(node)
-            if constant is None:
+            folded = _folded(node)
+            if folded is None:
                 nodes.append(node)
             else:
-                replaced[binding.var] = relax.const(constant, str(constant.dtype))
+                replaced[binding.var] = constant(folded)
     result = substitute(function.body.body, find)
     nodes = _needed(nodes, result)
     functions = {
@@ -142,6 +142,11 @@ def substitute(expression: Any, find: Callable[[Any], Any]) -> Any:
 def constant_of(expression: Any) -> np.ndarray | None:
     """The values of a constant, None for anything else."""
     return np.asarray(expression.value.numpy()) if isinstance(expression, GenericConst) else None
+
+
+def constant(values: Any) -> Any:
+    """The constant of an array with its type, which TVM would halve if it has 64 bits."""
+    return relax.const(values, str(values.dtype))
 
 
 def extents(var: Any) -> tuple[int, ...] | None:

@@ -36,24 +36,25 @@ OWN_DOMAINS = ("", "ai.onnx")
 _MOST_FIELDS, _MOST_DEPTH, _MOST_NAMES, _NAME_BYTES = 1_000_000, 100, 1000, 200
 _NAMES = """
 Abs Acos Acosh Add AffineGrid AllClassNMS And ArgMax ArgMin Asin Asinh Atan Atanh Attention
-AveragePool BatchNormalization Bernoulli BiasGelu BitShift BitwiseAnd BitwiseNot BitwiseOr
-BitwiseXor BlackmanWindow Cast CastLike CausalConvWithState Ceil Celu CenterCropPad Clip Compress
-Concat ConcatFromSequence Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos Cosh CumSum
-DepthToSpace DequantizeLinear Div Dropout DynamicQuantizeLinear Einsum Elu EmbedLayerNormalization
-Equal Erf Exp Expand EyeLike FastGelu Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm
-GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization
-HammingWindow HannWindow HardSigmoid HardSwish Hardmax Identity If InstanceNormalization IsInf IsNaN
-LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual LinearAttention Log LogSoftmax Loop LpPool
-MatMul MatMulInteger MatMulInteger16 Max MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization
-Min Mish Mod Mul Neg NegativeLogLikelihoodLoss NonMaxSuppression NonZero Not OneHot Optional
-OptionalGetElement OptionalHasElement Or PRelu Pad Pow QLinearConv QLinearMatMul QuantizeLinear
-RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
-ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize RoiAlign
-RotaryEmbedding Round Scatter ScatterElements ScatterND Selu SequenceAt SequenceConstruct
-SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap Shape Shrink Sigmoid Sign Sin
-Sinh Size SkipLayerNormalization Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign
-SpaceToDepth Split SplitToSequence Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh ThresholdedRelu Tile
-TopK Transpose Trilu Unique Unsqueeze Upsample Where Xor
+AveragePool BatchNormalization Bernoulli BiasGelu BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
+BitwiseXor BlackmanWindow Cast CastLike CausalConvWithState Ceil Celu CenterCropPad Clip Col2Im
+Compress Concat ConcatFromSequence Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos Cosh
+CumProd CumSum DFT DeformConv DepthToSpace DequantizeLinear Det Div Dropout DynamicQuantizeLinear
+Einsum Elu EmbedLayerNormalization Equal Erf Exp Expand EyeLike FastGelu Flatten Floor GRU Gather
+GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater
+GreaterOrEqual GridSample GroupNormalization HammingWindow HannWindow HardSigmoid HardSwish Hardmax
+Identity If InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual
+LinearAttention Log LogSoftmax Loop LpNormalization LpPool MatMul MatMulInteger MatMulInteger16 Max
+MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization MelWeightMatrix Min Mish Mod Mul Neg
+NegativeLogLikelihoodLoss NonMaxSuppression NonZero Not OneHot Optional OptionalGetElement
+OptionalHasElement Or PRelu Pad Pow QLinearConv QLinearMatMul QuantizeLinear RMSNormalization RNN
+Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
+ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding
+Round STFT Scatter ScatterElements ScatterND Selu SequenceAt SequenceConstruct SequenceEmpty
+SequenceErase SequenceInsert SequenceLength SequenceMap Shape Shrink Sigmoid Sign Sin Sinh Size
+SkipLayerNormalization Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split
+SplitToSequence Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK
+Transpose Trilu Unique Unsqueeze Upsample Where Xor
 """
 #: ONNX's own operators that TVM's importer or Tuna's converters know, or ONNX defines by others.
 OPERATORS = frozenset(_NAMES.split())

@@ -112,7 +112,9 @@ class ConvTranspose(OpRun):
         batch, per_in, per_out = x.shape[0], x.shape[1] // groups, w.shape[1]
         given = x.astype(np.float64).reshape(batch, groups, per_in, -1)
         weights = w.astype(np.float64).reshape(groups, per_in, per_out, *taps)
-        found: Any = np.zeros((batch, groups, per_out, *whole))
+        # an answer may be larger than what the input reaches
+        room = np.maximum(whole, np.add(begins, extents))
+        found: Any = np.zeros((batch, groups, per_out, *room))
         for tap in itertools.product(*map(range, taps)):
             window = tuple(
                 slice(at * dilation, at * dilation + span, stride)
@@ -123,7 +125,7 @@ class ConvTranspose(OpRun):
         inside = tuple(
             slice(begin, begin + extent) for begin, extent in zip(begins, extents, strict=True)
         )
-        answer = found.reshape(batch, groups * per_out, *whole)[(..., *inside)]
+        answer = found.reshape(batch, groups * per_out, *room)[(..., *inside)]
         return ((answer if b is None else answer + b.reshape(-1, *(1,) * axes)).astype(x.dtype),)
 
 
@@ -139,7 +141,7 @@ def _cut(
         ahead, behind = np.array(attributes.get("pads") or [0] * 2 * len(whole)).reshape(2, -1)
         return list(ahead), list(np.array(whole) - ahead - behind)
     wanted = output_shape or [size * stride for size, stride in zip(sizes, strides, strict=True)]
-    cut = [extent - answer for extent, answer in zip(whole, wanted, strict=True)]
+    cut = [max(extent - answer, 0) for extent, answer in zip(whole, wanted, strict=True)]
     upper = auto_pad == "SAME_UPPER"
     return [total // 2 if upper else total - total // 2 for total in cut], list(wanted)
 
