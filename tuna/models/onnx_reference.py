@@ -13,18 +13,37 @@ from typing import Any
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_max_pool
+from onnx.reference.ops import op_max_pool, op_resize
+
+from tuna.models.onnx_files import OWN_DOMAINS
 
 #: The first opset with quantisation in ONNX's reference.
 _QUANTISED_SINCE = 19
+#: The first opset whose softmax is along one axis; ONNX's reference has no other.
+_ALONG_AXIS_SINCE = 13
 
 
 def run(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
     """The outputs of the model."""
-    own: list[type[OpRun]] = [BatchNormalization, ConvTranspose, GlobalMaxPool, MaxPool]
-    if max(entry.version for entry in model.opset_import if not entry.domain) < _QUANTISED_SINCE:
+    return list(_evaluator(model).run(None, dict(inputs)))
+
+
+def _evaluator(model: Any) -> ReferenceEvaluator:
+    """ONNX's reference evaluator with the operators here."""
+    own: list[type[OpRun]] = [
+        BatchNormalization,
+        ConvTranspose,
+        GlobalMaxPool,
+        LRN,
+        MaxPool,
+        Resize,
+    ]
+    opset = max(entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS)
+    if opset < _QUANTISED_SINCE:
         own += [DequantizeLinear, QuantizeLinear]
-    return list(ReferenceEvaluator(model, new_ops=own).run(None, dict(inputs)))
+    if opset < _ALONG_AXIS_SINCE:
+        own += [Hardmax, LogSoftmax, Softmax]
+    return ReferenceEvaluator(model, new_ops=own)
 
 
 class BatchNormalization(OpRun):
@@ -90,6 +109,90 @@ class GlobalMaxPool(OpRun):
 
     def _run(self, x: Any) -> Any:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class LRN(OpRun):
+    """The operator on any number of axes; the loop of ONNX's reference runs over the batch in the
+    place of the channels."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Any, alpha: Any = None, beta: Any = None, bias: Any = None, size: Any = None
+    ) -> Any:
+        squares, channels = x.astype(np.float64) ** 2, x.shape[1]
+        total = np.zeros_like(squares)
+        for ahead in range(-((size - 1) // 2), size // 2 + 1):
+            first, last = max(0, -ahead), min(channels, channels - ahead)
+            total[:, first:last] += squares[:, first + ahead : last + ahead]
+        return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+
+class _AlongTheRest(OpRun):
+    """Before opset 13: along all axes from `axis` on, by default from the second, as one."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, axis: int | None = None) -> Any:
+        # its default is that of the newest opset
+        written = any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
+        at = (axis if written and axis is not None else 1) % max(x.ndim, 1)
+        rows = x.reshape(int(np.prod(x.shape[:at])), -1) if x.size else x
+        return (self._of_rows(rows).reshape(x.shape).astype(x.dtype),)
+
+    def _of_rows(self, rows: Any) -> Any:
+        raise NotImplementedError
+
+
+class Softmax(_AlongTheRest):
+    """The operator before opset 13."""
+
+    def _of_rows(self, rows: Any) -> Any:
+        return np.exp(_log_softmax(rows))
+
+
+class LogSoftmax(_AlongTheRest):
+    """The operator before opset 13."""
+
+    def _of_rows(self, rows: Any) -> Any:
+        return _log_softmax(rows)
+
+
+class Hardmax(_AlongTheRest):
+    """The operator before opset 13."""
+
+    def _of_rows(self, rows: Any) -> Any:
+        found = np.zeros_like(rows)
+        if rows.size:
+            found[np.arange(len(rows)), rows.argmax(axis=1)] = 1
+        return found
+
+
+def _log_softmax(rows: Any) -> Any:
+    if not rows.size:
+        return rows
+    below = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)
+    return below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+
+
+class Resize(op_resize.Resize):
+    """Corners are aligned by whole lengths, as ONNX says; its reference takes the length before it
+    is rounded down."""
+
+    op_domain = ""
+
+    def _run(  # type: ignore[override]
+        self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **attributes: Any
+    ) -> Any:
+        if attributes.get("coordinate_transformation_mode") in _BY_LENGTH and scales is not None:
+            axes = attributes.get("axes") or range(x.ndim)
+            extents = [x.shape[axis] for axis in axes]
+            sizes, scales = np.floor(np.array(extents, np.float32) * scales).astype(np.int64), None
+        return super()._run(x, roi, scales, sizes, **attributes)
+
+
+#: Modes of Resize that map the first and the last value to themselves, or to the ends of a region.
+_BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
 
 
 class ConvTranspose(OpRun):
