@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from compiled import write_answers
 from nets import Net
 
-from tuna.libraries.tvm import whole_models
+from tuna.libraries.tvm import model_answers
+from tuna.libraries.tvm.model_answers import Run
 from tuna.models import child, onnx_reference, runtimes
 
 
@@ -25,17 +27,31 @@ def asked(tmp_path: Path) -> dict[str, Any]:
     return {"path": str(tmp_path / "net.onnx"), "shapes": {}, "given": given, "output": output}
 
 
+def answered(path: Any) -> model_answers.Case:
+    (case,) = model_answers.Answers.read(Path(path)).cases
+    return case
+
+
 def test_the_answers_are_those_of_the_reference(asked: dict[str, Any]) -> None:
-    assert child.answer(**asked, by="") == {"unanswered": ""}
-    (x,), (y,) = whole_models.read_answers(asked["output"])
+    found = child.answer(**asked, by="")
+    assert found == {"unanswered": "", "rule": RULE, "tolerance": 1e-3}
+    case = answered(asked["output"])
+    (x,), (y,) = case.inputs, (answer.values for answer in case.outputs)
     assert np.array_equal(y, np.maximum(x, 0))
-    problem = whole_models.problem(asked["output"])
-    assert problem.error(problem.vector([y])) == 0
-    added = problem.error(problem.vector([y + 2e-3]))
-    assert added == pytest.approx(2e-3 / (y.max() + 1e-3), rel=1e-3)
-    assert problem.error(problem.vector([np.full_like(y, np.nan)])) == float("inf")
-    with pytest.raises(ValueError, match="answers with tensors of the shapes"):
-        problem.vector([y, y])
+    problem = model_answers.problem(asked["output"])
+    assert problem.error([Run([y])]) == 0
+    assert problem.report([Run([y])]) == ""
+    wrong = [Run([y + np.float32(2e-3)])]
+    assert problem.error(wrong) == pytest.approx(2e-3 / (y.max() + 1e-3), rel=1e-3)
+    assert problem.report([Run([np.full_like(y, np.nan)])]) == (
+        "the output v0 has infinities or NaN in other places than it should"
+    )
+    for others in ([Run([y, y])], [Run([])]):
+        assert problem.error(others) == float("inf")
+        assert "outputs and should return 1" in problem.report(others)
+
+
+RULE = "v0 (float32) to 0.001 of its largest value; on random inputs"
 
 
 def test_a_reference_that_fails_says_why_and_a_runtime_answers_in_its_place(
@@ -51,8 +67,8 @@ def test_a_reference_that_fails_says_why_and_a_runtime_answers_in_its_place(
     right = np.ones((4, 9), np.float32)
     known = {"onnxruntime": lambda *_: [lambda: [right]]}
     monkeypatch.setattr(runtimes, "ALL", known)
-    assert child.answer(**asked, by="onnxruntime") == {"unanswered": ""}
+    assert child.answer(**asked, by="onnxruntime")["unanswered"] == ""
     other = str(Path(asked["output"]).with_name("other.npz"))
-    whole_models.write_answers(Path(other), [right], [right + 0.5])
+    write_answers(Path(other), [right], [right + 0.5])
     found = child.difference(found=asked["output"], expected=other)
     assert found["error"] == pytest.approx(0.5 / 1.501)

@@ -15,8 +15,9 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
-from tuna.libraries.tvm.whole_models import extract_object, read_answers, write_answers
-from tuna.models import build, choosing, importer, inputs, program, runtimes, timing
+from tuna.libraries.tvm.model_answers import Answer, Answers, Case
+from tuna.libraries.tvm.whole_models import extract_object
+from tuna.models import build, choosing, importer, inputs, program, rules, runtimes, timing
 from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.process import refusing
@@ -92,8 +93,14 @@ def plan(
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
     found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
     plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
-    made = Program.of(found.planned, plain, code)
-    first, classes = found.planned[0], found.kernels.classes
+    first, kernels = found.planned[0], found.kernels
+    parts = None
+    if first.cuts:
+        # other kernels than those of the model are no part of what is said of it
+        same = kernels.with_records({key: of[0] for key, of in known.items()})
+        parts = build.plan(module, same, code, cut=True)
+    made = Program.of(found.planned, plain, code, parts)
+    classes = kernels.classes
     counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
     choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])
     made.write(Path(folder), choices)
@@ -126,25 +133,35 @@ def answer(
     """Write inputs and the answers to them into the file `output`: those of the reference, or of
     the runtime `by`.
 
-    Returns `unanswered`, why there is none. `given` are arguments of `inputs.values`.
+    Returns `unanswered`, why there is none, and else the `rule` by which the built model's are
+    compared with them, and the `tolerance` of real ones. `given` are arguments of `inputs.values`.
     """
     model, values = importer.read(Path(path), shapes), inputs.values(**given)
+    near, why = rules.tolerance(model)
     try:
         if by:
             (run, *_) = runtimes.ALL[by](model, list(values.values()), 1)
-            outputs = run()
+            found = [
+                Answer(array, name) for name, array in zip(rules.names(model), run(), strict=True)
+            ]
+            quantised = list[Answer]()
         else:
-            outputs = timing.reference(model, values)
+            found, quantised = rules.of(model, values, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
-    write_answers(Path(output), list(values.values()), outputs)
-    return {"unanswered": ""}
+    cases = [Case(list(values.values()), found, quantised)]
+    Answers(cases, near).write(Path(output))
+    text = rules.line(found, near, why, len(quantised), "random")
+    return {"unanswered": "", "rule": text, "tolerance": near}
 
 
 @refusing
 def difference(found: str, expected: str) -> dict[str, Any]:
     """Return the largest error of the answers in one file against those in another."""
-    (_, ours), (_, right) = map(read_answers, (found, expected))
+    ours, right = (
+        [answer.values for answer in Answers.read(Path(path)).cases[0].outputs]
+        for path in (found, expected)
+    )
     return {"error": inputs.largest_error(ours, right)}
 
 

@@ -16,7 +16,7 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
-from tuna.models import torch_importer
+from tuna.models import segments, torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna.models.converters import OWN, Importer, NotConverted
 from tuna.models.fold import OPERATORS, fold, subgraphs
@@ -120,7 +120,10 @@ def real_inputs(model: Any) -> list[Any]:
 
 
 def to_relax(model: Any, name: str) -> tvm.IRModule:
-    """Convert a model to Relax; raises BadInput with every operator that cannot be imported."""
+    """Convert a model to Relax; raises BadInput with every operator that cannot be imported.
+
+    The last results of a quantised one are its quantised tensors (`segments.py`).
+    """
     if isinstance(model, TorchModel):
         return model.to_relax(name)
 
@@ -129,8 +132,10 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         for node in ready.graph.node:
             node.name = node.name or node.output[0]
         refuse_obstacles(name, unsupported(_nodes(ready.graph)), {})
+        whole = segments.returning(ready)
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
-            return Importer().from_onnx(ready.graph, int(opset(ready)))
+            module = Importer().from_onnx(whole.graph, int(opset(whole)))
+        return segments.marked(module, ready)
     except BadInput:
         raise
     except NotConverted as error:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna.configs.model import SMALL
 from tuna.errors import BadInput
+from tuna.libraries.tvm.model_answers import distance
 from tuna.models.graph import Node, constant_of, extents
 
 #: Operators of Relax that only move or cast the values of their first argument (or tuple).
@@ -93,7 +93,7 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
                     raise BadInput(
                         f"{path.name} has no array {name} of shape {shape} and type {kind}."
                     )
-                found[name] = np.ascontiguousarray(arrays[name])
+                found[name] = np.asarray(arrays[name], order="C")
     except BadInput:
         raise
     except Exception as error:  # NumPy, its zip files and the file system each have their own
@@ -104,20 +104,13 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
 def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the largest difference of outputs relative to their output's largest magnitude.
 
-    It is the largest float if shapes differ or a value is not finite. Raises BadInput for another
-    number of outputs.
+    It is the largest float if shapes differ, or infinities and NaN are in other places. Raises
+    BadInput for another number of outputs.
     """
     if len(found) != len(expected):
         raise BadInput(f"The models have {len(expected)} and {len(found)} outputs.")
-    worst = 0.0
-    for ours, right in zip(found, expected, strict=True):
-        finite = np.all(np.isfinite(ours)) and np.all(np.isfinite(right))
-        if ours.shape != right.shape or not finite:
-            return sys.float_info.max
-        if ours.size:
-            scale = float(np.max(np.abs(right.astype(np.float64)))) + SMALL
-            worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - right))) / scale)
-    return worst
+    worst = max((distance(*pair) for pair in zip(found, expected, strict=True)), default=0.0)
+    return min(worst, sys.float_info.max)
 
 
 def of(module: Any) -> list[dict[str, Any]]:

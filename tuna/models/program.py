@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tvm.runtime import _ffi_api
 
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.kernels import machine, stages
-from tuna.libraries.tvm.whole_models import MAIN, UNTUNED, ModelBody
+from tuna.libraries.tvm.whole_models import MAIN, SEGMENTS, TENSORS, UNTUNED, ModelBody
 from tuna.models.blocked import opaque
 from tuna.models.build import Planned, called
 from tuna.models.graph import substitute
@@ -43,13 +43,27 @@ class Program:
     def __post_init__(self) -> None:
         self._builder = relax.BlockBuilder()
         self._timed: dict[str, list[str]] = {}
+        self._cuts: list[dict[str, Any]] = []
         self._stamp: Any = None
 
     @classmethod
-    def of(cls, variants: Sequence[Planned], untuned: Planned | None, target: Any) -> Program:
-        """Return the program of which `main` is the first variant; all are timed in it."""
+    def of(
+        cls,
+        variants: Sequence[Planned],
+        untuned: Planned | None,
+        target: Any,
+        segments: Planned | None = None,
+    ) -> Program:
+        """Return the program of which `main` is the first variant; all are timed in it.
+
+        `segments` is the plan of that variant's segments, where the model is quantised.
+        """
         found = cls(target)
         found._add(MAIN, variants[0])
+        if segments is not None:
+            found._cuts = [cut.to_json() for cut in variants[0].cuts]
+            found._add(TENSORS, replace(variants[0], module=variants[0].checked))
+            found._add(SEGMENTS, segments)
         for number, planned in enumerate(variants):
             found._add(f"timed_{number}", planned, timed=True)
         if untuned is not None:
@@ -74,8 +88,8 @@ class Program:
         parts: list[dict[Any, Any]] = [{}, {}]
         for variable, function in functions.items():
             parts[str(variable.name_hint) in others][variable] = function
-        texts = [str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts]
-        body = ModelBody(choices, self._timed, *texts)
+        mine, beside = (str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts)
+        body = ModelBody(choices, self._timed, mine, beside, self._cuts)
         (folder / BODY).write_bytes(gzip.compress(body.to_bytes(), mtime=0))
 
     def _add(self, name: str, planned: Planned, *, timed: bool = False) -> None:
@@ -87,7 +101,8 @@ class Program:
             if isinstance(function, tirx.PrimFunc)
         }
         names = {str(var.name_hint): str(now.name_hint) for var, now in added.items()}
-        self.names[name] = {function: names[function] for function in planned.functions}
+        calls = (called(binding.value) for block in main.body.blocks for binding in block.bindings)
+        self.names[name] = {function: names[function] for function in calls if function}
         params = [relax.Var(param.name, param.ty) for param in main.params]
         known: dict[Any, Any] = dict(zip(main.params, params, strict=True))
         stamps: list[Any] = []

@@ -1,0 +1,166 @@
+"""A quantised model is checked segment by segment, each from the integers of the reference."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from compiled import job_of
+from nets import Net
+from onnx import numpy_helper
+from test_plan import TARGET
+
+from tuna.libraries.tvm import model_answers, toolchain, whole_models
+from tuna.libraries.tvm.kernel_child import TvmLoader
+from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, Run
+from tuna.models import build, importer, inputs, rules
+from tuna.models.build import TaskKernels
+from tuna.models.program import Program
+
+
+class Quantised(Net):
+    """A net that is quantised as onnxruntime does it."""
+
+    def typed(self, values: Any, kind: Any) -> str:
+        name = self.constant(0.0)
+        self.weights[-1].CopyFrom(numpy_helper.from_array(np.asarray(values, kind), name))
+        return name
+
+    def whole_numbers(self, x: str, scale: float, zero: int = 128) -> tuple[str, ...]:
+        """The quantised tensor, with its scale and zero point."""
+        given = self.constant(scale), self.typed(zero, np.uint8)
+        return self.add("QuantizeLinear", x, *given), *given
+
+    def rounded(self, x: str, scale: float, zero: int = 128) -> str:
+        return self.add("DequantizeLinear", *self.whole_numbers(x, scale, zero))
+
+    def quantised_conv(self, x: str, channels: int) -> str:
+        weights = self.random.integers(-127, 128, (channels, channels, 3, 3))
+        scales = self.constant(self.random.uniform(1e-3, 2e-3, channels))
+        given = self.typed(weights, np.int8), scales, self.typed([0] * channels, np.int8)
+        w = self.add("DequantizeLinear", *given, axis=0)
+        return self.add("Conv", x, w, pads=[1] * 4)
+
+
+def residual(scale: float = 0.04) -> Any:
+    """A block with a shortcut; `scale` is that of the second quantised tensor."""
+    net = Quantised((1, 16, 9, 9), 13)
+    x = net.rounded("x", 0.03)
+    y = net.rounded(net.relu(net.quantised_conv(x, 16)), scale, 0)
+    y = net.rounded(net.quantised_conv(y, 16), 0.08)
+    y = net.rounded(net.relu(net.add("Add", x, y)), 0.05, 0)
+    return net.model(net.rounded(net.add("GlobalAveragePool", y), 0.02, 0))
+
+
+def dynamic() -> Any:
+    """A product as `quantize_dynamic` writes it; two of them share a quantised tensor."""
+    net = Quantised((5, 24), 13)
+    quantised = ["q", "scale", "zero"]
+    net.add("DynamicQuantizeLinear", "x")
+    net.nodes[-1].output[:] = quantised
+    parts = []
+    for _ in range(2):
+        w = net.typed(net.random.integers(-127, 128, (24, 24)), np.int8)
+        y = net.add("MatMulInteger", "q", w, "zero", net.typed(0, np.int8))
+        parts.append(net.add("Mul", net.add("Cast", y, to=1), "scale"))
+    return net.model(net.add("Add", *parts))
+
+
+def operators() -> Any:
+    """Of the operators whose arguments are quantised themselves."""
+    net = Quantised((1, 16, 9, 9), 13)
+    q, *x = net.whole_numbers("x", 0.03)
+    w = net.typed(net.random.integers(-127, 128, (16, 16, 3, 3)), np.int8)
+    w_given = net.constant(net.random.uniform(1e-3, 2e-3, 16)), net.typed([0] * 16, np.int8)
+    y = net.constant(0.05), net.typed(120, np.uint8)
+    bias = net.typed(net.random.integers(-999, 999, 16), np.int32)
+    found = net.add("QLinearConv", q, *x, w, *w_given, *y, bias, pads=[1] * 4)
+    pooled = net.add("MaxPool", found, kernel_shape=[3, 3])
+    found = net.add("Reshape", pooled, net.whole([16, 49]))
+    w = net.typed(net.random.integers(0, 256, (49, 8)), np.uint8)
+    w_given = net.constant(0.01), net.typed(128, np.uint8)
+    z = net.constant(0.2), net.typed(128, np.uint8)
+    found = net.add("QLinearMatMul", found, *y, w, *w_given, *z)
+    return net.model(net.add("DequantizeLinear", found, *z))
+
+
+def run(folder: Path, model: Any, reference: Any) -> tuple[ModelProblem, list[Run]]:
+    """The check of a model against the answers of another."""
+    target = tvm.target.Target(TARGET)
+    module, kernels = importer.to_relax(model, "net"), TaskKernels(target, {})
+    planned = build.plan(module, kernels, target)
+    parts = build.plan(module, kernels, target, cut=True)
+    code = tvm.target.Target(toolchain.for_code(TARGET))
+    Program.of([planned], None, code, parts).write(folder, "predicted")
+    job = job_of(folder, TARGET)
+    whole_models.build(job, folder / "built.zip")
+    given = inputs.values(inputs.of(module), seed=0)
+    near, _ = rules.tolerance(reference)
+    case = Case(list(given.values()), *rules.of(reference, given, near))
+    Answers([case], near).write(Path(job.files["answers"]))
+    problem = model_answers.problem(job.files["answers"])
+    kernel = TvmLoader().load(job, folder / "built.zip", [*problem.inputs, problem.blank()])
+    return problem, kernel.answer()  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("make", "tensors"), [(residual, 5), (dynamic, 2), (operators, 3)])
+def test_each_quantised_tensor_is_that_of_the_reference(
+    make: Any, tensors: int, tmp_path: Path
+) -> None:
+    problem, runs = run(tmp_path, make(), make())
+    assert len(runs[0].quantised) == tensors
+    assert runs[0].composed
+    assert problem.error(runs) <= 1e-3, problem.report(runs)
+    assert "whole numbers differ, next to a tie" in problem.report(runs)
+
+
+def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
+    """A scale is that of one rounding, and of the next segment's input."""
+    problem, runs = run(tmp_path, residual(), residual(scale=0.041))
+    assert problem.error(runs) == float("inf")
+    _, second, third, *_ = runs[0].quantised
+    assert problem.report(runs).startswith(f"the quantised tensor {second} has ")
+    right = {answer.name: answer for answer in problem.answers.cases[0].cuts}
+    found = runs[0].quantised.items()
+    assert [name for name, whole in found if right[name].compare(whole, 1e-3).why] == [
+        second,
+        third,
+    ]
+
+
+def test_a_model_that_is_not_what_its_segments_compute_is_wrong(tmp_path: Path) -> None:
+    problem, runs = run(tmp_path, residual(), residual())
+    other = [replace(runs[0], composed=False)]
+    assert problem.error(other) == float("inf")
+    assert "is not what its segments compute" in problem.report(other)
+
+
+def test_values_next_to_a_tie_may_be_either_and_no_others() -> None:
+    net = Quantised((1, 6), 13)
+    model = net.model(net.whole_numbers("x", 1.0, 10)[0])
+    given = np.float32([[0.5, 0.49, 0.52, 0.4, -300, 300]])
+    _, (answer,) = rules.of(model, {"x": given}, 1e-3)
+    assert answer.values.tolist() == [[10, 10, 11, 10, 0, 255]]
+    assert answer.low.tolist() == [[10, 10, 10, 10, 0, 255]]
+    assert answer.high.tolist() == [[11, 11, 11, 10, 0, 255]]
+
+
+def test_whole_numbers_are_kept_where_only_their_real_values_are_read() -> None:
+    module = importer.to_relax(residual(), "net")
+    target = tvm.target.Target(TARGET)
+    planned = build.plan(module, TaskKernels(target, {}), target)
+    assert all(cut.scale is not None for cut in planned.cuts)
+    assert planned.checked is not None
+    assert planned.calls == build._calls(planned.checked["main"]), "the same calls are shipped"
+    ends = copy.copy(planned.module["main"].ret_ty)
+    assert str(ends) == str(module["main"].ret_ty.fields[0])
