@@ -13,10 +13,11 @@ from tvm import relax
 
 from tuna.configs.model import WholeModelConfig
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import toolchain, whole_models
-from tuna.libraries.tvm.model_answers import Answer, Answers, Case
-from tuna.models import program
-from tuna.models.build import Planned
+from tuna.libraries.tvm import model_answers, toolchain, whole_models
+from tuna.libraries.tvm.kernel_child import TvmLoader
+from tuna.libraries.tvm.model_answers import Answer, Answers, Case, ModelProblem, Run
+from tuna.models import build, importer, inputs, program, rules
+from tuna.models.build import Planned, TaskKernels
 from tuna.models.program import BODY, PROGRAM, Program
 
 
@@ -41,6 +42,27 @@ def write(planned: Planned, target: Mapping[str, Any], folder: Path, *others: Pl
     Program.of([planned, *others], None, code).write(folder, "predicted")
     whole_models.build(job_of(folder, target), folder / "built.zip")
     return folder / "built.zip"
+
+
+def check(
+    folder: Path, target: Mapping[str, Any], model: Any, reference: Any
+) -> tuple[ModelProblem, list[Run]]:
+    """The check of a built model against the answers of another."""
+    of = tvm.target.Target(target)
+    module, kernels = importer.to_relax(model, "net"), TaskKernels(of, {})
+    planned = build.plan(module, kernels, of)
+    parts = build.plan(module, kernels, of, cut=True) if planned.cuts else None
+    code = tvm.target.Target(toolchain.for_code(target))
+    Program.of([planned], None, code, parts).write(folder, "predicted")
+    job = job_of(folder, target)
+    whole_models.build(job, folder / "built.zip")
+    given = inputs.values(inputs.of(module), seed=0)
+    near, _ = rules.tolerance(reference)
+    case = Case(list(given.values()), *rules.of(reference, given, near))
+    Answers([case], near).write(Path(job.files["answers"]))
+    problem = model_answers.problem(job.files["answers"])
+    kernel = TvmLoader().load(job, folder / "built.zip", [*problem.inputs, problem.blank()])
+    return problem, kernel.answer()  # type: ignore[return-value]
 
 
 def compile_to(planned: Planned, target: Mapping[str, Any], path: Path) -> None:

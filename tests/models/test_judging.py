@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compiled import write_answers
+from compiled import check, write_answers
 from nets import Net
+from onnx import TensorProto
+from test_plan import TARGET
 
 from tuna.libraries.tvm import model_answers
 from tuna.libraries.tvm.model_answers import Run
-from tuna.models import child, onnx_reference, runtimes
+from tuna.models import child, inputs, onnx_reference, runtimes
 
 
 @pytest.fixture
@@ -49,6 +51,27 @@ def test_the_answers_are_those_of_the_reference(asked: dict[str, Any]) -> None:
     for others in ([Run([y, y])], [Run([])]):
         assert problem.error(others) == float("inf")
         assert "outputs and should return 1" in problem.report(others)
+
+
+def test_an_input_of_no_axes_is_given_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy's ascontiguousarray gives it an axis, which the built model refuses."""
+    monkeypatch.chdir(tmp_path)
+    net = Net((3,))
+    y = net.add("Mul", "x", "factor")
+    given = [("x", TensorProto.FLOAT, [3]), ("factor", TensorProto.FLOAT, [])]
+    model = net.model(y, inputs=given)
+    problem, runs = check(tmp_path, TARGET, model, model)
+    assert problem.inputs[1].shape == ()
+    assert problem.error(runs) < 1e-6
+    recorded = tmp_path / "recorded.npz"
+    np.savez(recorded, x=np.ones(3, np.float32), factor=np.float32(2))
+    wanted = [
+        {"name": "x", "shape": [3], "dtype": "float32"},
+        {"name": "factor", "shape": [], "dtype": "float32"},
+    ]
+    assert inputs.read(wanted, recorded)["factor"].shape == ()
 
 
 RULE = "v0 (float32) to 0.001 of its largest value; on random inputs"

@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import job_of
+from compiled import check
 from nets import Net
 from onnx import numpy_helper
 from test_plan import TARGET
 
-from tuna.libraries.tvm import model_answers, toolchain, whole_models
-from tuna.libraries.tvm.kernel_child import TvmLoader
-from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, Run
-from tuna.models import build, importer, inputs, rules
+from tuna.models import build, importer, rules
 from tuna.models.build import TaskKernels
-from tuna.models.program import Program
 
 
 class Quantised(Net):
@@ -89,25 +85,6 @@ def operators() -> Any:
     return net.model(net.add("DequantizeLinear", found, *z))
 
 
-def run(folder: Path, model: Any, reference: Any) -> tuple[ModelProblem, list[Run]]:
-    """The check of a model against the answers of another."""
-    target = tvm.target.Target(TARGET)
-    module, kernels = importer.to_relax(model, "net"), TaskKernels(target, {})
-    planned = build.plan(module, kernels, target)
-    parts = build.plan(module, kernels, target, cut=True)
-    code = tvm.target.Target(toolchain.for_code(TARGET))
-    Program.of([planned], None, code, parts).write(folder, "predicted")
-    job = job_of(folder, TARGET)
-    whole_models.build(job, folder / "built.zip")
-    given = inputs.values(inputs.of(module), seed=0)
-    near, _ = rules.tolerance(reference)
-    case = Case(list(given.values()), *rules.of(reference, given, near))
-    Answers([case], near).write(Path(job.files["answers"]))
-    problem = model_answers.problem(job.files["answers"])
-    kernel = TvmLoader().load(job, folder / "built.zip", [*problem.inputs, problem.blank()])
-    return problem, kernel.answer()  # type: ignore[return-value]
-
-
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,7 +94,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_quantised_tensor_is_that_of_the_reference(
     make: Any, tensors: int, tmp_path: Path
 ) -> None:
-    problem, runs = run(tmp_path, make(), make())
+    problem, runs = check(tmp_path, TARGET, make(), make())
     assert len(runs[0].quantised) == tensors
     assert runs[0].composed
     assert problem.error(runs) <= 1e-3, problem.report(runs)
@@ -126,7 +103,7 @@ def test_each_quantised_tensor_is_that_of_the_reference(
 
 def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
     """A scale is that of one rounding, and of the next segment's input."""
-    problem, runs = run(tmp_path, residual(), residual(scale=0.041))
+    problem, runs = check(tmp_path, TARGET, residual(), residual(scale=0.041))
     assert problem.error(runs) == float("inf")
     _, second, third, *_ = runs[0].quantised
     assert problem.report(runs).startswith(f"the quantised tensor {second} has ")
@@ -139,7 +116,7 @@ def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_what_its_segments_compute_is_wrong(tmp_path: Path) -> None:
-    problem, runs = run(tmp_path, residual(), residual())
+    problem, runs = check(tmp_path, TARGET, residual(), residual())
     other = [replace(runs[0], composed=False)]
     assert problem.error(other) == float("inf")
     assert "is not what its segments compute" in problem.report(other)
