@@ -16,7 +16,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import model_answers, toolchain, whole_models
 from tuna.libraries.tvm.kernel_child import TvmLoader
 from tuna.libraries.tvm.model_answers import Answer, Answers, Case, ModelProblem, Run
-from tuna.models import build, importer, inputs, program, rules
+from tuna.models import build, edges, importer, inputs, program, rules
 from tuna.models.build import Planned, TaskKernels
 from tuna.models.program import BODY, PROGRAM, Program
 
@@ -58,8 +58,8 @@ def check(
     whole_models.build(job, folder / "built.zip")
     given = inputs.values(inputs.of(module), seed=0)
     near, _ = rules.tolerance(reference)
-    case = Case(list(given.values()), *rules.of(reference, given, near))
-    Answers([case], near).write(Path(job.files["answers"]))
+    cases, _ = edges.cases(reference, inputs.of(module), given, near)
+    Answers(cases, near).write(Path(job.files["answers"]))
     problem = model_answers.problem(job.files["answers"])
     kernel = TvmLoader().load(job, folder / "built.zip", [*problem.inputs, problem.blank()])
     return problem, kernel.answer()  # type: ignore[return-value]

@@ -26,10 +26,9 @@ def typed(net: Net, output: str, kind: int) -> Any:
 
 
 def answer(net: Net, output: str, kind: int, given: Any) -> Answer:
-    (found,), quantised = rules.of(
-        typed(net, output, kind), {"x": np.asarray(given, np.float32)}, NEAR
-    )
-    assert quantised == []
+    right = rules.of(typed(net, output, kind), {"x": np.asarray(given, np.float32)}, NEAR)
+    (found,) = right.outputs
+    assert right.quantised == []
     return found
 
 
@@ -154,7 +153,7 @@ def test_the_rule_is_one_line_with_the_names_of_the_outputs() -> None:
         Answer(np.int64([1]), "count"),
         Answer(np.int64([1]), "more"),
     ]
-    assert rules.line(found, 1e-3, "", 0, "random") == (
+    assert rules.line(found, 1e-3, "", 0, "random inputs") == (
         "y (float32) to 0.001 of its largest value, labels (int64) the index of the reference, or"
         " of a value as good, image (uint8) equal, the next value allowed next to a tie, count"
         " (int64) equal and 1 more outputs; on random inputs"

@@ -126,7 +126,7 @@ def test_values_next_to_a_tie_may_be_either_and_no_others() -> None:
     net = Quantised((1, 6), 13)
     model = net.model(net.whole_numbers("x", 1.0, 10)[0])
     given = np.float32([[0.5, 0.49, 0.52, 0.4, -300, 300]])
-    _, (answer,) = rules.of(model, {"x": given}, 1e-3)
+    (answer,) = rules.of(model, {"x": given}, 1e-3).quantised
     assert answer.values.tolist() == [[10, 10, 11, 10, 0, 255]]
     assert answer.low.tolist() == [[10, 10, 10, 10, 0, 255]]
     assert answer.high.tolist() == [[11, 11, 11, 10, 0, 255]]

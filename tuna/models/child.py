@@ -17,7 +17,7 @@ from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.model_answers import Answer, Answers, Case
 from tuna.libraries.tvm.whole_models import extract_object
-from tuna.models import build, choosing, importer, inputs, program, rules, runtimes, timing
+from tuna.models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
 from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.process import refusing
@@ -138,20 +138,24 @@ def answer(
     """
     model, values = importer.read(Path(path), shapes), inputs.values(**given)
     near, why = rules.tolerance(model)
+    titles = "random inputs"
     try:
         if by:
             (run, *_) = runtimes.ALL[by](model, list(values.values()), 1)
-            found = [
-                Answer(array, name) for name, array in zip(rules.names(model), run(), strict=True)
-            ]
-            quantised = list[Answer]()
+            named = zip(run(), rules.names(model), strict=True)
+            cases = [Case(list(values.values()), [Answer(*pair) for pair in named])]
+        elif given["recorded"]:
+            right = rules.of(model, values, near)
+            cases, titles = (
+                [Case(list(values.values()), right.outputs, right.quantised)],
+                "recorded",
+            )
         else:
-            found, quantised = rules.of(model, values, near)
+            cases, titles = edges.cases(model, given["inputs"], values, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
-    cases = [Case(list(values.values()), found, quantised)]
     Answers(cases, near).write(Path(output))
-    text = rules.line(found, near, why, len(quantised), "random")
+    text = rules.line(cases[0].outputs, near, why, len(cases[0].cuts), titles)
     return {"unanswered": "", "rule": text, "tolerance": near}
 
 

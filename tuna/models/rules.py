@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,13 +64,23 @@ def names(model: Any) -> list[str]:
     return [value.name for value in model.graph.output]
 
 
-def of(model: Any, inputs: Mapping[str, Any], near: float) -> tuple[list[Answer], list[Answer]]:
-    """The right outputs of a model, and its quantised tensors; `near` is `tolerance`'s number."""
+@dataclass(frozen=True)
+class Right:
+    """The right answers of a model to inputs."""
+
+    outputs: Sequence[Answer]
+    quantised: Sequence[Answer] = ()  #: its quantised tensors
+    operands: Mapping[str, Any] = field(default_factory=dict)  #: other tensors that were asked for
+
+
+def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[str] = ()) -> Right:
+    """The right answers of a model, and the values of `operands`; `near` is `tolerance`'s
+    number."""
     if isinstance(model, TorchModel):
         found = zip(model.reference(inputs), names(model), strict=True)
-        return [Answer(values, name) for values, name in found], []
-    graph = _Graph(model, inputs, near)
-    return graph.outputs(), graph.quantised()
+        return Right([Answer(values, name) for values, name in found])
+    graph = _Graph(model, inputs, near, operands)
+    return Right(graph.outputs(), graph.quantised(), graph.values)
 
 
 def line(answers: Sequence[Answer], near: float, why: str, quantised: int, titles: str) -> str:
@@ -96,7 +106,7 @@ def line(answers: Sequence[Answer], near: float, why: str, quantised: int, title
             f"{quantised} quantised tensors, each computed from the reference's integers before it:"
             f" equal, one step allowed within {NEAR:.2g} of a tie; of these {text}"
         )
-    return f"{text}{f' ({why})' if why else ''}; on {titles} inputs"
+    return f"{text}{f' ({why})' if why else ''}; on {titles}"
 
 
 #: Outputs that are named, and truth values in the file about indices.
@@ -106,11 +116,15 @@ _MOST_NAMES, _MOST_ALLOWED = 4, 1 << 26
 class _Graph:
     """An ONNX model with its values by the reference."""
 
-    def __init__(self, model: Any, inputs: Mapping[str, Any], near: float) -> None:
+    def __init__(
+        self, model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[str]
+    ) -> None:
         self._model, self._near = model, near
         self._makers = {name: node for node in model.graph.node for name in node.output if name}
         read = [name for value in model.graph.output for name in self._behind(value.name)]
-        self._answers, self._quantised, self._values = onnx_reference.evaluate(model, inputs, read)
+        self._answers, self._quantised, self.values = onnx_reference.evaluate(
+            model, inputs, [*read, *operands]
+        )
 
     def _behind(self, name: str) -> Iterator[str]:
         """Yield the values that a rule may read."""
@@ -169,7 +183,7 @@ class _Graph:
         """Whether an operator makes whole numbers or truth values of real ones."""
         if node.op_type not in {*_COMPARING, *_CHOOSING, *_ROUNDING}:
             return False
-        operand, made = (self._values[names[0]].dtype.kind for names in (node.input, node.output))
+        operand, made = (self.values[names[0]].dtype.kind for names in (node.input, node.output))
         if operand != "f" or self._is_rounded(node.input[0]):
             return False
         return node.op_type != "Cast" or made in "iub"
@@ -185,12 +199,12 @@ class _Graph:
         node, moved = self._chain(answer.name)
         if node is None or answer.values.dtype.kind == "f":
             return answer
-        operands = [self._values[name] for name in node.input if name]
+        operands = [self.values[name] for name in node.input if name]
         if node.op_type in _CHOOSING:
             return self._choices(answer, node, moved, operands[0])
         bounds = self._bounds(node, operands)
         for each in moved:
-            others = [self._values[name] if name else None for name in each.input[1:]]
+            others = [self.values[name] if name else None for name in each.input[1:]]
             bounds = [onnx_reference.run_node(self._model, each, [one, *others]) for one in bounds]
         low, high = (np.asarray(bound).astype(answer.values.dtype) for bound in bounds)
         low, high = np.minimum(low, answer.values), np.maximum(high, answer.values)
@@ -206,7 +220,7 @@ class _Graph:
     def _bounds(self, node: Any, operands: Sequence[Any]) -> list[Any]:
         """The smallest and the largest right results of a rounding or comparing operator, one step
         apart at most."""
-        made = self._values[node.output[0]]
+        made = self.values[node.output[0]]
         if node.op_type in _COMPARING:
             first, second = np.broadcast_arrays(operands[0], operands[1])
             with np.errstate(invalid="ignore"):
@@ -230,7 +244,7 @@ class _Graph:
         axis = named.get("axis", -1 if node.op_type == "TopK" else 0) % max(values.ndim, 1)
         lines = np.moveaxis(values, axis, -1).astype(np.float64)
         place = [*node.output].index(_source(answer.name, moved))
-        chosen = np.asarray(self._values[node.output[place]])
+        chosen = np.asarray(self.values[node.output[place]])
         if node.op_type == "TopK" or named.get("keepdims", 1):
             chosen = np.moveaxis(chosen, axis, -1)
         else:
