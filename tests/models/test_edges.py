@@ -55,13 +55,13 @@ def test_a_bound_that_is_reached_needs_no_other_inputs() -> None:
     assert len(cases(clipped(-5, 6), (4, 9))[0]) == 1
 
 
-def test_a_bound_that_no_input_reaches_is_said() -> None:
+def test_a_bound_that_no_input_passes_is_said() -> None:
     net = Net((4, 9))
     y = net.add("Sigmoid", "x")
     model = net.model(net.add("Clip", y, net.constant(0.0), net.constant(6.0)))
     found, titles = cases(model, (4, 9))
     assert len(found) == 2
-    assert titles.endswith("(none reach 6 of Clip v1)")
+    assert titles.endswith("(none pass 6 of Clip v1)")
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])

@@ -146,10 +146,8 @@ def answer(
             cases = [Case(list(values.values()), [Answer(*pair) for pair in named])]
         elif given["recorded"]:
             right = rules.of(model, values, near)
-            cases, titles = (
-                [Case(list(values.values()), right.outputs, right.quantised)],
-                "recorded",
-            )
+            cases = [Case(list(values.values()), right.outputs, right.quantised)]
+            titles = "recorded inputs"
         else:
             cases, titles = edges.cases(model, given["inputs"], values, near)
     except Exception as error:  # operators and runtimes raise whatever they do

@@ -125,7 +125,7 @@ def cases(
     if missed:
         bound, _ = missed[0]
         more = f" and of {len(missed) - 1} others" if len(missed) > 1 else ""
-        text += f" (none reach {bound.value:g} of {bound.node}{more})"
+        text += f" (none pass {bound.value:g} of {bound.node}{more})"
     return found, text
 
 
