@@ -103,7 +103,8 @@ class Making:
 
     def call(self, _op: str, *, by: str, **_: Any) -> dict[str, Any]:
         self.asked.append(by)
-        return {"unanswered": self._unanswered.get(by, ""), "rule": "equal", "tolerance": 1e-3}
+        rule = {"rule": "equal", "tolerance": 1e-3, "quantised": 0}
+        return {"unanswered": self._unanswered.get(by, ""), **rule}
 
     def answers_by(self, name: str) -> Path:
         return Path(name)
@@ -129,8 +130,17 @@ def test_no_other_runtime_is_asked_where_the_reference_agrees() -> None:
         "errors": {"reference": 1e-6},
         "remark": "",
         "rule": "equal",
+        "near": 1e-3,
+        "quantised": 0,
         "report": "",
     }
+
+
+def test_a_runtime_that_differs_from_a_right_model_is_said_to() -> None:
+    assert model_making._disagreement({"onnxruntime": 0.0069}, quantised=True) == (
+        "the built model, right by its reference, differs from onnxruntime by 0.0069 of the largest"
+        " value, as quantised models do from one runtime to the next"
+    )
 
 
 @pytest.mark.parametrize("unanswered", [FAILED, ""])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tvm
+from command_lines import Ended
 from compiled import check
 from nets import Net
 from onnx import numpy_helper
@@ -141,3 +144,20 @@ def test_whole_numbers_are_kept_where_only_their_real_values_are_read() -> None:
     assert planned.calls == build._calls(planned.checked["main"]), "the same calls are shipped"
     ends = copy.copy(planned.module["main"].ret_ty)
     assert str(ends) == str(module["main"].ret_ty.fields[0])
+
+
+@pytest.mark.usefixtures("forked", "quick_timing")
+def test_a_quantised_model_is_built_by_the_command_line_with_its_rule(
+    type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(residual(), path)
+    assert type_in("tuna", "model", "import", "net", path).code == 0
+    built = type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--no-rivals")
+    assert built.code == 0, built
+    said = " ".join(built.out.split())
+    assert (
+        "checked: 5 quantised tensors, each computed from the reference's integers before it"
+        in said
+    )
+    assert "whole numbers differ, next to a tie" in said

@@ -117,8 +117,18 @@ def _make(wanted: Build, library: Path) -> dict[str, Any]:
         making.link(facts["measured"]["functions"], library)
     rivals = checks.rivals and wanted.work.runs_here
     facts |= _compared(making, library) if rivals else {"absent": {}, "rival_errors": {}}
+    apart = {name: error for name, error in facts["rival_errors"].items() if error > facts["near"]}
+    if apart and not facts["remark"]:
+        facts["remark"] = _disagreement(apart, bool(facts["quantised"]))
     facts["errors"] |= facts.pop("rival_errors")
     return {**facts, "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def _disagreement(apart: Mapping[str, float], quantised: bool) -> str:
+    """Say which runtimes differ from a model that agrees with the reference, and by how much."""
+    names = " and ".join(f"from {name} by {error:.2g}" for name, error in apart.items())
+    text = f"the built model, right by its reference, differs {names} of the largest value"
+    return f"{text}, as quantised models do from one runtime to the next" if quantised else text
 
 
 class _Making:
@@ -203,13 +213,14 @@ class _Answers:
 
     def __init__(self, making: _Making) -> None:
         self._making = making
-        self._rules = dict[str, str]()
+        self._rules = dict[str, Mapping[str, Any]]()
         self._near = TOLERANCE
         self._unanswered = self._written(_REFERENCE, "")
 
     def judged(self, plan: Mapping[str, Any]) -> tuple[MeasuredModel, dict[str, Any]]:
         """The measured model, with `errors` by what it was compared with, a `remark`, the `rule`
-        by which it was compared, and a `report` of what was counted.
+        by which it was compared, `near` and `quantised` as `child.answer` has them, and a `report`
+        of what was counted.
 
         Where there is no reference, or it differs, onnxruntime is asked. Raises BadInput for a
         wrong answer.
@@ -237,7 +248,13 @@ class _Answers:
         if recorded and _REFERENCE in errors:
             errors = {"reference on recorded inputs": errors.pop(_REFERENCE), **errors}
         name = next(name for name, result in results.items() if result.right)
-        facts = {"rule": self._rules[name], "report": results[name].report}
+        rule = self._rules[name]
+        facts = {
+            "rule": rule["rule"],
+            "near": rule["tolerance"],
+            "quantised": rule["quantised"],
+            "report": results[name].report,
+        }
         return results[name], {"errors": errors, "remark": remark, **facts}
 
     def _written(self, name: str, by: str) -> str:
@@ -245,7 +262,7 @@ class _Answers:
         path = self._making.answers_by(name)
         answer = self._making.call("answer", given=self._making.given, by=by, output=str(path))
         if not answer["unanswered"]:
-            self._rules[name], self._near = str(answer["rule"]), float(answer["tolerance"])
+            self._rules[name], self._near = answer, float(answer["tolerance"])
         return str(answer["unanswered"])
 
 

@@ -134,7 +134,8 @@ def answer(
     the runtime `by`.
 
     Returns `unanswered`, why there is none, and else the `rule` by which the built model's are
-    compared with them, and the `tolerance` of real ones. `given` are arguments of `inputs.values`.
+    compared with them, the `tolerance` of real ones, and the number of `quantised` tensors. `given`
+    are arguments of `inputs.values`.
     """
     model, values = importer.read(Path(path), shapes), inputs.values(**given)
     near, why = rules.tolerance(model)
@@ -153,8 +154,9 @@ def answer(
     except Exception as error:  # operators and runtimes raise whatever they do
         return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
     Answers(cases, near).write(Path(output))
-    text = rules.line(cases[0].outputs, near, why, len(cases[0].cuts), titles)
-    return {"unanswered": "", "rule": text, "tolerance": near}
+    count = len(cases[0].cuts)
+    text = rules.line(cases[0].outputs, near, why, count, titles)
+    return {"unanswered": "", "rule": text, "tolerance": near, "quantised": count}
 
 
 @refusing

@@ -122,9 +122,12 @@ class Answers:
             for kind, answers in tensors.items():
                 for place, answer in enumerate(answers):
                     for part in _PARTS:
-                        if getattr(answer, part) is not None:
+                        array = getattr(answer, part)
+                        if array is not None:
                             key = f"{number}_{kind}_{place}_{part}"
-                            arrays[key] = np.asarray(getattr(answer, part))
+                            # bounds are the values almost everywhere: zeros take no room
+                            differs = array ^ answer.values if part in _BOUNDS else array
+                            arrays[key] = np.asarray(differs)
             names = {kind: [answer.name for answer in of] for kind, of in tensors.items()}
             facts = {"title": case.title, "tolerance": case.tolerance}
             cases.append({"inputs": len(case.inputs), **facts, **names})
@@ -140,13 +143,16 @@ class Answers:
         facts = json.loads(str(arrays["facts"]))
 
         def answers(number: int, kind: str, names: Sequence[str]) -> list[Answer]:
-            return [
-                Answer(
-                    name=name,
-                    **{part: arrays.get(f"{number}_{kind}_{place}_{part}") for part in _PARTS},
-                )
-                for place, name in enumerate(names)
-            ]
+            found = []
+            for place, name in enumerate(names):
+                parts: dict[str, Any] = {
+                    part: arrays.get(f"{number}_{kind}_{place}_{part}") for part in _PARTS
+                }
+                for part in _BOUNDS:
+                    if parts[part] is not None:
+                        parts[part] = parts[part] ^ parts["values"]
+                found.append(Answer(name=name, **parts))
+            return found
 
         cases = [
             Case(
@@ -161,7 +167,8 @@ class Answers:
         return cls(cases, facts["tolerance"])
 
 
-_PARTS = ("values", "low", "high", "allowed")
+_BOUNDS = ("low", "high")
+_PARTS = ("values", *_BOUNDS, "allowed")
 
 
 @dataclass(frozen=True)
