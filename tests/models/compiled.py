@@ -19,6 +19,7 @@ from tuna.libraries.tvm.model_answers import Answer, Answers, Case, ModelProblem
 from tuna.models import build, edges, importer, inputs, program, rules
 from tuna.models.build import Planned, TaskKernels
 from tuna.models.program import BODY, PROGRAM, Program
+from tuna.models.segments import Form
 
 
 def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:
@@ -51,9 +52,10 @@ def check(
     of = tvm.target.Target(target)
     module, kernels = importer.to_relax(model, "net"), TaskKernels(of, {})
     planned = build.plan(module, kernels, of)
-    parts = build.plan(module, kernels, of, cut=True) if planned.cuts else None
+    forms = (Form.TENSORS, Form.SEGMENTS) if planned.cuts else ()
+    checked = [build.plan(module, kernels, of, form) for form in forms]
     code = tvm.target.Target(toolchain.for_code(target))
-    Program.of([planned], None, code, parts).write(folder, "predicted")
+    Program.of([planned], None, code, checked).write(folder, "predicted")
     job = job_of(folder, target)
     whole_models.build(job, folder / "built.zip")
     given = inputs.values(inputs.of(module), seed=0)

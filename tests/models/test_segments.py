@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from test_plan import TARGET
 
 from tuna.models import build, importer, rules
 from tuna.models.build import TaskKernels
+from tuna.models.segments import Form
 
 
 class Quantised(Net):
@@ -135,15 +135,33 @@ def test_values_next_to_a_tie_may_be_either_and_no_others() -> None:
     assert answer.high.tolist() == [[11, 11, 11, 10, 0, 255]]
 
 
-def test_whole_numbers_are_kept_where_only_their_real_values_are_read() -> None:
+def calls(module: Any, form: Form = Form.MODEL) -> dict[str, int]:
+    target = tvm.target.Target(TARGET)
+    return dict(build.plan(module, TaskKernels(target, {}), target, form).calls)
+
+
+def test_what_is_shipped_calls_the_functions_that_are_checked() -> None:
+    """Functions end at the real values of quantised tensors."""
     module = importer.to_relax(residual(), "net")
     target = tvm.target.Target(TARGET)
     planned = build.plan(module, TaskKernels(target, {}), target)
     assert all(cut.scale is not None for cut in planned.cuts)
-    assert planned.checked is not None
-    assert planned.calls == build._calls(planned.checked["main"]), "the same calls are shipped"
-    ends = copy.copy(planned.module["main"].ret_ty)
-    assert str(ends) == str(module["main"].ret_ty.fields[0])
+    assert sum(planned.calls.values()) == sum(calls(module, Form.TENSORS).values())
+    assert str(planned.module["main"].ret_ty) == str(module["main"].ret_ty.fields[0])
+
+
+def test_what_is_shipped_ends_no_function_where_it_computes_the_same_without(
+    tmp_path: Path,
+) -> None:
+    net = Quantised((1, 16, 9, 9), 13)
+    y = net.rounded(net.quantised_conv(net.rounded("x", 0.03), 16), 0.05)
+    model = net.model(net.rounded(net.relu6(y), 0.04, 0))
+    module = importer.to_relax(model, "net")
+    shipped, whole = (calls(module, form) for form in (Form.MODEL, Form.TENSORS))
+    assert sum(shipped.values()) < sum(whole.values())
+    problem, runs = check(tmp_path, TARGET, model, model)
+    assert runs[0].composed
+    assert problem.error(runs) <= 1e-3
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")

@@ -32,7 +32,7 @@ from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models import graph, groups, segments
 from tuna.models.emit import Chosen, Emitter
 from tuna.models.manifest import Class
-from tuna.models.segments import Cut
+from tuna.models.segments import Cut, Form
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class Planned:
     functions: dict[str, TaskConfig]  #: called functions by name
     calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
-    cuts: Sequence[Cut] = ()  #: quantised tensors at which the model is cut
-    #: the module that returns these beside the results; that of `segments` also takes them
-    checked: tvm.IRModule | None = None
+    cuts: Sequence[Cut] = ()  #: its quantised tensors
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
         """Each task with its count, in the order of the first call."""
@@ -63,23 +61,27 @@ class Planned:
 
 
 def plan(
-    module: tvm.IRModule, kernels: TaskKernels | None, target: Any, *, cut: bool = False
+    module: tvm.IRModule,
+    kernels: TaskKernels | None,
+    target: Any,
+    form: Form = Form.MODEL,
 ) -> Planned:
     """Recognise the groups of an imported module, give them kernels, and fuse the rest.
 
-    Without `kernels` everything is done as TVM does it. With `cut` a quantised model takes its
-    quantised tensors after its inputs, each segment those before it, and returns what it computes
-    of them after its results.
+    Without `kernels` everything is done as TVM does it. A quantised model is planned as it is
+    shipped, or in another `form` as it is checked.
     """
     found, cuts = segments.split(graph.read(module), module)
-    cuts = [] if kernels is None else cuts
+    ends = cuts
+    if form is Form.MODEL:
+        ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     emitter = Emitter(
         found,
         groups.find(found),
         kernels or (lambda _: None),
         machine.from_target(target).floats,
-        cuts,
-        segments=cut,
+        ends,
+        segments=form is Form.SEGMENTS,
     )
     emitted = emitter.run()
     with target:
@@ -100,14 +102,12 @@ def plan(
         if kernels is not None and name not in own:
             variable = fused.get_global_var(name)
             fused.update_func(variable, kernels.function(task, fused[name]))
-    if not cuts:
-        return whole
-    shipped = fused if cut else segments.without_ends(fused)
+    if not ends or form is not Form.MODEL:
+        return replace(whole, cuts=cuts)
+    shipped = segments.without_ends(fused)
     calls = _calls(shipped["main"])
     functions = {name: whole.functions[name] for name in calls}
-    return replace(
-        whole, module=shipped, functions=functions, calls=calls, cuts=cuts, checked=fused
-    )
+    return replace(whole, module=shipped, functions=functions, calls=calls, cuts=cuts)
 
 
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:

@@ -22,6 +22,7 @@ from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.process import refusing
 from tuna.models.program import Program
+from tuna.models.segments import Form
 
 
 @refusing
@@ -94,12 +95,11 @@ def plan(
     found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
     plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
     first, kernels = found.planned[0], found.kernels
-    parts = None
-    if first.cuts:
-        # other kernels than those of the model are no part of what is said of it
-        same = kernels.with_records({key: of[0] for key, of in known.items()})
-        parts = build.plan(module, same, code, cut=True)
-    made = Program.of(found.planned, plain, code, parts)
+    # other tasks than those of the model are no part of what is said of it
+    same = kernels.with_records({key: of[0] for key, of in known.items()})
+    forms = (Form.TENSORS, Form.SEGMENTS) if first.cuts else ()
+    checked = [build.plan(module, same, code, form) for form in forms]
+    made = Program.of(found.planned, plain, code, checked)
     classes = kernels.classes
     counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
     choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])

@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +52,18 @@ class Program:
         variants: Sequence[Planned],
         untuned: Planned | None,
         target: Any,
-        segments: Planned | None = None,
+        checked: Sequence[Planned] = (),
     ) -> Program:
         """Return the program of which `main` is the first variant; all are timed in it.
 
-        `segments` is the plan of that variant's segments, where the model is quantised.
+        `checked` are that variant's plans in the forms `TENSORS` and `SEGMENTS`, where the model is
+        quantised.
         """
         found = cls(target)
         found._add(MAIN, variants[0])
-        if segments is not None:
-            found._cuts = [cut.to_json() for cut in variants[0].cuts]
-            found._add(TENSORS, replace(variants[0], module=variants[0].checked))
-            found._add(SEGMENTS, segments)
+        for name, planned in zip((TENSORS, SEGMENTS), checked, strict=False):
+            found._cuts = [cut.to_json() for cut in planned.cuts]
+            found._add(name, planned)
         for number, planned in enumerate(variants):
             found._add(f"timed_{number}", planned, timed=True)
         if untuned is not None:
@@ -101,8 +101,7 @@ class Program:
             if isinstance(function, tirx.PrimFunc)
         }
         names = {str(var.name_hint): str(now.name_hint) for var, now in added.items()}
-        calls = (called(binding.value) for block in main.body.blocks for binding in block.bindings)
-        self.names[name] = {function: names[function] for function in calls if function}
+        self.names[name] = {function: names[function] for function in planned.functions}
         params = [relax.Var(param.name, param.ty) for param in main.params]
         known: dict[Any, Any] = dict(zip(main.params, params, strict=True))
         stamps: list[Any] = []

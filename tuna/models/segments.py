@@ -7,11 +7,14 @@ not, except by one step where the real value lies next to a tie. So a model that
 returns its quantised tensors, and computes each segment from those that it is given.
 
 They are kept as fp32 (`converters.py`). Where only the real values of a tensor are read, the cut is
-at these, which is where one function of the built model ends and the next begins.
+at these, where most functions of the built model end anyhow. What is shipped has no other ends,
+unless a product before and a sum behind would become one operation with one rounding: the shipped
+model computes the same, bit by bit, as the one in segments.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +37,22 @@ OPERATORS: Mapping[str, tuple[int, ...]] = {
 _ATTRIBUTE = "quantised"
 
 
+#: Operators that do not sum up what they read, or read it as it lies in memory.
+_NOT_ADDING = {
+    *("multiply", "divide", "maximum", "minimum", "clip", "nn.relu", "nn.relu6", "nn.max_pool2d"),
+    *("nn.conv2d", "nn.conv2d_transpose", "matmul", "round"),
+}
+
+
+class Form(enum.Enum):
+    """How a quantised model is written."""
+
+    MODEL = enum.auto()  #: as it is shipped
+    TENSORS = enum.auto()  #: the same, and its quantised tensors are results after the others
+    #: besides, it has quantised tensors as inputs after the others, from which segments begin
+    SEGMENTS = enum.auto()
+
+
 @dataclass(frozen=True)
 class Cut:
     """A quantised tensor where the model is cut."""
@@ -42,6 +61,8 @@ class Cut:
     var: Any  #: fp32: whole numbers, or their real values
     zero: Any = None  #: an array, where `var` is (whole number - zero) * scale
     scale: Any = None
+    #: whether a function of the shipped model ends here, whatever TVM would fuse
+    ends_function: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The name, and the numbers by which a worker finds whole numbers in `var`."""
@@ -110,11 +131,13 @@ def _cut(graph: Graph, name: str, var: Any) -> Cut:
     scale = None if node is None or node.op != "multiply" else _constant(node)
     if node is None or scale is None or not np.all(scale > 0):
         return Cut(name, var)
-    return Cut(name, node.var, zero, scale)
+    read = {user.op for user in graph.users.get(node.var, ())}
+    return Cut(name, node.var, zero, scale, ends_function=not read <= _NOT_ADDING)
 
 
 def without_ends(module: Any) -> Any:
-    """The module of `Emitter.run` with cuts, whose `main` returns the model's results alone."""
+    """The module of `Emitter.run` with cuts, with a `main` that returns the model's results
+    alone."""
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     values = {binding.var: binding.value for binding in bindings}
