@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder
 
-from tuna import api
+from tuna import api, errors
 from tuna.api import running
 from tuna.cli import model, tune
 from tuna.coordinator.session_run import Progress
@@ -371,6 +371,23 @@ def test_help_says_what_an_option_means_for_layers_and_for_models(type_in: TypeI
         assert 0 <= after.find(layers) < after.find(f"Models: {models}"), name
     assert "Models: shape of an input" in said
     assert "Layers: what is tuned. (default: tvm)" in said
+
+
+def test_values_of_inputs_reach_the_import_of_a_model(
+    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed: dict[str, object] = {}
+
+    def refused(*_: object, values: dict[str, object], **__: object) -> None:
+        fixed.update(values)
+        raise errors.BadInput("no model")
+
+    monkeypatch.setattr(model.api, "import_model", refused)
+    values = ("--value", "sr=16000", "--value", "axes=-1,2", "--value", "training=false")
+    assert type_in("tuna", "tune", tmp_path / "net.onnx", *values).err.startswith("Error: no model")
+    assert fixed == {"sr": [16000], "axes": [-1, 2], "training": [0]}
+    ended = type_in("tuna", "tune", tmp_path / "net.onnx", "--value", "sr=fast")
+    assert "'sr=fast' is not of the form sr=16000 or axes=1,2." in ended.err
 
 
 def test_a_model_that_is_not_built_says_how_it_is(

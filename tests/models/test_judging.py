@@ -26,7 +26,13 @@ def asked(tmp_path: Path) -> dict[str, Any]:
     inputs = [{"name": "x", "shape": [4, 9], "dtype": "float32"}]
     given = {"inputs": inputs, "seed": 3, "recorded": ""}
     output = str(tmp_path / "answers.npz")
-    return {"path": str(tmp_path / "net.onnx"), "shapes": {}, "given": given, "output": output}
+    return {
+        "path": str(tmp_path / "net.onnx"),
+        "shapes": {},
+        "values": {},
+        "given": given,
+        "output": output,
+    }
 
 
 def answered(path: Any) -> model_answers.Case:

@@ -331,7 +331,7 @@ def test_a_branch_in_a_branch_is_written_out_too() -> None:
 def test_a_branch_that_the_input_decides_is_refused_by_its_name() -> None:
     condition = [node("ReduceMax", "x", "m", keepdims=0), node("Less", "m one", "go")]
     with pytest.raises(
-        BadInput, match=r"cannot be imported: If \(1: choose, which depends on the input\)\."
+        BadInput, match=r"need values which depend on the model's input: If \(choose: cond\)\."
     ):
         importer.to_relax(decided(condition, {"one": np.float32(1.0)}), "net")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nets
+import numpy as np
 import onnx
 import pytest
 import tvm
@@ -242,6 +243,14 @@ def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -
     )
 
 
+def test_hints_for_open_extents_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    net, path = Net(("2 * n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
+    onnx.save(net.model(net.relu("x")), path)
+    with pytest.raises(BadInput) as refused:
+        importer.read_onnx(path, {})
+    assert refused.value.hint.startswith("give them: --shape '2 * n=N'; ")
+
+
 def test_what_one_input_says_of_an_extent_holds_for_all(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(nets.tokens("batch", "length"), path)
@@ -265,7 +274,7 @@ def test_an_input_that_is_no_tensor_of_numbers_is_refused(tmp_path: Path) -> Non
         ),
         path,
     )
-    with pytest.raises(BadInput, match=r"net\.onnx has an input x of type object"):
+    with pytest.raises(BadInput, match=r"net\.onnx has an input x of type string"):
         importer.read_onnx(path, {})
 
 
@@ -290,3 +299,26 @@ def test_tasks_of_a_model_are_tuned_but_for_what_is_scheduled_as_it_is_made() ->
     )
     assert {"TvmConvTile", "TvmConvWinogradF2"} <= set(found[three])
     assert isinstance(three, TaskConfig)
+
+
+def quotient(net: Net, x: str) -> str:
+    """A value for each channel divides: 1 / 0 beyond the channels."""
+    return net.add("Div", net.add("Exp", x), net.constant(np.full((1, 20, 1, 1), 3.0)))
+
+
+def large_square(net: Net, x: str) -> str:
+    """Values near 1, where those beyond the channels are 1e22 before they are squared."""
+    shifted = net.add("Sub", x, net.constant(np.full((1, 20, 1, 1), 50.0)))
+    large = net.add("Mul", net.add("Exp", shifted), net.constant(5e21))
+    return net.add("Mul", large, large)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("between", [quotient, large_square])
+def test_values_beyond_the_channels_that_are_not_finite_reach_no_kernel(
+    between: Any, size: int
+) -> None:
+    net = Net((1, 8, 4, 4))
+    model = net.model(net.conv(between(net, net.conv("x", 8, 20, 1)), 20, 8, size))
+    given = inputs.values(importer.inputs_of(model), seed=3)
+    assert error_of(model, planned(model), given) < 1e-5

@@ -181,6 +181,7 @@ class Tuna:
         name: str | None = None,
         batch: int | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        values: Mapping[str, Sequence[float]] | None = None,
         candidates: int = 4,
         winograd: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
@@ -189,11 +190,14 @@ class Tuna:
         `minutes` at most.
 
         What another model has is not tuned again. `name`: default the file's; `batch`: first extent
-        of the inputs that `shapes` does not name. Interrupted, the same call goes on.
+        of the inputs that `shapes` does not name; inputs with `values` become constants.
+        Interrupted, the same call goes on.
         """
         self._check()
         path = Path(model)
-        stored = api.import_model(name or path.stem, path, batch=batch, shapes=shapes).model
+        stored = api.import_model(
+            name or path.stem, path, batch=batch, shapes=shapes, values=values
+        ).model
         found = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
         return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 

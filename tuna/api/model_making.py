@@ -138,7 +138,7 @@ class _Making:
         """`folder` is a temporary one, `source` the model's file in it."""
         self.wanted, self._process, self._folder = wanted, process, folder
         manifest, checks = wanted.manifest, wanted.checks
-        self.model = {"path": str(source), "shapes": manifest.shapes}
+        self.model = {"path": str(source), "shapes": manifest.shapes, "values": manifest.values}
         self.given = {
             "inputs": [value.model_dump(mode="json") for value in manifest.inputs],
             "seed": checks.seed,

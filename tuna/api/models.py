@@ -52,6 +52,7 @@ def import_model(
     *,
     batch: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
     session_id: int | None = None,
 ) -> ImportedModel:
     """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
@@ -59,7 +60,8 @@ def import_model(
 
     They are those for the target of the session's environment, by default of this machine's.
     `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
-    one value for the name of an open extent. Weights in files of their own are taken from the
+    one value for the name of an open extent. Inputs with `values`, in the order of memory, become
+    constants. Weights in files of their own are taken from the
     model's folder. Raises BadInput for a file that cannot be imported, with all the operators and
     open extents that are in the way; LibraryMissing without TVM or onnx.
     """
@@ -75,9 +77,15 @@ def import_model(
         places = process.call("locations", path=str(copy))["locations"]
         beside = {place: files.read_beside(path, place) for place in places}
         files.lay_out(copy, data, beside)
-        wanted = {key: list(value) for key, value in (shapes or {}).items()}
+        fixed = {key: list(value) for key, value in (values or {}).items()}
         found = process.call(
-            "inspect", path=str(copy), target=target, shapes=wanted, batch=batch, text=str(text)
+            "inspect",
+            path=str(copy),
+            target=target,
+            shapes={key: list(value) for key, value in (shapes or {}).items()},
+            values=fixed,
+            batch=batch,
+            text=str(text),
         )
         artifacts = artifacts_of_models()
         manifest = Manifest(
@@ -86,6 +94,7 @@ def import_model(
             size_bytes=len(data) + sum(map(len, beside.values())),
             opset=found["opset"],
             shapes={value["name"]: tuple(value["shape"]) for value in found["inputs"]},
+            values=fixed,
             target=target,
             tvm=found["tvm"],
             inputs=found["inputs"],

@@ -45,6 +45,13 @@ def model() -> None:
     help="Shape of an input, or size of an open extent.",
 )
 @click.option(
+    "--value",
+    "values",
+    multiple=True,
+    metavar="INPUT=N[,N...]",
+    help="Value of an input, which becomes a constant; may be repeated.",
+)
+@click.option(
     "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
 )
 @options.cores
@@ -53,15 +60,18 @@ def import_model(
     file: Path,
     batches: str | None,
     shapes: tuple[str, ...],
+    values: tuple[str, ...],
     session_id: int | None,
 ) -> None:
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
-    sizes, wanted = _batches(batches), dict(map(_shape, shapes))
+    sizes, wanted, fixed = _batches(batches), dict(map(_shape, shapes)), dict(map(_value, values))
     for batch in sizes:
         named = name if len(sizes) < 2 else f"{name}-b{batch}"
         show_import(
-            api.import_model(named, file, batch=batch, shapes=wanted, session_id=session_id)
+            api.import_model(
+                named, file, batch=batch, shapes=wanted, values=fixed, session_id=session_id
+            )
         )
 
 
@@ -212,6 +222,11 @@ class _Tuning:
     shapes: tuple[str, ...] = options.option(
         "Shape of an input, or size of an open extent.", "--shape", metavar="INPUT=N,C,H,W"
     )
+    values: tuple[str, ...] = options.option(
+        "Value of an input, which becomes a constant; may be repeated.",
+        "--value",
+        metavar="INPUT=N[,N...]",
+    )
     candidates: int = options.option(
         "Candidates for each task and solver.", type=options.COUNT, default=4
     )
@@ -236,13 +251,14 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
     Time goes to the tasks on which the model spends most. Tasks that another model has are not
     tuned again. Interrupted, the same command goes on from there.
     """
-    arguments, shapes, session_id = (
-        kernels.arguments(),
-        dict(map(_shape, wanted.shapes)),
-        wanted.session_id,
-    )
+    arguments, session_id = kernels.arguments(), wanted.session_id
     imported = api.import_model(
-        wanted.name or file.stem, file, batch=wanted.batch, shapes=shapes, session_id=session_id
+        wanted.name or file.stem,
+        file,
+        batch=wanted.batch,
+        shapes=dict(map(_shape, wanted.shapes)),
+        values=dict(map(_value, wanted.values)),
+        session_id=session_id,
     )
     show_import(imported)
     name = f"{imported.model.name}@{imported.model.version}"
@@ -408,4 +424,18 @@ def _shape(text: str) -> tuple[str, list[int]]:
         found = []
     if not mark or not name or not found or min(found) < 1:
         raise BadInput(f"{text!r} is not of the form input=1,3,224,224.")
+    return name, found
+
+
+def _value(text: str) -> tuple[str, list[float]]:
+    name, mark, numbers = text.rpartition("=")
+    words = {"true": 1.0, "false": 0.0}
+    try:
+        found = [
+            words[word] if word in words else float(word) for word in numbers.lower().split(",")
+        ]
+    except ValueError:
+        found = []
+    if not mark or not name or not found:
+        raise BadInput(f"{text!r} is not of the form sr=16000 or axes=1,2.")
     return name, found

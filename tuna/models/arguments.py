@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -238,11 +239,11 @@ def refuse_obstacles(
             for extent in extents
             if isinstance(extent, str)
         )
-        hints += [f"--shape {extent}=N" for extent in named if extent != "?"]
+        hints += [f"--shape {shlex.quote(f'{extent}=N')}" for extent in named if extent != "?"]
         for given, extents in still_open.items():
             if "?" in extents:
                 wanted = ",".join("N" if one == "?" else str(one) for one in extents)
-                hints.append(f"--shape {given}={wanted}")
+                hints.append(f"--shape {shlex.quote(f'{given}={wanted}')}")
     hint = f"give them: {' '.join(hints)}" if hints else ""
     if any(isinstance(extents[0], str) for extents in still_open.values()):
         hint += "; --batch N is the first of every input"

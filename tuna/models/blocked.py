@@ -5,6 +5,7 @@ They convert to and from NCHW, and pool. All are scheduled here, vectorised over
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.epilogue import maximum
 
 _OUT, _SUMS = "out", "sums"
+_max = te.comm_reducer(maximum, lambda kind: tirx.const(-math.inf, kind))
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,17 @@ def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> An
 
 
 def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pooling) -> Any:
-    """Maximum without the padding."""
+    """Maximum without the padding, NaN where a value is."""
     batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype="float32")
     ry, rx = te.reduce_axis((0, pool.size[0]), "ry"), te.reduce_axis((0, pool.size[1]), "rx")
-    low = tirx.min_value("float32")
+    low = tirx.const(-math.inf, "float32")
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         row = h * pool.stride[0] + ry * pool.dilation[0] - pool.pad[0]
         column = w * pool.stride[1] + rx * pool.dilation[1] - pool.pad[1]
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-        return te.max(tirx.if_then_else(inside, x[n, c, row, column, i], low), axis=[ry, rx])
+        return _max(tirx.if_then_else(inside, x[n, c, row, column, i], low), axis=[ry, rx])
 
     y = te.compute((batch, blocks, *out, block), value, name=_OUT)
     function = stages.module_of([x, y])

@@ -29,7 +29,7 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna.models import graph, groups, segments
+from tuna.models import graph, groups, indices, normalisations, segments
 from tuna.models.emit import Chosen, Emitter
 from tuna.models.manifest import Class
 from tuna.models.segments import Cut, Form
@@ -72,7 +72,7 @@ def plan(
     shipped, or in another `form` as it is checked.
     """
     found, cuts = segments.split(graph.read(module), module)
-    ends = cuts
+    found, ends = indices.checked(found), cuts
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     emitter = Emitter(
@@ -88,7 +88,7 @@ def plan(
         fused = tvm.transform.Sequential(
             [
                 *pipeline.library_dispatch_passes(target),
-                relax.transform.LegalizeOps(),
+                relax.transform.LegalizeOps(normalisations.LEGALIZATIONS if kernels else None),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),

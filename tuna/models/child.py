@@ -33,13 +33,18 @@ def locations(path: str) -> dict[str, Any]:
 
 @refusing
 def inspect(
-    path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str
+    path: str,
+    target: str,
+    shapes: Mapping[str, Any],
+    values: Mapping[str, Any],
+    batch: int | None,
+    text: str,
 ) -> dict[str, Any]:
     """Return the model's tasks, and the texts of those without a core.
 
     The module's text is written to the file `text`.
     """
-    model = importer.read(Path(path), shapes, batch)
+    model = importer.read(Path(path), shapes, batch, values)
     module = importer.to_relax(model, Path(path).name)
     planned = build.plan(module, TaskKernels(_target(target), {}, winograd=False), _target(target))
     Path(text).write_text(planned.text)
@@ -77,6 +82,7 @@ def plan(
     path: str,
     target: str,
     shapes: Mapping[str, Any],
+    values: Mapping[str, Any],
     records: Mapping[str, Any],
     winograd: bool,
     compare: bool,
@@ -90,7 +96,7 @@ def plan(
     nothing to compare, also what TVM makes of the model without Tuna.
     """
     code = _target(target)
-    module = importer.to_relax(importer.read(Path(path), shapes), Path(path).name)
+    module = importer.to_relax(importer.read(Path(path), shapes, None, values), Path(path).name)
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
     found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
     plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
@@ -128,7 +134,12 @@ def plan(
 
 @refusing
 def answer(
-    path: str, shapes: Mapping[str, Any], given: Mapping[str, Any], by: str, output: str
+    path: str,
+    shapes: Mapping[str, Any],
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+    by: str,
+    output: str,
 ) -> dict[str, Any]:
     """Write inputs and the answers to them into the file `output`: those of the reference, or of
     the runtime `by`.
@@ -137,20 +148,20 @@ def answer(
     compared with them, the `tolerance` of real ones, and the number of `quantised` tensors. `given`
     are arguments of `inputs.values`.
     """
-    model, values = importer.read(Path(path), shapes), inputs.values(**given)
+    model, arrays = importer.read(Path(path), shapes, None, values), inputs.values(**given)
     near, why = rules.tolerance(model)
     titles = "random inputs"
     try:
         if by:
-            (run, *_) = runtimes.ALL[by](model, list(values.values()), 1)
+            (run, *_) = runtimes.ALL[by](model, list(arrays.values()), 1)
             named = zip(run(), rules.names(model), strict=True)
-            cases = [Case(list(values.values()), [Answer(*pair) for pair in named])]
+            cases = [Case(list(arrays.values()), [Answer(*pair) for pair in named])]
         elif given["recorded"]:
-            right = rules.of(model, values, near)
-            cases = [Case(list(values.values()), right.outputs, right.quantised)]
+            right = rules.of(model, arrays, near)
+            cases = [Case(list(arrays.values()), right.outputs, right.quantised)]
             titles = "recorded inputs"
         else:
-            cases, titles = edges.cases(model, given["inputs"], values, near)
+            cases, titles = edges.cases(model, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
     Answers(cases, near).write(Path(output))
@@ -179,14 +190,19 @@ def link(folder: str, functions: str, target: str, output: str) -> dict[str, Any
 
 @refusing
 def compare(
-    path: str, shapes: Mapping[str, Any], library: str, given: Mapping[str, Any], threads: int
+    path: str,
+    shapes: Mapping[str, Any],
+    values: Mapping[str, Any],
+    library: str,
+    given: Mapping[str, Any],
+    threads: int,
 ) -> dict[str, Any]:
     """Time the built model in turn with other runtimes; see `timing.compare`.
 
     `given` are arguments of `inputs.values`.
     """
-    model, values = importer.read(Path(path), shapes), inputs.values(**given)
-    return timing.compare(model, Path(library), values, threads=threads)
+    model, arrays = importer.read(Path(path), shapes, None, values), inputs.values(**given)
+    return timing.compare(model, Path(library), arrays, threads=threads)
 
 
 def _target(text: str) -> Any:

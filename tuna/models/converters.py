@@ -8,17 +8,20 @@ off by 4.6e-5 of their sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import onnx
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.models import recurrent
 from tuna.models.graph import constant_of, extents
+from tuna.models.obstacles import Unsupported
+from tuna.models.reducing import extreme
 
 #: Types that values are quantised to.
 _WHOLE = ("int8", "uint8", "int16", "uint16")
@@ -28,15 +31,17 @@ class NotConverted(Exception):
     """An operator that cannot be imported as this node has it."""
 
     def __init__(self, operator: str, node: str, error: Exception) -> None:
-        super().__init__(str(error))
+        own = isinstance(error, Unsupported)
+        super().__init__(str(error) if own else "TVM's importer cannot deal with it")
         self.operator, self.node = operator, node
 
 
 class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer of ONNX, with the operators here; an error has the name of the node."""
 
-    def __init__(self) -> None:
-        super().__init__(None, "float32")
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """`shapes` are those of the inputs; TVM takes an extent of 0 for an open one."""
+        super().__init__(dict(shapes), "float32")
         self._floats: dict[Any, Any] = {}
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -48,10 +53,27 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         own = OWN.get(op_name)
         try:
             if own is None:
-                return super()._convert_operator(op_name, inputs, attrs, opset)
-            return own(_Node(op_name, inputs, attrs, opset, self.bb, self._floats))
+                found = super()._convert_operator(op_name, inputs, attrs, opset)
+            else:
+                found = own(_Node(op_name, inputs, attrs, opset, self.bb, self._floats))
+            return _checked(self.bb.normalize(found), attrs["tvm_custom"]["num_outputs"])
         except Exception as error:  # converters raise whatever they do
             raise NotConverted(op_name, attrs["tvm_custom"]["name"], error) from error
+
+
+def _checked(answer: Any, outputs: int) -> Any:
+    """The answer of a converter; raises Unsupported for one with too few tensors, or whose shape is
+    not known when compiling."""
+    parts = list(answer.ty.fields) if isinstance(answer.ty, relax.TupleType) else [answer.ty]
+    tensors = [part for part in parts if isinstance(part, relax.TensorType)]
+    if len(tensors) == len(parts) < outputs:
+        raise Unsupported(f"only {len(parts)} of its {outputs} outputs are supported")
+    for tensor in tensors:
+        if not isinstance(tensor.shape, relax.ShapeExpr) or not all(
+            isinstance(extent, tirx.IntImm) for extent in tensor.shape.values
+        ):
+            raise Unsupported("the shape of its answer depends on values of the model's input")
+    return answer
 
 
 @dataclass(frozen=True)
@@ -133,7 +155,7 @@ class _Node:
     def quantized(self, value: Any, scale: Any, zero: Any, axis: int, kind: str) -> Any:
         """The nearest whole numbers of type `kind`."""
         if kind not in _WHOLE:
-            raise ValueError(f"values quantised to {kind} are not supported")
+            raise Unsupported(f"values quantised to {kind} are not supported")
         rank = len(_shape(value))
         found = self.emit(
             relax.op.round(self.apply("divide", value, self.along(scale, axis, rank)))
@@ -244,6 +266,61 @@ def _cast(node: _Node) -> Any:
     return node.of_tvm([node.inputs[0]])
 
 
+def _split(node: _Node) -> Any:
+    """Convert a split that has parts of no values, which TVM's has not."""
+    x, given = node.inputs[0], node.inputs[1]
+    sizes = node.attributes.get("split") if given is None else constant_of(given)
+    if sizes is None or 0 not in sizes:
+        return node.of_tvm([x, given])
+    axis, ends = int(node.attributes.get("axis", 0)) % len(_shape(x)), np.cumsum(sizes)
+    parts = []
+    for size, end in zip(sizes, ends, strict=True):
+        shape = tuple(int(size) if at == axis else one for at, one in enumerate(_shape(x)))
+        if size:
+            part = relax.op.strided_slice(x, [axis], [int(end - size)], [int(end)])
+            parts.append(node.emit(part))
+        else:
+            parts.append(relax.const(np.zeros(shape, _kind(x))))
+    return relax.Tuple(parts)
+
+
+def _reduced_extreme(node: _Node) -> Any:
+    """Convert ReduceMax and ReduceMin; the axes are an input since opset 18."""
+    x, given = node.inputs[0], node.inputs[1]
+    axes = node.attributes.get("axes") if given is None else constant_of(given)
+    if axes is None or not len(axes):
+        axes = () if node.attributes.get("noop_with_empty_axes") else range(len(_shape(x)))
+    keep, largest = bool(node.attributes.get("keepdims", 1)), node.operator == "ReduceMax"
+    return extreme(node.builder, x, [int(axis) for axis in axes], keep=keep, largest=largest)
+
+
+def _extreme(node: _Node) -> Any:
+    """Compare two inputs at a time, where TVM's importer stacks all and reduces."""
+    given = list(node.inputs)
+    if all(constant_of(value) is not None for value in given):
+        return node.of_tvm(given)
+    operator = relax.op.maximum if node.operator == "Max" else relax.op.minimum
+    return reduce(lambda one, other: node.emit(operator(one, other)), given)
+
+
+def _instance_norm(node: _Node) -> Any:
+    x, scale, bias = (node.inputs[number] for number in range(3))
+    axes, epsilon = range(2, len(_shape(x))), node.attributes.get("epsilon", 1e-5)
+    return relax.op.nn.instance_norm(x, scale, bias, 1, list(axes), epsilon)
+
+
+def _mean_variance_norm(node: _Node) -> Any:
+    """Add 1e-9 to the deviation, as ONNX's definition does, by its square under the root."""
+    x, shape, kind = node.inputs[0], _shape(node.inputs[0]), _kind(node.inputs[0])
+    reduced = {int(axis) % len(shape) for axis in node.attributes.get("axes", (0, 2, 3))}
+    if len(reduced) == len(shape):  # the operator below needs an axis of channels
+        x, reduced = node.shaped(x, (1, *shape)), {axis + 1 for axis in reduced}
+    channels = min(set(range(len(_shape(x)))) - reduced)
+    one, zero = (relax.const(fill(_shape(x)[channels], kind)) for fill in (np.ones, np.zeros))
+    found = relax.op.nn.instance_norm(x, one, zero, channels, sorted(reduced), 1e-18)
+    return node.shaped(node.emit(found), shape)
+
+
 def _recurrent(node: _Node) -> Any:
     return recurrent.convert(node.operator, node.builder, list(node.inputs), node.attributes)
 
@@ -261,6 +338,13 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
     "Conv": _conv,
     "ConvTranspose": _conv,
     "Slice": _slice,
+    "Split": _split,
+    "ReduceMax": _reduced_extreme,
+    "ReduceMin": _reduced_extreme,
+    "InstanceNormalization": _instance_norm,
+    "MeanVarianceNormalization": _mean_variance_norm,
+    "Max": _extreme,
+    "Min": _extreme,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,
@@ -269,13 +353,13 @@ OWN: Mapping[str, Callable[[_Node], Any]] = {
 
 def _axis(node: _Node) -> int:
     if node.attributes.get("block_size"):
-        raise ValueError("scales of blocks are not supported")
+        raise Unsupported("scales of blocks are not supported")
     return int(node.attributes.get("axis", 1))
 
 
 def _single(scale: Any) -> Any:
     if _kind(scale) != "float32":
-        raise ValueError(f"scales of type {_kind(scale)} are not supported")
+        raise Unsupported(f"scales of type {_kind(scale)} are not supported")
     return scale
 
 
@@ -292,5 +376,5 @@ def _shape(value: Any) -> tuple[int, ...]:
     known = constant_of(value)
     found = extents(value) if known is None else known.shape
     if found is None:
-        raise ValueError("its shape is not known")
+        raise Unsupported("its shape is not known")
     return found

@@ -24,10 +24,11 @@ from tuna.models.graph import Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import FusionGroup
 from tuna.models.segments import Cut
 
-#: Elementwise operators with finite answers for finite values. The padding of the last block is not
-#: zero after them, which does not matter, because kernels multiply it by zero.
+#: Operators on single values that work on blocks. What they make of the padding of the last block,
+#: which may be infinite or no number, does not matter: kernels leave out what is beyond the
+#: channels (`stages.ragged`).
 _ELEMENTWISE = {
-    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
+    *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip"),
     *("negative", "abs", "exp", "sigmoid", "tanh"),
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
@@ -215,7 +216,7 @@ class Emitter:
 
     def _in_blocks(self, node: Node) -> bool:
         shape, block = extents(node.var), self._block
-        if self._is_elementwise(node):
+        if node.op in _ELEMENTWISE:
             return self._elementwise(node)
         x, given = self._blocks.get(node.args[0]), extents(node.args[0])
         if shape is None or given is None or x is None:
@@ -244,13 +245,6 @@ class Emitter:
             )
             return True
         return False
-
-    def _is_elementwise(self, node: Node) -> bool:
-        if node.op != "divide":
-            return node.op in _ELEMENTWISE
-        values, shape = constant_of(node.args[1]), extents(node.var)
-        whole = shape is not None and len(shape) == 4 and shape[1] % self._block == 0
-        return whole or (values is not None and bool(np.all(values)))
 
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)

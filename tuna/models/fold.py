@@ -49,12 +49,12 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
     `read` caches the values of initializers.
     """
-    shapes = _shapes(model)
+    shapes, empty = _shapes(model)
     given = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         if tensor.name not in given and tensor.name not in read:
             read[tensor.name] = numpy_helper.to_array(tensor)
-    known, constants = dict(read), set(read)
+    known, constants = read | empty, {*read, *given}
     for node in model.graph.node:
         if node.op_type == "Shape" and node.input[0] in shapes:
             part = {attribute.name: attribute.i for attribute in node.attribute}
@@ -71,10 +71,13 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     return known, {name: value for name, value in known.items() if name not in constants}
 
 
-def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Fully known shapes."""
+def _shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """Fully known shapes, and the tensors among them that have no values.
+
+    What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
+    """
     inferred = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
-    found = {}
+    found, empty = {}, {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
@@ -84,8 +87,11 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
             ]
             if min(extents, default=0) >= 0:
                 found[value.name] = tuple(extents)
+                if 0 in extents and tensor.elem_type not in (0, onnx.TensorProto.STRING):
+                    kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+                    empty[value.name] = np.zeros(extents, kind)
     found |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
-    return found
+    return found, empty
 
 
 def _without_weights(model: Any) -> Any:

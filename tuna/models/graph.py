@@ -16,6 +16,9 @@ from tvm.ir import Call, GenericConst, Op
 
 from tuna.errors import BadInput
 
+#: Operators that TVM's importer applies to indices.
+_OF_INDICES = ("add", "less")
+
 
 @dataclass(frozen=True)
 class Node:
@@ -81,8 +84,8 @@ def read(module: Any) -> Graph:
                 raise BadInput(
                     "The model has branches that depend on its input, which cannot be imported."
                 )
-            value = substitute(binding.value, find)
-            if isinstance(value, relax.Var | GenericConst | relax.Tuple):
+            value = _static(substitute(binding.value, find))
+            if isinstance(value, relax.Var | GenericConst | relax.ShapeExpr | relax.Tuple):
                 replaced[binding.var] = value
                 continue
             node = Node(binding.var, _named(value))
@@ -90,22 +93,22 @@ def read(module: Any) -> Graph:
             if constant is None:
                 nodes.append(node)
             else:
-                replaced[binding.var] = relax.const(constant)
+                replaced[binding.var] = relax.const(constant, str(constant.dtype))
     result = substitute(function.body.body, find)
     nodes = needed(nodes, result)
     functions = {
         var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
     }
-    return Graph(list(function.params), nodes, result, functions, users_of(nodes))
+    return of(list(function.params), nodes, result, functions)
 
 
-def users_of(nodes: Sequence[Node]) -> dict[Any, list[Node]]:
-    """The operators that read a variable, by variable."""
-    users: dict[Any, list[Node]] = {}
+def of(params: list[Any], nodes: list[Node], result: Any, functions: dict[Any, Any]) -> Graph:
+    """The graph of these operators, with the users of their variables."""
+    graph = Graph(params, nodes, result, functions)
     for node in nodes:
         for var in Counter(variables(node.value)):
-            users.setdefault(var, []).append(node)
-    return users
+            graph.users.setdefault(var, []).append(node)
+    return graph
 
 
 def variables(expression: Any) -> list[Any]:
@@ -169,9 +172,19 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _static(value: Any) -> Any:
+    """Replace a shape that is known, and the tensor of it, by their values."""
+    node = Node(None, value)
+    if node.op == "shape_of" and (shape := extents(node.args[0])) is not None:
+        return relax.ShapeExpr(shape)
+    if node.op == "shape_to_tensor" and isinstance(node.args[0], relax.ShapeExpr):
+        return relax.const(np.array([int(size) for size in node.args[0].values]), "int64")
+    return value
+
+
 def _folded(node: Node) -> Any:
     """Compute a cheap operator on constants; None for any other."""
-    constants = [constant_of(arg) for arg in node.args]
+    constants: list[Any] = [constant_of(arg) for arg in node.args]
     if not constants or constants[0] is None:
         return None
     first, shape = constants[0], extents(node.var)
@@ -184,6 +197,12 @@ def _folded(node: Node) -> Any:
         return first.reshape(shape)
     if node.op == "isnan":
         return np.isnan(first)
-    if node.op == "where" and constants[1] is not None and constants[2] is not None:
-        return np.where(first, constants[1], constants[2])
-    return None
+    if any(constant is None for constant in constants):
+        return None
+    if node.op == "where":
+        return np.where(*constants)
+    if any(constant.dtype.kind not in "iub" for constant in constants):
+        return None
+    if node.op == "take" and str(node.attrs.mode) == "wrap":
+        return np.asarray(np.take(first, constants[1], node.attrs.axis, mode="wrap"))
+    return np.asarray(getattr(np, node.op)(*constants)) if node.op in _OF_INDICES else None

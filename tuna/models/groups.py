@@ -1,41 +1,21 @@
-"""Finds the convolutions and products of a model with the operators of their epilogues.
-
-An activation is recognised, however an exporter wrote it, by computing it on sample values.
-"""
+"""Finds the convolutions and products of a model with the operators of their epilogues."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, RESIDUAL, TaskConfig
 from tuna.configs.values import Direction
-from tuna.libraries.reference import FUNCTIONS
+from tuna.models import activations
 from tuna.models.graph import Graph, Node, constant_of, extents
 
 #: Layout of the weights by operator; both are K, C/groups, R, S of the forward convolution.
 _WEIGHTS = {"nn.conv2d": "OIHW", "nn.conv2d_transpose": "IOHW"}
-#: Operators from which exporters make an activation. GELU by tanh has nine.
-_MOST = 12
-_SAMPLES = np.linspace(-10.0, 10.0, 401)
-#: Tolerance for constants in fp32 or with few digits; both forms of GELU differ by 5e-4.
-_CLOSE = 2e-5
-_NUMPY = (
-    *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum"),
-    *("clip", "negative", "exp", "tanh"),
-)
-_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(np, name) for name in _NUMPY},
-    **{f"nn.{name}": FUNCTIONS[name] for name in ("relu", "relu6", "silu", "gelu", "gelu_tanh")},
-    "sigmoid": FUNCTIONS["sigmoid"],
-    "erf": np.vectorize(math.erf, otypes=[np.float64]),
-}
 
 
 @dataclass
@@ -187,7 +167,7 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
             continue
         found = None
         if not set(ACTIVATIONS) & set(group.epilogue):
-            found = _activation(graph, group.answer)
+            found = activations.find(graph, group.answer)
         if found is not None and not any(node.var in taken for node in found[1]):
             group.epilogue.append(found[0])
             group.nodes += found[1]
@@ -292,56 +272,3 @@ def _cast(group: FusionGroup, node: Node) -> bool:
     found = [name for name, kind in CASTS.items() if str(node.attrs.dtype) == kind]
     group.epilogue += found
     return bool(found)
-
-
-def _activation(graph: Graph, var: Any) -> tuple[str, list[Node]] | None:
-    """Return the activation that alone reads `var`, with its operators in order; else None."""
-    values: dict[Any, Any] = {var: _SAMPLES}
-    inside: list[Node] = []
-    found = None
-    while len(inside) < _MOST:
-        node = _next(graph, values, inside)
-        if node is None:
-            break
-        inside.append(node)
-        with np.errstate(all="ignore"):
-            values[node.var] = _OPERATORS[node.op](*(_value(arg, values) for arg in node.args))
-        if _closed(graph, values, inside):
-            name = _named(values[node.var])
-            found = (name, list(inside)) if name else found
-    return found
-
-
-def _next(graph: Graph, values: Mapping[Any, Any], inside: list[Node]) -> Node | None:
-    """The next operator that reads nothing but known values and constants."""
-    shape = extents(next(iter(values)))
-    for user in (user for var in values for user in graph.users.get(var, [])):
-        known = user.op in _OPERATORS and extents(user.var) == shape and user not in inside
-        if known and all(_value(arg, values) is not None for arg in user.args):
-            return user
-    return None
-
-
-def _value(arg: Any, values: Mapping[Any, Any]) -> Any:
-    if isinstance(arg, relax.Var):
-        return values.get(arg)
-    constant = constant_of(arg)
-    if constant is not None:
-        return float(constant.reshape(-1)[0]) if constant.size == 1 else None
-    return float(getattr(arg, "value", arg))  # a bound of a clip
-
-
-def _closed(graph: Graph, values: Mapping[Any, Any], inside: list[Node]) -> bool:
-    """Whether nothing else reads any of the values but the last."""
-    *before, _ = values
-    return all(
-        all(user in inside for user in graph.users.get(var, [])) and not graph.is_result(var)
-        for var in before
-    )
-
-
-def _named(values: Any) -> str | None:
-    for name in ACTIVATIONS:
-        if np.all(np.abs(values - FUNCTIONS[name](_SAMPLES)) <= _CLOSE):
-            return name
-    return None

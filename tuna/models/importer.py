@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import tvm
-from onnx import defs, inliner
+from onnx import defs, inliner, numpy_helper
 from onnx import external_data_helper as external
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
-from tuna.models import segments, torch_importer
+from tuna.models import obstacles, segments, torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna.models.converters import OWN, Importer, NotConverted
 from tuna.models.fold import OPERATORS, fold, subgraphs
@@ -24,11 +26,21 @@ from tuna.models.onnx_files import OWN_DOMAINS, operator_name
 from tuna.models.torch_importer import TorchModel
 
 
-def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
+def read(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
     """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
-    if _is_torch(path):
-        return torch_importer.read(path, shapes, batch)
-    return read_onnx(path, shapes, batch)
+    if not _is_torch(path):
+        return read_onnx(path, shapes, batch, values)
+    if values:
+        raise BadInput(
+            f"{path.name} is a program of torch.export, whose inputs cannot be given values.",
+            hint="export it with the value: torch.export.export(model, inputs)",
+        )
+    return torch_importer.read(path, shapes, batch)
 
 
 def _is_torch(path: Path) -> bool:
@@ -50,19 +62,28 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
     ]
 
 
-def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
+def read_onnx(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
     """Read an ONNX model with inputs of these shapes; `batch` is the first extent of the others.
 
     A shape may also be one value for the name of an open extent, which then holds for all inputs.
+    Inputs with `values`, in the order of memory, become constants.
     Raises BadInput for a file that is no valid model, an unknown input, and in one message for all
     extents that stay open and all operators that cannot be imported.
     """
     model = _graph(path)
     _load_weights(model, path)
     _check_types(path.name, real_inputs(model))
+    sizes = _fix_shapes(path.name, model, shapes, batch)
+    _fix_values(path.name, model, values or {})
+    open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
     # branches are decided when all shapes are known
     nodes = (node for node in _without_functions(model).graph.node if node.op_type not in OPERATORS)
-    refuse_obstacles(path.name, unsupported(nodes), _fix_shapes(path.name, model, shapes, batch))
+    refuse_obstacles(path.name, unsupported(nodes), open_sizes)
     return model
 
 
@@ -131,16 +152,21 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         ready = fold(_without_functions(model))
         for node in ready.graph.node:
             node.name = node.name or node.output[0]
+        nodes = (node for node in _nodes(ready.graph) if node.op_type not in OPERATORS)
+        refuse_obstacles(name, unsupported(nodes), {})
+        obstacles.refuse_types(name, onnx.shape_inference.infer_shapes(ready))
+        obstacles.refuse_undecided(name, ready)
         refuse_obstacles(name, unsupported(_nodes(ready.graph)), {})
         whole = segments.returning(ready)
+        shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
-            module = Importer().from_onnx(whole.graph, int(opset(whole)))
+            module = Importer(shapes).from_onnx(whole.graph, int(opset(whole)))
         return segments.marked(module, ready)
     except BadInput:
         raise
     except NotConverted as error:
         where = f"the operator {error.operator} ({error.node})"
-        raise BadInput(f"{name} cannot be imported: {where}: {_reason(error)}.") from error
+        raise BadInput(f"{name} cannot be imported: {where}: {error}.") from error
     except Exception as error:  # TVM raises whatever it does
         raise BadInput(f"{name} cannot be imported: {_reason(error)}.") from error
 
@@ -208,17 +234,39 @@ def _reason(error: BaseException) -> str:
 
 def _check_types(name: str, inputs: list[Any]) -> None:
     for value in inputs:
-        kind = value.type.tensor_type.elem_type
-        dtype = (
-            str(onnx.helper.tensor_dtype_to_np_dtype(kind))
-            if kind
-            else str(value.type.WhichOneof("value"))
-        )
-        if dtype not in TYPES:
+        kind = obstacles.type_name(value.type)
+        if kind not in TYPES:
             raise BadInput(
-                f"{name} has an input {value.name} of type {dtype}.",
+                f"{name} has an input {value.name} of type {kind or 'that is not given'}.",
                 hint=f"it can be {', '.join(TYPES)}",
             )
+
+
+def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) -> None:
+    """Make constants of inputs that have values; raises BadInput for others than they can have."""
+    inputs = {value.name: value for value in real_inputs(model)}
+    if unknown := sorted(values.keys() - inputs.keys()):
+        raise BadInput(
+            f"{name} has no input {', '.join(unknown)}.", hint=f"inputs: {', '.join(inputs)}"
+        )
+    for one, numbers in values.items():
+        tensor = inputs[one].type.tensor_type
+        shape = [extent.dim_value for extent in tensor.shape.dim if not extent.dim_param]
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if len(tensor.shape.dim) == 1 and not shape:  # an open extent
+            shape = [len(numbers)]
+        if len(shape) < len(tensor.shape.dim) or math.prod(shape) != len(numbers):
+            extents = ",".join(
+                extent.dim_param or str(extent.dim_value) for extent in tensor.shape.dim
+            )
+            raise BadInput(
+                f"The input {one} of {name} has the shape ({extents}), not {len(numbers)} values."
+            )
+        array = np.array(numbers, kind).reshape(shape)
+        if kind.kind != "f" and not np.array_equal(array.reshape(-1), numbers):
+            raise BadInput(f"The input {one} of {name} has whole numbers of type {kind}.")
+        model.graph.initializer.append(numpy_helper.from_array(array, one))
+        model.graph.input.remove(inputs[one])
 
 
 def _fix_shapes(
@@ -229,12 +277,7 @@ def _fix_shapes(
     These have a name or ? for each extent that stays open.
     """
     dims = {value.name: value.type.tensor_type.shape.dim for value in real_inputs(model)}
-    given = {
-        one: [
-            extent.dim_value if extent.dim_value > 0 else extent.dim_param or "?" for extent in of
-        ]
-        for one, of in dims.items()
-    }
+    given = {one: [_extent(extent) for extent in of] for one, of in dims.items()}
     sizes, chosen = chosen_extents(name, given, shapes, batch, fixed=False)
     for one, extents in dims.items():
         for extent, value in zip(extents, chosen[one], strict=True):
@@ -245,3 +288,10 @@ def _fix_shapes(
             if extent.dim_param in sizes:
                 extent.dim_value = sizes[extent.dim_param]
     return chosen
+
+
+def _extent(dimension: Any) -> int | str:
+    """An extent, its name, or ? for one without either; exporters write a negative one for that."""
+    if dimension.HasField("dim_value") and dimension.dim_value >= 0:
+        return int(dimension.dim_value)
+    return dimension.dim_param or "?"

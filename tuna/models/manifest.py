@@ -30,7 +30,7 @@ class Class(str, enum.Enum):
 
 
 #: Later fields, left out where they are empty, so that imports keep their versions.
-_LATER = {"bounds", "parameter", "data"}
+_LATER = {"bounds", "parameter", "data", "values"}
 
 
 class _Data(BaseModel):
@@ -74,6 +74,7 @@ class Manifest(_Data):
     size_bytes: int  #: of all these
     opset: str  #: of ONNX; else the framework and its version, such as `torch 2.13.0`
     shapes: dict[str, tuple[int, ...]]  #: of the inputs, as they were chosen
+    values: dict[str, tuple[float, ...]] = {}  #: of inputs that became constants
     target: str  #: JSON of the target that it was planned for
     tvm: str  #: its version
     inputs: tuple[ModelTensor, ...]

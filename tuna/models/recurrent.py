@@ -24,6 +24,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.models.graph import constant_of, extents
+from tuna.models.obstacles import Unsupported
 
 _LANES = 16
 #: Numbers of gates by operator, and the default functions of gates and state.
@@ -67,7 +68,7 @@ class _Steps:
 
 
 def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """The outputs of the operator `kind`; raises ValueError if it cannot be imported."""
+    """The outputs of the operator `kind`; raises Unsupported."""
     x, *others = [*inputs, *[None] * 8][:8]
     weights, recurrent, bias, ends = (
         _constant(value, what)
@@ -78,13 +79,13 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     states = [others[4], others[5]] if kind == "LSTM" else [others[4]]
     peepholes = _constant(others[6], "peepholes")
     if attributes.get("clip") or attributes.get("input_forget"):
-        raise ValueError("the attributes clip and input_forget are not supported")
+        raise Unsupported("the attributes clip and input_forget are not supported")
     by_batch = attributes.get("layout", 0)
     if by_batch:
         x, *states = (_turned(builder, value, [1, 0, 2]) for value in (x, *states))
     shape = extents(x)
     if shape is None:
-        raise ValueError("the shape of its input is not known")
+        raise Unsupported("the shape of its input is not known")
     backwards = attributes.get("direction", b"forward") == b"reverse"
     answers = []
     for number, functions in enumerate(_functions(kind, len(weights), attributes)):
@@ -321,7 +322,7 @@ def _functions(kind: str, directions: int, attributes: Mapping[str, Any]) -> lis
     named = [name.decode().lower() for name in attributes.get("activations", ())]
     unknown = sorted({*named} - {*_FUNCTIONS})
     if unknown:
-        raise ValueError(f"the activation {', '.join(unknown)} is not supported")
+        raise Unsupported(f"the activation {', '.join(unknown)} is not supported")
     count = len(_DEFAULTS[kind])
     return [
         tuple(named[number * count :][:count]) or _DEFAULTS[kind] for number in range(directions)
@@ -331,7 +332,7 @@ def _functions(kind: str, directions: int, attributes: Mapping[str, Any]) -> lis
 def _constant(value: Any, what: str) -> Any:
     found = None if value is None else constant_of(value)
     if value is not None and found is None:
-        raise ValueError(f"its {what} are no constants")
+        raise Unsupported(f"its {what} are no constants")
     return found
 
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tuna.models.graph import Graph, Node, constant_of, extents, needed, users_of
+from tuna.models.graph import Graph, Node, constant_of, extents, needed, of
 
 #: Operators of ONNX that round, with the number of their outputs that are whole numbers; the other
 #: outputs are scales.
@@ -119,7 +119,7 @@ def split(graph: Graph, module: Any) -> tuple[Graph, list[Cut]]:
         if end in makers  # not a constant
     }
     nodes = needed(graph.nodes, relax.Tuple([result, *whole.values()]))
-    graph = replace(graph, nodes=nodes, result=result, users=users_of(nodes))
+    graph = of(graph.params, nodes, result, graph.functions)
     return graph, [_cut(graph, name, var) for name, var in whole.items()]
 
 

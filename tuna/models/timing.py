@@ -14,6 +14,8 @@ from tuna.libraries.tvm.whole_models import arrays_of
 from tuna.models import runtimes
 from tuna.models.inputs import largest_error
 
+#: Characters of a runtime's reason; onnxruntime says its versions at the end of a long sentence.
+_REASON_CHARS = 1000
 _ROUNDS = 5
 #: Seconds for which a round runs each contender.
 _ROUND_S = 0.1
@@ -49,7 +51,7 @@ def compare(
         except runtimes.Absent as error:
             absent[name] = str(error)
         except Exception as error:  # each runtime has its own errors
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:_REASON_CHARS]
             absent[name] = f"it cannot run the model: {reason}"
     times_ms, wall_ms = _in_turn(contenders, threads) if errors else ({}, {})
     return {"errors": errors, "times_ms": times_ms, "wall_ms": wall_ms, "absent": absent}

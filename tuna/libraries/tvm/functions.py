@@ -14,6 +14,7 @@ by value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,10 @@ _SLOW = {*_IN_VECTORS, "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
 
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
-    """The schedule of a function; None where TVM's default is as good: for a change of shape, and
-    what has no schedule here."""
-    if relax.analysis.has_reshape_pattern(function):
+    """The schedule of a function; None where TVM's default is as good: for a change of shape, for
+    tensors without values, and what has no schedule here."""
+    extents = (extent for param in function.params for extent in param.shape)
+    if relax.analysis.has_reshape_pattern(function) or any(extent == 0 for extent in extents):
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
     try:
@@ -62,13 +64,46 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
 
 def in_vectors(function: Any) -> Any:
     """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call
-    for each value."""
+    for each value, and with NaN and infinite values in maxima and minima.
+
+    The larger of two floats is NaN if one is. A maximum over an axis may leave NaN out: to keep it
+    takes up to four times as long.
+    """
+    reductions: list[tuple[Any, Any]] = []  #: the value so far, and the buffer that it is in
+
+    def visit(store: Any) -> None:
+        first = getattr(store.value, "a", None)
+        if isinstance(first, tvm.ir.TensorLoad) and first.source.same_as(store.buffer):
+            reductions.append((first, store.buffer))
 
     def replaced(call: Any) -> Any:
         arithmetic = _IN_VECTORS.get(_name(call)) if str(call.ty) == "float32" else None
         return arithmetic(call.args[0]) if arithmetic else call
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, replaced)))
+    def kept(extreme: Any) -> Any:
+        reduced = any(extreme.a.same_as(load) for load, _ in reductions)
+        if reduced or "float" not in str(extreme.ty):
+            return extreme
+        larger = isinstance(extreme, tirx.Max)
+        return (epilogue.maximum if larger else epilogue.minimum)(extreme.a, extreme.b)
+
+    def begun(store: Any) -> Any:
+        value, kind = store.value, str(store.value.ty)
+        known = isinstance(value, tirx.FloatImm) and "float" in kind
+        if not known or abs(value.value) != tirx.max_value(kind).value:
+            return store
+        if not any(buffer.same_as(store.buffer) for _, buffer in reductions):
+            return store
+        first = tirx.const(math.copysign(math.inf, value.value), kind)
+        return tirx.BufferStore(store.buffer, first, store.indices)
+
+    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, visit))
+    mapped = [
+        (tvm.ir.Call, replaced),
+        ((tirx.Max, tirx.Min), kept),
+        (tirx.BufferStore, begun),
+    ]
+    return function.with_body(tvm_ffi.structural_map(function.body, mapped))
 
 
 def _schedule(sch: Any, machine: Machine) -> None:

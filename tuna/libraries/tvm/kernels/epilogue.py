@@ -2,7 +2,8 @@
 of TIR on single values.
 
 The activations are arithmetic alone, so that LLVM makes vector instructions of them: its own `exp`
-is a call for each value.
+is a call for each value. Infinite values and those that are no number (NaN) are treated as IEEE 754
+does; TIR's own `max` and `min` drop NaN where it is their first operand.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import TensorLoad
 
 from tuna.configs.task import (
     BIAS,
@@ -29,8 +31,11 @@ from tuna.configs.task import (
     TANH,
 )
 
-#: Beyond these exp is 0 or not finite in fp32.
-_EXP_LOW, _EXP_HIGH = -87.33, 88.37
+#: exp is 0 below the first, rounded to nearest (the smallest number is 2^-149), and infinite above
+#: the second; between them the exponent of 2 is from -150 to 128.
+_EXP_LOW, _EXP_HIGH = -103.9, 89.0
+#: Added to a small number in fp32, it leaves the nearest whole number, plus 254, in the low bits.
+_ROUNDING = 1.5 * 2.0**23 + 254.0
 #: ln 2 in two parts, the first with few enough digits that a product with a whole number is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 #: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2, from the highest power; the coefficients of
@@ -98,10 +103,38 @@ class Epilogue:
 NOTHING = Epilogue()
 
 
+def maximum(x: Any, other: Any) -> Any:
+    """The larger value, NaN if one of them is."""
+    return _extreme(x, other, lambda one, two: one > two)
+
+
+def minimum(x: Any, other: Any) -> Any:
+    """The smaller value, NaN if one of them is."""
+    return _extreme(x, other, lambda one, two: one < two)
+
+
+def _extreme(x: Any, other: Any, wins: Callable[[Any, Any], Any]) -> Any:
+    if isinstance(x, tirx.FloatImm):
+        x, other = other, x
+    if isinstance(other, tirx.FloatImm):  # one instruction
+        return _let(x, lambda value: tirx.Select(wins(other, value), other, value))
+
+    def better(one: Any, two: Any) -> Any:
+        # TIR takes `one == one` for true, and `isnan` is a call for each value
+        is_number = one <= tirx.const(math.inf, one.ty.dtype)
+        return tirx.Select(is_number, tirx.Select(wins(one, two), one, two), one)
+
+    return _let(x, lambda one: _let(other, lambda two: better(one, two)))
+
+
 def exp(x: Any) -> Any:
-    """e^x with a relative error of 2e-7; the limits of fp32 are not passed."""
-    bounded = tirx.min(tirx.max(x, _const(_EXP_LOW)), _const(_EXP_HIGH))
-    return _let(bounded, _exp_bounded)
+    """e^x with a relative error of 2e-7, 0 or infinite beyond the limits of fp32."""
+
+    def zero_or(value: Any) -> Any:
+        below = value < _const(_EXP_LOW)
+        return _let(_clip(value, _EXP_LOW, _EXP_HIGH), lambda inside: _exp_bounded(inside, below))
+
+    return _let(x, zero_or)
 
 
 def sigmoid(x: Any) -> Any:
@@ -123,7 +156,7 @@ def erf(x: Any) -> Any:
             lambda square: value * _polynomial(_ERF_P, square) / _polynomial(_ERF_Q, square),
         )
 
-    return _let(tirx.min(tirx.max(x, _const(-_ERF_REACH)), _const(_ERF_REACH)), ratio)
+    return _let(_clip(x, -_ERF_REACH, _ERF_REACH), ratio)
 
 
 def _silu(x: Any) -> Any:
@@ -147,12 +180,16 @@ def _gelu_tanh(x: Any) -> Any:
 
 
 def _hard_sigmoid(x: Any) -> Any:
-    return tirx.min(tirx.max(x + _const(3.0), _const(0.0)), _const(6.0)) * _const(1.0 / 6.0)
+    return _clip(x + _const(3.0), 0.0, 6.0) * _const(1.0 / 6.0)
+
+
+def _clip(x: Any, low: float, high: float) -> Any:
+    return minimum(maximum(x, _const(low)), _const(high))
 
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    RELU: lambda x: tirx.max(x, _const(0.0)),
-    RELU6: lambda x: tirx.min(tirx.max(x, _const(0.0)), _const(6.0)),
+    RELU: lambda x: maximum(x, _const(0.0)),
+    RELU6: lambda x: _clip(x, 0.0, 6.0),
     SIGMOID: sigmoid,
     TANH: tanh,
     SILU: _silu,
@@ -163,18 +200,28 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _exp_bounded(x: Any) -> Any:
-    def with_power(power: Any) -> Any:
+def _exp_bounded(x: Any, below: Any) -> Any:
+    """2^n e^r, with 2^n as two factors: neither it nor its inverse need be a number of fp32."""
+
+    def scaled(rounded: Any) -> Any:
+        power = rounded - _const(_ROUNDING)
         rest = x - power * _const(_LN2_HIGH) - power * _const(_LN2_LOW)
-        bits = (tirx.Cast("int32", power) + tirx.const(127, "int32")) << tirx.const(23, "int32")
+        bits = tirx.reinterpret("int32", rounded)
+        half = bits >> 1
+        second = tirx.Select(below, _const(0.0), _power_of_two(bits - half))
         return _let(
             rest,
             lambda r: (
-                (_polynomial(_EXP, r) * r * r + r + _const(1.0)) * tirx.reinterpret("float32", bits)
+                (_polynomial(_EXP, r) * r * r + r + _const(1.0)) * _power_of_two(half) * second
             ),
         )
 
-    return _let(tirx.floor(x * _const(math.log2(math.e)) + _const(0.5)), with_power)
+    return _let(x * _const(math.log2(math.e)) + _const(_ROUNDING), scaled)
+
+
+def _power_of_two(biased: Any) -> Any:
+    """2^(biased - 127) of an integer's low bits."""
+    return tirx.reinterpret("float32", biased << tirx.const(23, "int32"))
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
@@ -185,7 +232,10 @@ def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
 
 
 def _let(value: Any, body: Callable[[Any], Any]) -> Any:
-    var = tirx.Var("t", "float32")
+    value = tirx.convert(value)
+    if isinstance(value, tirx.Var | TensorLoad | tirx.FloatImm):
+        return body(value)
+    var = tirx.Var("t", value.ty)
     return tirx.Let(var, value, body(var))
 
 
