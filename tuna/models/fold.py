@@ -76,7 +76,7 @@ def _shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
 
     What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
     """
-    inferred = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
     found, empty = {}, {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
@@ -94,7 +94,7 @@ def _shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     return found, empty
 
 
-def _without_weights(model: Any) -> Any:
+def without_weights(model: Any) -> Any:
     """The model with large constants as inputs, because copying their values takes time."""
     light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
     graph, given = model.graph, {value.name for value in model.graph.input}
