@@ -190,12 +190,13 @@ class Measurement:
                 return self.first(index, best_ms, budget_s, again=True)
             return _failed(index, error), None
         if found["timing"] is None:
-            text = _why_wrong(found["error"], found["tolerance"])
+            text = found.get("report") or _why_wrong(found["error"], found["tolerance"])
             return Trial(
                 index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]
             ), None
         facts = {name: found[name] for name in ("ended_early", "parts")}
-        trial = Trial(index=index, max_error=found["error"], **facts)
+        text = found.get("report", "")
+        trial = Trial(index=index, max_error=found["error"], output_tail=text, **facts)
         return with_timings(trial, [found["timing"]]), found["timing"]
 
     def again(

@@ -1,8 +1,9 @@
 """Operators of ONNX that TVM's importer lacks or gets wrong: quantised, recurrent. Imports TVM.
 
-Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them, which
-represents them exactly: then its convolutions and products are those of any other model, with the
-same kernels. Sums of products of eight bits are exact up to 2^24, and to a relative 6e-8 beyond.
+Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them: then its
+convolutions and products are those of any other model, with the same kernels. fp32 has whole
+numbers exactly up to 2^24. Beyond, each partial sum is rounded: 4,096 products of 127 and 127 are
+off by 4.6e-5 of their sum.
 """
 
 from __future__ import annotations

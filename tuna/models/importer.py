@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from tuna.errors import BadInput
-from tuna.models import obstacles, torch_importer
+from tuna.models import obstacles, segments, torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna.models.converters import Importer, NotConverted
 from tuna.models.fold import fold
@@ -141,7 +141,10 @@ def real_inputs(model: Any) -> list[Any]:
 
 
 def to_relax(model: Any, name: str) -> tvm.IRModule:
-    """Convert a model to Relax; raises BadInput with every operator that cannot be imported."""
+    """Convert a model to Relax; raises BadInput with every operator that cannot be imported.
+
+    The last results of a quantised one are its quantised tensors (`segments.py`).
+    """
     if isinstance(model, TorchModel):
         return model.to_relax(name)
 
@@ -153,9 +156,11 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         obstacles.refuse_types(name, onnx.shape_inference.infer_shapes(ready))
         obstacles.refuse_undecided(name, ready)
         refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
+        whole = segments.returning(ready)
         shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
-            return Importer(shapes).from_onnx(ready.graph, int(opset(ready)))
+            module = Importer(shapes).from_onnx(whole.graph, int(opset(whole)))
+        return segments.marked(module, ready)
     except BadInput:
         raise
     except NotConverted as error:
