@@ -110,26 +110,20 @@ NOTHING = Epilogue()
 
 def maximum(x: Any, other: Any) -> Any:
     """The larger value, NaN if one of them is."""
-    return _extreme(x, other, lambda one, two: one > two)
+    return _extreme(x, other, tirx.max, "llvm.maximum")
 
 
 def minimum(x: Any, other: Any) -> Any:
     """The smaller value, NaN if one of them is."""
-    return _extreme(x, other, lambda one, two: one < two)
+    return _extreme(x, other, tirx.min, "llvm.minimum")
 
 
-def _extreme(x: Any, other: Any, wins: Callable[[Any, Any], Any]) -> Any:
+def _extreme(x: Any, other: Any, plain: Callable[..., Any], intrinsic: str) -> Any:
     if isinstance(x, tirx.FloatImm):
         x, other = other, x
-    if isinstance(other, tirx.FloatImm):  # one instruction
-        return _let(x, lambda value: tirx.Select(wins(other, value), other, value))
-
-    def better(one: Any, two: Any) -> Any:
-        # TIR takes `one == one` for true, and `isnan` is a call for each value
-        is_number = one <= tirx.const(math.inf, one.ty.dtype)
-        return tirx.Select(is_number, tirx.Select(wins(one, two), one, two), one)
-
-    return _let(x, lambda one: _let(other, lambda two: better(one, two)))
+    if isinstance(other, tirx.FloatImm):
+        return plain(other, x)  # one instruction, and the second operand where a comparison fails
+    return tirx.call_llvm_pure_intrin(str(x.ty), intrinsic, x, other)
 
 
 def exp(x: Any) -> Any:
