@@ -10,79 +10,84 @@ from typing import Any
 import pytest
 
 from tuna.api import model_making
-from tuna.api.model_making import Checks, judge
+from tuna.api.model_making import Checked, Checks, judge
 from tuna.errors import BadInput
 
 FAILED = "AxisError: axis 3 is out of bounds"
 
 
-def checked(
-    errors: dict[str, float], doubts: dict[str, float] | None = None, unanswered: str = ""
-) -> dict[str, Any]:
-    return {"errors": errors, "doubts": doubts or {}, "unanswered": unanswered}
+WRONG = "the output y differs by 0.5 of its largest value, more than 0.001"
 
 
 def test_what_agrees_with_the_reference_is_right_whatever_others_say() -> None:
-    assert (
-        judge("17", checked({"reference": 1e-6, "onnxruntime": 0.5}, {"onnxruntime": 0.5}), False)
-        == ""
-    )
+    faults = {"reference": "", "onnxruntime": WRONG}
+    assert judge("17", Checked(faults, {"onnxruntime": 0.5})) == ""
 
 
 def test_a_wrong_answer_names_what_was_compared_on_what() -> None:
-    with pytest.raises(
-        BadInput, match=r"from ONNX's reference evaluator by 0\.25 of .*, on recorded inputs\."
-    ) as found:
-        judge("17", checked({"reference": 0.25}), True)
-    assert "--no-winograd" in found.value.hint
-    with pytest.raises(BadInput, match=r"from PyTorch's own answer by 0\.5"):
-        judge("torch 2.13", checked({"reference": 0.5}), False)
+    with pytest.raises(BadInput) as found:
+        judge("17", Checked({"reference": WRONG}, {}, recorded=True))
+    assert str(found.value) == (
+        "The built model is wrong by ONNX's reference evaluator, on recorded inputs: the output y"
+        " differs by 0.5 of its largest value, more than 0.001."
+    )
+    with pytest.raises(BadInput, match=r"is wrong by PyTorch's own answer"):
+        judge("torch 2.13", Checked({"reference": WRONG}, {}))
+
+
+@pytest.mark.parametrize("winograd", [False, True])
+def test_winograd_is_named_only_where_the_model_has_such_sums(winograd: bool) -> None:
+    with pytest.raises(BadInput) as found:
+        judge("17", Checked({"reference": WRONG}, {}, winograd=winograd))
+    assert ("--no-winograd" in found.value.hint) is winograd
 
 
 def test_a_reference_with_which_no_other_runtime_agrees_is_wrong_and_said_to_be() -> None:
-    found = judge(
-        "17", checked({"reference": 0.5, "onnxruntime": 1e-6}, {"onnxruntime": 0.5}), False
-    )
-    assert (
-        found
-        == "ONNX's reference evaluator is wrong here: the built model differs from ONNX's reference"
-        " evaluator by 0.5 of the largest value, on random inputs, and so does onnxruntime,"
-        " which agrees with the model"
+    found = judge("17", Checked({"reference": WRONG, "onnxruntime": ""}, {"onnxruntime": 0.5}))
+    assert found == (
+        f"ONNX's reference evaluator is wrong here: by it {WRONG}, on random inputs; onnxruntime"
+        " agrees with the model, and not with ONNX's reference evaluator"
     )
 
 
 @pytest.mark.parametrize(
-    ("errors", "doubts"),
+    ("others", "doubts", "said"),
     [
-        ({"onnxruntime": 0.5}, {"onnxruntime": 1e-6}),
-        ({"onnxruntime": 0.5}, {"onnxruntime": 0.5}),
-        ({"onnxruntime": 9e-4}, {"onnxruntime": 5e-4}),  # agrees with both
-        ({"onnxruntime": 1e-6, "pytorch": 0.5}, {"onnxruntime": 0.5, "pytorch": 1e-6}),
+        ({"onnxruntime": WRONG}, {}, "by onnxruntime, which agrees with it, the output y differs"),
+        (
+            {"onnxruntime": WRONG},
+            {"onnxruntime": 0.5},
+            "by onnxruntime, which differs from it by 0.5, the output y differs",
+        ),
+        ({"onnxruntime": ""}, {}, "by onnxruntime, which agrees with it, the model is right"),
+        (
+            {"onnxruntime": "", "pytorch": WRONG},
+            {"onnxruntime": 0.5},
+            "by pytorch, which agrees with it, the output y differs",
+        ),
     ],
 )
 def test_a_model_is_wrong_unless_all_others_agree_with_it_and_not_with_the_reference(
-    errors: dict[str, float], doubts: dict[str, float]
+    others: dict[str, str], doubts: dict[str, float], said: str
 ) -> None:
-    with pytest.raises(
-        BadInput, match=r"differs from ONNX's reference evaluator by 0\.5 of the largest value"
-    ):
-        judge("17", checked({"reference": 0.5, **errors}, doubts), False)
+    with pytest.raises(BadInput, match=r"is wrong by ONNX's reference evaluator") as found:
+        judge("17", Checked({"reference": WRONG, **others}, doubts))
+    assert said in str(found.value)
 
 
 def test_where_the_reference_has_no_answer_the_others_count() -> None:
-    found = judge("17", checked({"onnxruntime": 1e-6}, unanswered=FAILED), False)
+    found = judge("17", Checked({"onnxruntime": ""}, {}, unanswered=FAILED))
     assert (
         found
         == f"ONNX's reference evaluator cannot compute the model ({FAILED}): it was compared with"
         " onnxruntime, which agrees"
     )
     with pytest.raises(
-        BadInput,
-        match=r"differs from onnxruntime by 0\.5 of the largest value, on random inputs; ONNX's",
+        BadInput, match=r"wrong, on random inputs: by onnxruntime the output y differs .*; ONNX's"
     ):
-        judge("17", checked({"onnxruntime": 0.5}, unanswered=FAILED), False)
+        judge("17", Checked({"onnxruntime": WRONG}, {}, unanswered=FAILED))
     with pytest.raises(BadInput, match="and no other runtime is here that can") as refused:
-        judge("17", checked({}, unanswered=FAILED), False)
+        judge("17", Checked({}, {}, unanswered=FAILED))
     assert refused.value.hint.endswith("pip install onnxruntime")
 
 
@@ -90,21 +95,24 @@ class Making:
     """A build of which the answers of runtimes, and the outcomes of its jobs, are given."""
 
     def __init__(self, errors: dict[str, float], unanswered: dict[str, str]) -> None:
-        self.wanted = SimpleNamespace(checks=Checks(), manifest=SimpleNamespace(opset="17"))
+        manifest = SimpleNamespace(opset="17", tasks=())
+        self.wanted = SimpleNamespace(checks=Checks(), manifest=manifest, winograd=True)
         self.given: dict[str, Any] = {}
         self._errors, self._unanswered = errors, unanswered
         self.asked: list[str] = []
 
-    def call(self, _op: str, *, by: str, **_: Any) -> dict[str, str]:
+    def call(self, _op: str, *, by: str, **_: Any) -> dict[str, Any]:
         self.asked.append(by)
-        return {"unanswered": self._unanswered.get(by, "")}
+        rule = {"rule": "equal", "tolerance": 1e-3, "quantised": 0}
+        return {"unanswered": self._unanswered.get(by, ""), **rule}
 
     def answers_by(self, name: str) -> Path:
         return Path(name)
 
     def measure(self, _plan: Any, answers: Path) -> Any:
         error = self._errors[answers.name]
-        return SimpleNamespace(error=error, right=error <= 1e-3, by=answers.name)
+        right, fault = error <= 1e-3, f"y differs by {error}"
+        return SimpleNamespace(error=error, right=right, by=answers.name, report="", fault=fault)
 
     def difference(self, *_: Path) -> float:
         return self._errors["between"]
@@ -118,7 +126,21 @@ def test_no_other_runtime_is_asked_where_the_reference_agrees() -> None:
     making = Making({"reference": 1e-6}, {})
     measured, verdict = judged(making)
     assert (making.asked, measured.by) == ([""], "reference")
-    assert verdict == {"errors": {"reference": 1e-6}, "remark": ""}
+    assert verdict == {
+        "errors": {"reference": 1e-6},
+        "remark": "",
+        "rule": "equal",
+        "near": 1e-3,
+        "quantised": 0,
+        "report": "",
+    }
+
+
+def test_a_runtime_that_differs_from_a_right_model_is_said_to() -> None:
+    assert model_making._disagreement({"onnxruntime": 0.0069}, quantised=True) == (
+        "the built model, right by its reference, differs from onnxruntime by 0.0069 of the largest"
+        " value, as quantised models do from one runtime to the next"
+    )
 
 
 @pytest.mark.parametrize("unanswered", [FAILED, ""])
@@ -132,9 +154,9 @@ def test_onnxruntime_is_asked_where_the_reference_has_no_answer_or_another(unans
 
 
 def test_a_wrong_model_is_refused_whether_or_not_there_is_another_runtime() -> None:
-    with pytest.raises(BadInput, match=r"by 0\.5 of the largest value"):
+    with pytest.raises(BadInput, match=r"by 0\.5"):
         judged(Making({"reference": 0.5}, {"onnxruntime": "Absent: not installed"}))
-    with pytest.raises(BadInput, match=r"from onnxruntime by 0\.4"):
+    with pytest.raises(BadInput, match=r"by onnxruntime, which agrees with it, y differs by 0\.4"):
         judged(Making({"reference": 0.5, "onnxruntime": 0.4, "between": 1e-6}, {}))
     with pytest.raises(BadInput, match="no other runtime is here that can"):
         judged(Making({}, {"": FAILED, "onnxruntime": "Absent: not installed"}))

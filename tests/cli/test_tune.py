@@ -24,6 +24,7 @@ from tuna.db.engine import make_engine, writing
 from tuna.db.models import ConfigRow, ConfigTag, Job
 
 TypeIn = Callable[..., Any]
+CHECKED = SimpleNamespace(error=1e-6, rule="y to 0.001", report="", remark="")
 
 
 @pytest.fixture
@@ -349,7 +350,7 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
     monkeypatch.setattr(model, "show_import", lambda _: None)
     open_work = partial(api.open_work, model="")
     monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 0.0)
+    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: CHECKED)
     monkeypatch.setattr(model.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert ended.code == 130
@@ -397,8 +398,9 @@ def test_a_model_that_is_not_built_says_how_it_is(
     monkeypatch.setattr(model, "show_import", lambda _: None)
     open_work = partial(api.open_work, model="")
     monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 1e-6)
+    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: CHECKED)
     done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0, reached=None)
     monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
+    assert "checked: y to 0.001\n" in ended.out
     assert "`tuna model build net -o net.so`" in ended.out

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, states
+from jobs_builder import make_jobs, make_searches, states
 from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
@@ -20,7 +20,7 @@ from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, Job
+from tuna.db.models import FindDb, Job, Search
 from tuna.drain.drain import Drain
 from tuna.exports.write import of_session
 from tuna.golden import releasable
@@ -299,6 +299,34 @@ def test_there_are_none_where_there_is_nothing_to_decide(
     assert one.load() == 0, "one solver is far ahead"
     monkeypatch.setattr(NoopLibrary, "finals", None)
     assert (one.load(), one.library.served_with(())) == (0, list(one.library.steps))
+
+
+@pytest.mark.parametrize(("after_rounds", "finals_made"), [(True, 1), (False, 0)])
+def test_the_winner_of_several_rounds_is_measured_again_alone(
+    scene: Callable[..., Scene],
+    monkeypatch: pytest.MonkeyPatch,
+    after_rounds: bool,
+    finals_made: int,
+) -> None:
+    """It is the fastest of the rounds' winners, so that its time is too short by chance."""
+    monkeypatch.setattr(NoopLibrary, "finals_after_rounds", after_rounds)
+    one = scene(Noop0=5, Noop2=5, finals=1.04).tuned()
+    assert one.load() == 0, "it was measured in one job"
+    with writing(one.engine) as connection:
+        fastest = connection.execute(sa.select(FindDb).order_by(FindDb.time_ms)).first()
+        assert fastest is not None
+        job = sa.select(Job.__table__).where(Job.id == fastest.job_id)
+        first = connection.execute(job).mappings().one()
+        (search,) = make_searches(connection, Job.id == fastest.job_id)
+        connection.execute(sa.update(Search).values(stopped="flat"))
+        assert finals.load(connection, one.session_id, one.library) == 0, "nor in several rounds"
+        later = {"id": None, "round": 1, "search_id": search, "step": "measure"}
+        connection.execute(sa.insert(Job).values({**first, **later}))
+    assert (one.load(), one.load()) == (finals_made, 0)
+    one.drain.write(one.work(FINALS))
+    assert one.machine.measured == [("Noop1",)] * finals_made
+    assert next(iter(one.times_ms().items())) == ("Noop1", 1.04 if after_rounds else 1.0)
+    assert one.load() == 0
 
 
 def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(

@@ -249,10 +249,29 @@ def test_between_rounds_of_a_search_noise_decides_only_where_times_are_close(
         assert connection.execute(sa.select(FindDb.time_ms)).scalar_one() == kept
 
 
+def test_a_fast_trial_that_is_not_eligible_is_no_result(rounds: Bench) -> None:
+    """The fastest of all trials won, which may have been measured in one process alone."""
+    (chunk,) = _claimed(rounds)
+    rounds.chunk = chunk.id
+    times_ms = {"time_ms": 1.0, "times_ms": (1.0,), "eligible": False}, {"time_ms": 1.2}
+    rounds.answer(chunk.items[0], *(Trial(index=n, **one) for n, one in enumerate(times_ms)))
+    result = sa.select(FindDb.time_ms, FindDb.params, FindDb.noisy)
+    with reading(rounds.engine) as connection:
+        assert connection.execute(result).one() == (1.2, "0/1", False)
+    (chunk,) = _claimed(rounds)
+    rounds.chunk = chunk.id
+    rounds.answer(chunk.items[0], Trial(index=0, time_ms=0.9, eligible=False))
+    assert (chunk.items[0].best_ms, chunk.items[0].best_noisy) == (1.2, False)
+    with reading(rounds.engine) as connection:
+        assert connection.execute(result).one() == (1.2, "0/1", False)
+    assert states(rounds.engine) == {"evaluated": 2}
+
+
 def test_what_ended_early_is_no_result_and_stays_marked(rounds: Bench) -> None:
     """All of a round may be far slower than the best of those before it, and that one noisy."""
     assert _answer(rounds, 1.0, noisy=True).best_ms is None
-    assert _answer(rounds, 4.0, 9.0, noisy=False, ended_early=True).best_ms == 1.0
+    item = _answer(rounds, 4.0, 9.0, noisy=False, ended_early=True)
+    assert (item.best_ms, item.best_noisy) == (1.0, True)
     with reading(rounds.engine) as connection:
         assert connection.execute(sa.select(FindDb.time_ms, FindDb.noisy)).one() == (1.0, True)
         query = sa.select(models.TrialRow.time_ms, models.TrialRow.ended_early).where(

@@ -23,6 +23,7 @@ def found(times_ms: list[float | None], **facts: Any) -> Found:
         "opened": complete + 1,
         "elapsed_s": 30.0,
         "round_s": 5.0,
+        "result_ms": 1.0,
     }
     return Found(**{"times_ms": times_ms, "proposed": 16 * (complete + 1), **usual, **facts})
 
@@ -73,6 +74,9 @@ def test_all_candidates_are_tried_until_there_are_no_more() -> None:
         ({"minutes": 60}, {"elapsed_s": 3560.0}, None),
         ({"target_ms": 1.0}, {}, "as fast"),
         ({"target_ms": 0.9}, {}, None),
+        # a trial was, in the process that selects finalists
+        ({"target_ms": 1.0}, {"result_ms": 1.02}, None),
+        ({"target_ms": 1.0}, {"result_ms": None}, None),
     ],
 )
 def test_a_search_ends_by_the_first_rule_that_holds(

@@ -23,9 +23,9 @@ from tvm_layers import conv, gemm
 
 from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.contest import Budgets
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
-from tuna.libraries.measurement import Budgets
 from tuna.libraries.tvm import BoardTvmLibrary, boards, tvm_library
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause

@@ -16,7 +16,7 @@ import pytest
 import rpc_servers
 import tvm
 from command_lines import Ended
-from compiled import job_of, machine_of, write
+from compiled import job_of, machine_of, write, write_answers
 from nets import Net
 from test_plan import TARGET, planned
 
@@ -27,7 +27,7 @@ from tuna.configs.model import WholeModelConfig
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm import board_child, whole_models
+from tuna.libraries.tvm import board_child
 from tuna.libraries.tvm.solvers import MODEL, applicable, unsupported
 from tuna.models.choice import ResultScope
 
@@ -121,7 +121,7 @@ def test_a_model_is_checked_and_timed_on_a_board_that_links_nothing(
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
     machine = machine_of(found, tvm.target.Target(TARGET))
     expected = machine["main"](tvm.runtime.tensor(x)).numpy()
-    whole_models.write_answers(Path(job.files["answers"]), [x], [expected])
+    write_answers(Path(job.files["answers"]), [x], [expected])
     loader = board_child.BoardLoader()
     problem = loader.reference(job)
     assert problem is not None

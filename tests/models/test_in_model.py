@@ -9,14 +9,13 @@ from pathlib import Path
 import nets
 import pytest
 import tvm
-from compiled import job_of, machine_of, write
+from compiled import job_of, machine_of, write, write_answers
 from nets import Net
 from test_plan import TARGET
 
 from tuna.api import model_making
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import whole_models
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.models import build, choosing, importer, inputs, runtimes
 from tuna.models.build import Planned, Record, TaskKernels
@@ -41,7 +40,7 @@ def timed(folder: Path, module: tvm.IRModule, variants: Sequence[Planned]) -> Ma
     job = job_of(folder, TARGET)
     machine = machine_of(variants[0], tvm.target.Target(TARGET))
     expected = machine["main"](*map(tvm.runtime.tensor, given))
-    whole_models.write_answers(Path(job.files["answers"]), given, [expected.numpy()])
+    write_answers(Path(job.files["answers"]), given, [expected.numpy()])
     problem = TvmLoader().reference(job)
     assert problem is not None
     kernel = TvmLoader().load(job, built, [*problem.inputs, problem.blank()])

@@ -96,6 +96,26 @@ def test_bounds_follow_an_input_to_what_it_indexes(
     assert bounds(model) == [expected]
 
 
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+@pytest.mark.parametrize("added", [0, 4])
+def test_a_whole_divisor_is_drawn_above_zero(operator: str, added: int) -> None:
+    """Division by zero ends the process that checks."""
+    net = Net((2, 3))
+    divisor = net.add("Add", "x", net.whole(added)) if added else "x"
+    y = net.add(operator, net.whole([[7, 8, 9]]), divisor)
+    assert bounds(net.model(y, inputs=[("x", INT64, [2, 3])])) == [(1 - added, 9 - added)]
+
+
+def test_a_divisor_that_is_an_index_as_well_is_drawn_from_what_is_both() -> None:
+    net = Net((2, 3))
+    model = net.model(
+        net.add("Gather", table(net, 7), "x"),
+        net.add("Div", net.whole(6), "x"),
+        inputs=[("x", INT64, [2, 3])],
+    )
+    assert bounds(model) == [(1, 6)]
+
+
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [("bool", {False, True}), ("int32", {0, 1}), ("uint64", {0, 1}), ("uint8", set(range(256)))],

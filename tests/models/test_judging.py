@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from compiled import check, write_answers
 from nets import Net
+from onnx import TensorProto
+from test_plan import TARGET
 
-from tuna.libraries.tvm import whole_models
-from tuna.models import child, onnx_reference, runtimes
+from tuna.libraries.tvm import model_answers
+from tuna.libraries.tvm.model_answers import Run
+from tuna.models import child, inputs, onnx_reference, runtimes
 
 
 @pytest.fixture
@@ -31,17 +35,52 @@ def asked(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def answered(path: Any) -> model_answers.Case:
+    (case,) = model_answers.Answers.read(Path(path)).cases
+    return case
+
+
 def test_the_answers_are_those_of_the_reference(asked: dict[str, Any]) -> None:
-    assert child.answer(**asked, by="") == {"unanswered": ""}
-    (x,), (y,) = whole_models.read_answers(asked["output"])
+    found = child.answer(**asked, by="")
+    assert found == {"unanswered": "", "rule": RULE, "tolerance": 1e-3, "quantised": 0}
+    case = answered(asked["output"])
+    (x,), (y,) = case.inputs, (answer.values for answer in case.outputs)
     assert np.array_equal(y, np.maximum(x, 0))
-    problem = whole_models.problem(asked["output"])
-    assert problem.error(problem.vector([y])) == 0
-    added = problem.error(problem.vector([y + 2e-3]))
-    assert added == pytest.approx(2e-3 / (y.max() + 1e-3), rel=1e-3)
-    assert problem.error(problem.vector([np.full_like(y, np.nan)])) == float("inf")
-    with pytest.raises(ValueError, match="answers with tensors of the shapes"):
-        problem.vector([y, y])
+    problem = model_answers.problem(asked["output"])
+    assert problem.error([Run([y])]) == 0
+    assert problem.report([Run([y])]) == ""
+    wrong = [Run([y + np.float32(2e-3)])]
+    assert problem.error(wrong) == pytest.approx(2e-3 / (y.max() + 1e-3), rel=1e-3)
+    assert problem.report([Run([np.full_like(y, np.nan)])]) == (
+        "the output v0 has infinities or NaN in other places than it should"
+    )
+    for others in ([Run([y, y])], [Run([])]):
+        assert problem.error(others) == float("inf")
+        assert "outputs and should return 1" in problem.report(others)
+
+
+def test_an_input_of_no_axes_is_given_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy's ascontiguousarray gives it an axis, which the built model refuses."""
+    monkeypatch.chdir(tmp_path)
+    net = Net((3,))
+    y = net.add("Mul", "x", "factor")
+    given = [("x", TensorProto.FLOAT, [3]), ("factor", TensorProto.FLOAT, [])]
+    model = net.model(y, inputs=given)
+    problem, runs = check(tmp_path, TARGET, model, model)
+    assert problem.inputs[1].shape == ()
+    assert problem.error(runs) < 1e-6
+    recorded = tmp_path / "recorded.npz"
+    np.savez(recorded, x=np.ones(3, np.float32), factor=np.float32(2))
+    wanted = [
+        {"name": "x", "shape": [3], "dtype": "float32"},
+        {"name": "factor", "shape": [], "dtype": "float32"},
+    ]
+    assert inputs.read(wanted, recorded)["factor"].shape == ()
+
+
+RULE = "v0 (float32) to 0.001 of its largest value; on random inputs"
 
 
 def test_a_reference_that_fails_says_why_and_a_runtime_answers_in_its_place(
@@ -57,8 +96,8 @@ def test_a_reference_that_fails_says_why_and_a_runtime_answers_in_its_place(
     right = np.ones((4, 9), np.float32)
     known = {"onnxruntime": lambda *_: [lambda: [right]]}
     monkeypatch.setattr(runtimes, "ALL", known)
-    assert child.answer(**asked, by="onnxruntime") == {"unanswered": ""}
+    assert child.answer(**asked, by="onnxruntime")["unanswered"] == ""
     other = str(Path(asked["output"]).with_name("other.npz"))
-    whole_models.write_answers(Path(other), [right], [right + 0.5])
+    write_answers(Path(other), [right], [right + 0.5])
     found = child.difference(found=asked["output"], expected=other)
     assert found["error"] == pytest.approx(0.5 / 1.501)

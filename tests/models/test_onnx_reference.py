@@ -135,3 +135,58 @@ def test_quantised_values_of_an_old_model_are_those_of_a_newer_one() -> None:
         )
         answers += onnx_reference.run(net.model(found), inputs(2, 3, 8))
     assert np.array_equal(*answers)
+
+
+def answer(operator: str, given: Any, opset: int = 17, **attributes: Any) -> Any:
+    net = Net(np.shape(given), opset)
+    (found,) = onnx_reference.run(
+        net.model(net.add(operator, "x", **attributes)), {"x": np.float32(given)}
+    )
+    return found
+
+
+@pytest.mark.parametrize(("size", "sums"), [(2, [5, 13, 9]), (3, [5, 14, 13])])
+def test_neighbours_of_a_normalised_response_are_counted_by_channels_not_by_examples(
+    size: int, sums: list[float]
+) -> None:
+    """Of one example with the channels 1, 2 and 3: from floor((size - 1) / 2) before each to
+    ceil((size - 1) / 2) behind it."""
+    found = answer("LRN", [[[1], [2], [3]]], size=size, alpha=float(size), beta=1.0, bias=1.0)
+    assert np.allclose(
+        found.ravel(), [x / (1 + sum_) for x, sum_ in zip([1, 2, 3], sums, strict=True)]
+    )
+
+
+ROWS = np.log([[[1, 3], [4, 2]]])
+
+
+@pytest.mark.parametrize(
+    ("operator", "axis", "expected"),
+    [
+        ("Softmax", {}, [0.1, 0.3, 0.4, 0.2]),
+        ("Softmax", {"axis": 2}, [1 / 4, 3 / 4, 2 / 3, 1 / 3]),
+        ("LogSoftmax", {"axis": 0}, np.log([0.1, 0.3, 0.4, 0.2])),
+        ("Hardmax", {}, [0, 0, 1, 0]),
+    ],
+)
+def test_a_softmax_before_opset_13_is_over_all_axes_from_its_axis_on(
+    operator: str, axis: dict[str, int], expected: Any
+) -> None:
+    assert np.allclose(answer(operator, ROWS, 11, **axis).ravel(), expected, atol=1e-6)
+    if operator == "Softmax" and not axis:
+        assert np.allclose(answer(operator, ROWS, 13).ravel(), [1 / 4, 3 / 4, 2 / 3, 1 / 3])
+
+
+def test_corners_of_a_row_are_aligned_where_the_scale_gives_no_whole_length() -> None:
+    net = Net((1, 1, 3))
+    scales = net.constant([1.0, 1.0, 1.5])
+    for mode in ("linear", "cubic"):
+        y = net.add(
+            "Resize", "x", "", scales, mode=mode, coordinate_transformation_mode="align_corners"
+        )
+        x = np.float32([[[0, 3, 6]]])
+        (found,) = onnx_reference.run(net.model(y), {"x": x})
+        assert found.shape == (1, 1, 4)
+        assert np.allclose(found[..., [0, -1]], [0, 6])
+        if mode == "linear":
+            assert np.allclose(found, [[[0, 2, 4, 6]]])

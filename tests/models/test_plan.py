@@ -13,6 +13,7 @@ import pytest
 import tvm
 from compiled import machine_of
 from nets import NETS, Net
+from tvm import relax
 from tvm.target import codegen
 
 from tuna.configs import ConvConfig, TaskConfig
@@ -22,7 +23,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.models import build, importer, inputs, onnx_reference
+from tuna.models import build, graph, importer, inputs, onnx_reference
 from tuna.models.build import Record, TaskKernels
 from tuna.models.inputs import largest_error
 from tuna.models.manifest import Class
@@ -322,3 +323,23 @@ def test_values_beyond_the_channels_that_are_not_finite_reach_no_kernel(
     model = net.model(net.conv(between(net, net.conv("x", 8, 20, 1)), 20, 8, size))
     given = inputs.values(importer.inputs_of(model), seed=3)
     assert error_of(model, planned(model), given) < 1e-5
+
+
+def test_a_bound_beyond_what_is_usual_holds_in_the_built_model() -> None:
+    net = Net((1, 8, 6, 6))
+    x = net.add("Clip", net.conv("x", 8, 16, 3), net.constant(0.0), net.constant(255.0))
+    model = net.model(net.add("Log", net.add("Add", net.relu(x), net.constant(1e-6))))
+    given = {"x": 2000.0 * np.random.default_rng(0).random((1, 8, 6, 6), np.float32)}
+    assert error_of(model, planned(model), given) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64"])
+def test_a_folded_constant_keeps_its_type(kind: str) -> None:
+    x, builder = relax.Var("x", relax.TensorType((2,), kind)), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            row = builder.emit(relax.op.reshape(relax.const(np.ones((1, 2), kind), kind), (2,)))
+            answer = builder.emit_output(relax.op.add(x, row))
+        builder.emit_func_output(answer)
+    (node,) = graph.read(builder.get()).nodes
+    assert str(graph.constant_of(node.args[1]).dtype) == kind

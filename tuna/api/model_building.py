@@ -49,6 +49,8 @@ class BuiltModel:
     device: str  #: that it was timed on
     absent: Mapping[str, str]  #: contenders that did not take part, and why
     remark: str  #: what was wrong with the reference, empty where nothing was
+    rule: str  #: by which it was compared, in one line
+    report: str  #: how many whole numbers differ within their rules
     tasks: Mapping[Class, int]
     shares: Mapping[Class, float]  #: of the time that the model's functions take
     runtime_share: float  #: of the time, spent in TVM's virtual machine and allocation
@@ -68,6 +70,16 @@ class BuiltModel:
     def time_ms(self) -> float:
         """The median of its times."""
         return statistics.median(self.times_ms["tuna"])
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A model whose answer is right."""
+
+    error: float  #: the largest of a floating-point output, relative to its largest magnitude
+    rule: str  #: by which it was compared, in one line
+    report: str  #: how many whole numbers differ within their rules
+    remark: str  #: what was wrong with the reference, empty where nothing was
 
 
 def build_model(
@@ -90,8 +102,7 @@ def build_model(
     of the same model and records that was made before is taken as it is. `work`: where it is done,
     if that is open already.
 
-    Raises NotFound, and BadInput if the answer differs from ONNX's reference by more than
-    `TOLERANCE`.
+    Raises NotFound, and BadInput if the answer is wrong by the rules of `models/rules.py`.
     """
     if not output.parent.is_dir():
         raise BadInput(f"There is no folder {output.parent}.")
@@ -136,9 +147,9 @@ def check_model(
     compare: bool = True,
     checks: Checks = _CHECKS,
     work: ModelWork | None = None,
-) -> float:
-    """Build an imported model with predicted kernels and check it as `build_model` does; its error.
-    Nothing is written.
+) -> CheckedModel:
+    """Build an imported model with predicted kernels and check it as `build_model` does. Nothing is
+    written.
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
@@ -150,7 +161,9 @@ def check_model(
         wanted = Build(place, model, manifest, {}, winograd, compare, checks)
         facts, _ = made(wanted, library)
     errors: Mapping[str, float] = facts["errors"]
-    return next(iter(errors.values()))
+    return CheckedModel(
+        next(iter(errors.values())), facts["rule"], facts["report"], facts["remark"]
+    )
 
 
 @contextlib.contextmanager
@@ -204,6 +217,8 @@ def _described(
         device=measured["device"],
         absent=facts["absent"],
         remark=facts["remark"],
+        rule=facts["rule"],
+        report=facts["report"],
         tasks={kind: numbers[kind] for kind in Class if kind in numbers},
         shares={kind: ms / whole_ms for kind, ms in spent.items()},
         runtime_share=1.0 - sum(spent.values()) / whole_ms,

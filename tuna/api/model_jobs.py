@@ -54,11 +54,17 @@ class MeasuredModel:
     high_ms: float
     clock: str  #: see `libraries.items.Trial`
     parts_ms: Mapping[str, float]  #: see `whole_models.ModelKernel.parts_ms`
-    #: against the answers, relative to the largest magnitude; None: no numbers
+    #: against the answers, relative to the largest magnitude; None: another rule is broken
     error: float | None
     right: bool
+    report: str  #: see `model_answers.ModelProblem.report`
     device: str
     noisy: bool  #: the device was not quiet
+
+    @property
+    def fault(self) -> str:
+        """What is wrong."""
+        return self.report or f"its error is {self.error}"
 
 
 def measure(
@@ -174,6 +180,7 @@ class _Outcome:
             parts_ms=json.loads(trial.parts or "{}"),
             error=trial.max_error,
             right=self.state is State.EVALUATED,
+            report=trial.output_tail,
             device=self.attempt.device,
             noisy=self.noisy,
         )

@@ -13,6 +13,7 @@ from typing import Any
 from tuna.api.model_jobs import MeasuredModel, compiled_functions, measure
 from tuna.api.model_work import ModelWork
 from tuna.api.models import artifacts_of_models
+from tuna.configs import ConvConfig
 from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.models import files
@@ -24,7 +25,7 @@ from tuna.sandbox.cores import available_cpus, some_cpus
 from tuna.settings import get_settings
 
 #: The runtime that is asked where the reference has no answer, or another.
-_RIVAL = "onnxruntime"
+_REFERENCE, _RIVAL = "reference", "onnxruntime"
 #: How a file of numpy.savez begins: it is a zip archive.
 _NPZ = b"PK\x03\x04"
 
@@ -116,8 +117,18 @@ def _make(wanted: Build, library: Path) -> dict[str, Any]:
         making.link(facts["measured"]["functions"], library)
     rivals = checks.rivals and wanted.work.runs_here
     facts |= _compared(making, library) if rivals else {"absent": {}, "rival_errors": {}}
+    apart = {name: error for name, error in facts["rival_errors"].items() if error > facts["near"]}
+    if apart and not facts["remark"]:
+        facts["remark"] = _disagreement(apart, bool(facts["quantised"]))
     facts["errors"] |= facts.pop("rival_errors")
     return {**facts, "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def _disagreement(apart: Mapping[str, float], quantised: bool) -> str:
+    """Say which runtimes differ from a model that agrees with the reference, and by how much."""
+    names = " and ".join(f"from {name} by {error:.2g}" for name, error in apart.items())
+    text = f"the built model, right by its reference, differs {names} of the largest value"
+    return f"{text}, as quantised models do from one runtime to the next" if quantised else text
 
 
 class _Making:
@@ -160,7 +171,7 @@ class _Making:
         return self._process.call(op, **self.model, **arguments)
 
     def difference(self, found: Path, expected: Path) -> float:
-        """The largest error of answers."""
+        """The largest error of answers against others."""
         answer = self._process.call("difference", found=str(found), expected=str(expected))
         return float(answer["error"])
 
@@ -202,45 +213,68 @@ class _Answers:
 
     def __init__(self, making: _Making) -> None:
         self._making = making
-        self._unanswered = self._written("reference", "")
+        self._rules = dict[str, Mapping[str, Any]]()
+        self._near = TOLERANCE
+        self._unanswered = self._written(_REFERENCE, "")
 
     def judged(self, plan: Mapping[str, Any]) -> tuple[MeasuredModel, dict[str, Any]]:
-        """The measured model, with `errors` by what it was compared with, and a `remark`.
+        """The measured model, with `errors` by what it was compared with, a `remark`, the `rule`
+        by which it was compared, `near` and `quantised` as `child.answer` has them, and a `report`
+        of what was counted.
 
         Where there is no reference, or it differs, onnxruntime is asked. Raises BadInput for a
         wrong answer.
         """
-        making, errors, doubts = self._making, dict[str, float](), dict[str, float]()
-        measured = None
-        reference = making.answers_by("reference")
+        making, results, doubts = self._making, dict[str, MeasuredModel](), dict[str, float]()
         if not self._unanswered:
-            measured = making.measure(plan, reference)
-            errors["reference"] = _error(measured)
-        if (measured is None or not measured.right) and not self._written(_RIVAL, _RIVAL):
-            other = making.measure(plan, making.answers_by(_RIVAL))
-            errors[_RIVAL] = _error(other)
-            if measured is not None:
-                doubts[_RIVAL] = making.difference(making.answers_by(_RIVAL), reference)
-            measured = other if other.right else measured
-        checked = {"errors": errors, "doubts": doubts, "unanswered": self._unanswered}
+            results[_REFERENCE] = making.measure(plan, making.answers_by(_REFERENCE))
+        agrees = _REFERENCE in results and results[_REFERENCE].right
+        if not agrees and not self._written(_RIVAL, _RIVAL):
+            results[_RIVAL] = making.measure(plan, making.answers_by(_RIVAL))
+            if _REFERENCE in results:
+                paths = map(making.answers_by, (_RIVAL, _REFERENCE))
+                doubts[_RIVAL] = making.difference(*paths)
         wanted = making.wanted
         recorded = wanted.checks.recorded is not None
-        remark = judge(wanted.manifest.opset, checked, recorded)
-        assert measured is not None
-        if recorded and "reference" in errors:
-            errors = {"reference on recorded inputs": errors.pop("reference"), **errors}
-        return measured, {"errors": errors, "remark": remark}
+        checked = Checked(
+            {name: "" if result.right else result.fault for name, result in results.items()},
+            {name: apart for name, apart in doubts.items() if apart > self._near},
+            self._unanswered,
+            recorded,
+            winograd=wanted.winograd and _has_winograd(wanted.manifest),
+        )
+        remark = judge(wanted.manifest.opset, checked)
+        errors = {name: _error(result) for name, result in results.items()}
+        if recorded and _REFERENCE in errors:
+            errors = {"reference on recorded inputs": errors.pop(_REFERENCE), **errors}
+        name = next(name for name, result in results.items() if result.right)
+        rule = self._rules[name]
+        facts = {
+            "rule": rule["rule"],
+            "near": rule["tolerance"],
+            "quantised": rule["quantised"],
+            "report": results[name].report,
+        }
+        return results[name], {"errors": errors, "remark": remark, **facts}
 
     def _written(self, name: str, by: str) -> str:
         """Write the answers of the reference or of a runtime; returns why there are none."""
         path = self._making.answers_by(name)
         answer = self._making.call("answer", given=self._making.given, by=by, output=str(path))
+        if not answer["unanswered"]:
+            self._rules[name], self._near = answer, float(answer["tolerance"])
         return str(answer["unanswered"])
 
 
 def _error(measured: MeasuredModel) -> float:
-    """The error of a measured model; infinite where the answer holds no numbers."""
+    """The error of a measured model; infinite where the answer breaks another rule."""
     return float("inf") if measured.error is None else measured.error
+
+
+def _has_winograd(manifest: Manifest) -> bool:
+    """Whether the model has convolutions of which Winograd's kernels are right to fewer digits."""
+    cores = (entry.task.core for entry in manifest.tasks)
+    return any(isinstance(core, ConvConfig) and core.fil_h == core.fil_w == 3 for core in cores)
 
 
 def _fastest(places: Mapping[str, int | None], parts_ms: Mapping[str, float]) -> dict[str, Any]:
@@ -278,7 +312,19 @@ def _compared(making: _Making, library: Path) -> dict[str, Any]:
     return {name: found[name] for name in names} | {"rival_errors": found["errors"]}
 
 
-def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
+@dataclass(frozen=True)
+class Checked:
+    """What a built model was compared with."""
+
+    #: what is wrong by the reference, and by runtimes; empty where nothing is
+    faults: Mapping[str, str]
+    doubts: Mapping[str, float]  #: errors of runtimes against the reference, of those that differ
+    unanswered: str = ""  #: why the reference has no answer
+    recorded: bool = False  #: on inputs of a file
+    winograd: bool = False  #: its sums may be the reason
+
+
+def judge(opset: str, checked: Checked) -> str:
     """Return a remark on the check of a model, empty where its answer is the reference's;
     raises BadInput for a wrong one.
 
@@ -287,37 +333,40 @@ def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
     manifest.
     """
     reference = "PyTorch's own answer" if " " in opset else "ONNX's reference evaluator"
-    inputs, doubts = "on recorded inputs" if recorded else "on random inputs", checked["doubts"]
-    others = {name: error for name, error in checked["errors"].items() if name != "reference"}
+    inputs = "on recorded inputs" if checked.recorded else "on random inputs"
+    others = {name: fault for name, fault in checked.faults.items() if name != _REFERENCE}
     names, verb = " and ".join(others), "agree" if len(others) > 1 else "agrees"
-    agree = bool(others) and all(error <= TOLERANCE for error in others.values())
-    beside = "".join(f"; from {other} by {found:.2g}" for other, found in others.items())
-    if checked["unanswered"]:
-        why = f"{reference} cannot compute the model ({checked['unanswered']})"
+    agree = bool(others) and not any(others.values())
+    hint = "it is a fault of Tuna or TVM"
+    if checked.winograd:
+        hint = f"build it without Winograd: --no-winograd; if that fails too, {hint}"
+    if checked.unanswered:
+        why = f"{reference} cannot compute the model ({checked.unanswered})"
         if agree:
             return f"{why}: it was compared with {names}, which {verb}"
         if others:
-            raise BadInput(
-                f"The built model differs{beside.removeprefix(';')} of the largest value, {inputs};"
-                f" {why}."
-            )
+            faults = "; ".join(f"by {name} {fault}" for name, fault in others.items() if fault)
+            raise BadInput(f"The built model is wrong, {inputs}: {faults}; {why}.", hint=hint)
         raise BadInput(
             f"{why}, and no other runtime is here that can.",
             hint="with onnxruntime installed its answer is compared: pip install onnxruntime",
         )
-    error = checked["errors"]["reference"]
-    if error <= TOLERANCE:
+    fault = checked.faults[_REFERENCE]
+    if not fault:
         return ""
-    text = f"differs from {reference} by {error:.2g} of the largest value, {inputs}"
-    if agree and all(doubts[name] > TOLERANCE for name in others):
+    if agree and all(name in checked.doubts for name in others):
         return (
-            f"{reference} is wrong here: the built model {text}, and so does {names}, which"
-            f" {verb} with the model"
+            f"{reference} is wrong here: by it {fault}, {inputs}; {names} {verb} with the model,"
+            f" and not with {reference}"
         )
-    hint = (
-        "build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM"
-    )
-    raise BadInput(f"The built model {text}{beside}.", hint=hint)
+    text = f"The built model is wrong by {reference}, {inputs}: {fault}"
+    for name, other in others.items():
+        apart = checked.doubts.get(name)
+        between = (
+            "which agrees with it" if apart is None else f"which differs from it by {apart:.2g}"
+        )
+        text += f"; by {name}, {between}, {other or 'the model is right'}"
+    raise BadInput(f"{text}.", hint=hint)
 
 
 def _lay_out(model: StoredModel, path: Path) -> None:

@@ -271,10 +271,12 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
             latency = api.Latency(wanted.target_ms, kernels.compare, arguments["checks"])
         else:
             with _progress(work, "checking"):
-                error = api.check_model(name, work=work, **arguments)
+                checked = api.check_model(name, work=work, **arguments)
+            for line in filter(None, (checked.remark, f"checked: {checked.rule}", checked.report)):
+                say(line)
             say(
                 "with predicted kernels its answer is right: largest error over largest value"
-                f" {error:.1e}"
+                f" {checked.error:.1e}"
             )
 
         def started(tuned: api.TunedModel) -> None:
@@ -385,8 +387,8 @@ def show_built(built: api.BuiltModel) -> None:
     if built.cached:
         say(f"taken from the cache; built and timed {built.made_at}")
     errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
-    if built.remark:
-        say(built.remark)
+    for line in filter(None, (built.remark, f"checked: {built.rule}", built.report)):
+        say(line)
     say(
         f"{built.path}: built for {counted(built.cores, 'core')}; largest error over largest value"
         f" {errors}"
@@ -397,6 +399,7 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
     names = (
         *("path", "tasks", "shares", "cores", "device", "times_ms", "wall_ms", "absent"),
         *("runtime_share", "functions_ms", "tuned_ms", "lookup_s", "errors", "remark", "refused"),
+        *("rule", "report"),
         *("compared", "made_at", "cached", "untuned_ms"),
     )
     facts = {name: getattr(built, name) for name in names}

@@ -28,10 +28,10 @@ _READERS, _FETCHED_BYTES = 8, 1 << 28
 
 
 def best(result: StepResult) -> Trial | None:
-    """The fastest good trial of a result; none that ended early, for there is a far better one, of
-    an earlier round perhaps."""
+    """The fastest good trial of a result that is eligible; none that ended early, for there is a
+    far better one, of an earlier round perhaps."""
     good = [trial for trial in result.trials if trial.cause is None and not trial.ended_early]
-    timed = [trial for trial in good if trial.time_ms is not None]
+    timed = [trial for trial in good if trial.eligible and trial.time_ms is not None]
     return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
 
 
@@ -146,7 +146,7 @@ class FindDbWriter:
             job, built = jobs[result.job_id], fetched.of(result, fastest)
             key = (job.session_id, job.config_id, job.solver_id)
             facts = (built.params or "", fastest.time_ms, result.noisy)
-            found = _Known(job.id, job.search_id, fastest.index, result.step, *facts)
+            found = MeasuredResult(job.id, job.search_id, fastest.index, result.step, *facts)
             if key in known and not found.replaces(known[key]):
                 continue
             workload = job.workload or result.workload
@@ -216,7 +216,7 @@ class FindDbWriter:
             kept.add(digest)
 
 
-class _Known(NamedTuple):
+class MeasuredResult(NamedTuple):
     """A measured result of a solver for a config."""
 
     job_id: int | None
@@ -227,7 +227,7 @@ class _Known(NamedTuple):
     time_ms: float | None
     noisy: bool
 
-    def replaces(self, stored: _Known) -> bool:
+    def replaces(self, stored: MeasuredResult) -> bool:
         """Return whether this result, of the same session and so of the same environment, is the
         one to keep.
 
@@ -275,7 +275,7 @@ def _lock(connection: sa.Connection, jobs: Sequence[AttemptedJob]) -> None:
 
 def _known(
     connection: sa.Connection, jobs: Sequence[AttemptedJob]
-) -> dict[tuple[int, int, int], _Known]:
+) -> dict[tuple[int, int, int], MeasuredResult]:
     """The measured results that the sessions of `jobs` have for their configs; imported ones give
     way to any."""
     of_job = (FindDb.job_id, Job.search_id, FindDb.trial_number, TrialRow.step)
@@ -288,7 +288,7 @@ def _known(
         .where(FindDb.session_id.in_({job.session_id for job in jobs}), FindDb.job_id.is_not(None))
     )
     found = rows_among(connection, query, FindDb.config_id, {job.config_id for job in jobs})
-    return {tuple(row)[:3]: _Known(*tuple(row)[3:]) for row in found}
+    return {tuple(row)[:3]: MeasuredResult(*tuple(row)[3:]) for row in found}
 
 
 def fits(connection: sa.Connection, size_bytes: int) -> bool:

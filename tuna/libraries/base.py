@@ -93,6 +93,7 @@ class Found:
     proposed: int  #: candidates of these
     elapsed_s: float  #: since the first search of its config began, without pauses of the session
     round_s: float  #: the longest of them took, without these
+    result_ms: float | None = None  #: of the search's result; trials may be shorter by chance
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,9 @@ class Library(ABC):
     finals: Step | None = None
     #: Whether baselines take part in finals, because exports depend on what was gained over them.
     baselines_in_finals: bool = False
+    #: Whether there are finals also for the winner of a search of several rounds alone, because the
+    #: fastest of the rounds' winners is so by chance too.
+    finals_after_rounds: bool = False
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
     #: Conditions of measurement that a session may choose.

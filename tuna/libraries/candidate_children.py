@@ -312,6 +312,7 @@ class _Timing(_Answer):
 class _Measured(_Answer):
     error: _Share | None
     tolerance: _Share
+    report: Annotated[str, Field(max_length=1000)] = ""
     timing: _Timing | None
     ended_early: bool = False
     parts: Annotated[dict[_Part, _PartMs], Field(max_length=MOST_PARTS)] = {}

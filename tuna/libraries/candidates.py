@@ -33,6 +33,7 @@ from tuna.libraries.candidate_children import (
     child_folder,
     stored,
 )
+from tuna.libraries.contest import FINALISTS, Budgets, Contest
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import (
     DeviceReport,
@@ -42,15 +43,7 @@ from tuna.libraries.items import (
     result_of,
     tail,
 )
-from tuna.libraries.measurement import (
-    FINALISTS,
-    Budgets,
-    Call,
-    Contest,
-    DeviceGone,
-    Measurement,
-    build_fault,
-)
+from tuna.libraries.measurement import Call, DeviceGone, Measurement, build_fault
 from tuna.libraries.options import CACHES, Condition, JobOptions, read
 from tuna.sandbox.processes import ChildFault
 from tuna.version import __version__
@@ -172,9 +165,10 @@ class CandidateLibrary(CandidateChildren):
         elif step.resource is Resource.CPU:
             calls, each_s = asked.candidates, asked.build_timeout_s
         else:
-            # of finalists: one process for all, and after a fault one for each
+            # of finalists: one process for all, and after a fault one for each; others follow if
+            # all of them fail
             finals = self.budgets.finalist_processes * (FINALISTS + 1)
-            calls, each_s = _ROUNDS * (asked.candidates + finals), asked.measure_timeout_s
+            calls, each_s = _ROUNDS * (3 * asked.candidates + finals), asked.measure_timeout_s
         return max(
             step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s)
         )
@@ -279,6 +273,7 @@ class CandidateLibrary(CandidateChildren):
             finalists=asked.finalists,
             best_ms=item.best_ms,
             budgets=self.budgets,
+            best_noisy=item.best_noisy,
         )
         # equal code is measured once, as that of its first candidate
         first = {artifacts[index]: index for index in reversed(artifacts)}

@@ -13,7 +13,7 @@ from tuna.libraries.results import LONGEST_MS
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 #: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
 #: code objects.
 MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
@@ -122,7 +122,8 @@ class WorkItem(_Wire):
     #: still be measured the params alone: see `tuna.search.history`
     history: tuple[_Digest, ...] = ()
     siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.search.history`
-    best_ms: float | None = None  #: of the earlier rounds
+    best_ms: float | None = None  #: of the earlier rounds' result
+    best_noisy: bool = False  #: whether that is noisy
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     avoid: str = ""
     rivals: tuple[Rival, ...] = ()  #: of the finals: the winners to measure again, interleaved
@@ -155,7 +156,7 @@ class Trial(_Wire):
     times_ms: Annotated[
         tuple[float, ...], Field(max_length=_MOST_REPEATS)
     ] = ()  #: every repeat of the measurement that counts
-    #: median, of a finalist the median over processes of their medians; None until measured
+    #: median, of a finalist the median over fresh processes of their medians; None until measured
     time_ms: float | None = None
     #: 95 % interval of the median; of a finalist what covers those of all its processes
     low_ms: _Known = None
@@ -165,6 +166,9 @@ class Trial(_Wire):
     )
     #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
     ended_early: bool = False
+    #: may be the result. False: another one was faster in fresh processes, or it was measured in
+    #: none of them
+    eligible: bool = True
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None
     #: of a candidate that is timed in parts, such as a model by its functions: milliseconds of

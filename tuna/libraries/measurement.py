@@ -6,19 +6,17 @@ The finals of a config consist of the second part alone, with the winners of its
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.libraries.contest import Contest, Standings, with_timings
 from tuna.libraries.items import Trial, tail
-from tuna.libraries.results import CLOSE, is_close
+from tuna.libraries.results import CLOSE
 from tuna.sandbox.processes import ChildFault, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
-#: Finalists at most, of those close to the best.
-FINALISTS = 4
 #: Above this drift what could be the best is measured again, once; a result that drifts still is
 #: noisy.
 _DRIFT = 0.05
@@ -38,37 +36,6 @@ class DeviceGone(Exception):
 class DeviceHeld(Exception):
     """A candidate holds the device, so that no other can be measured: what is known of them
     stays."""
-
-
-@dataclass(frozen=True)
-class Budgets:
-    """Most seconds for the repeats of one candidate in a process, and numbers of processes."""
-
-    candidate_s: float = 1.0
-    finalist_s: float = 0.5
-    finalist_processes: int = 2  #: fresh ones, besides the first
-    rival_s: float = 0.15
-    #: more, because the difference between two rivals is mostly where their buffers lie
-    rival_processes: int = 5
-    #: for the first good candidate once more after the last one, whose change is a drift; 0: the
-    #: probes tell the drift
-    first_again_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Contest:
-    """Candidates that are measured, by their index."""
-
-    jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
-    limit_s: float  #: time limit of one
-    start_s: float  #: time limit of what comes before the first
-    #: of rivals, whose answers are known to be right, what they took
-    known_ms: Mapping[int, float] | None = None
-    #: 0: a quick look, for something else decides; then nothing is measured again after drift
-    finalists: int = FINALISTS
-    #: of what was measured before; candidates far from it are no finalists
-    best_ms: float | None = None
-    budgets: Budgets = Budgets()
 
 
 @dataclass(frozen=True)
@@ -115,12 +82,11 @@ class Measurement:
         again = self._between_probes(close, highest_gflops)
         if again.drift is None or (again.noisy, again.drift) >= (found.noisy, found.drift):
             return found
+        if _has_winner(found.trials) and not _has_winner(again.trials):
+            return found
         new = {trial.index: trial for trial in again.trials}
-        trials = tuple(new.get(trial.index, trial) for trial in found.trials)
-        best = _best(trials)
-        if best is None or best.index not in new:
-            return found  # one that was not measured again must not win for that
-        return replace(again, trials=trials)
+        trials = (new.get(t.index, t.model_copy(update={"eligible": False})) for t in found.trials)
+        return replace(again, trials=tuple(trials))
 
     def _close(self, found: MeasuredItem, drift: float) -> list[int]:
         """Which of the candidates could be the best, at whatever speed of the device each of them
@@ -139,12 +105,11 @@ class Measurement:
 
     def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> MeasuredItem:
         before = self._probe()
-        round_ = _Round(self, indices)
-        known_ms = self.contest.known_ms
-        trials = round_.all() if known_ms is None else round_.rivals(known_ms)
+        standings, drift = self._measured(indices)
+        trials = tuple(standings.trials.values())
         after = self._probe()
         best = _best(trials)
-        noisy = best is not None and best.index in round_.noisy
+        noisy = best is not None and standings.is_noisy(best.index)
         if before is None or after is None:
             return MeasuredItem(trials, noisy)
         top = max(before, after, key=lambda probe: float(probe["gflops"]))
@@ -152,9 +117,42 @@ class Measurement:
         if best is None or (best.clock == "own" and top["source"] != _OF_DEVICE):
             return MeasuredItem(trials, noisy, None, peak, top["source"])
         changes = [_change(before[name], after[name]) for name in ("gflops", "copy_s")]
-        drift = max(*changes, round_.drift)
+        drift = max(*changes, drift)
         noisy = noisy or drift > _DRIFT or peak < _THROTTLED * highest_gflops
         return MeasuredItem(trials, noisy, drift, peak, top["source"])
+
+    def _measured(self, indices: Sequence[int]) -> tuple[Standings, float]:
+        """The standings, with one trial eligible unless this is a quick look, and the change of the
+        first good candidate's time, where it was measured again."""
+        standings, budgets = Standings(self.contest, self.again), self.contest.budgets
+        if self.contest.known_ms is not None:  # rivals: in fresh processes alone
+            for index in indices:
+                trial = Trial(index=index, time_ms=self.contest.known_ms[index])
+                standings.trials[index] = trial
+            rivals = list(indices)
+            for _ in range(budgets.rival_processes):
+                rivals = standings.again(rivals, budgets.rival_s)
+            return standings, 0.0
+        best_ms = self.contest.best_ms
+        for index in indices:
+            trial, timing = self.first(index, best_ms)
+            standings.trials[index] = trial
+            if timing is not None and trial.time_ms is not None:
+                standings.timings[index] = [timing]
+                best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
+        drift = self._first_again(standings)
+        if self.contest.finalists:
+            standings.choose()
+        return standings, drift
+
+    def _first_again(self, standings: Standings) -> float:
+        again_s = self.contest.budgets.first_again_s
+        index = next(iter(standings.timings), None)
+        if not again_s or index is None:
+            return 0.0
+        _, timing = self.first(index, None, again_s)
+        before = standings.timings[index][0]["time_ms"]
+        return 0.0 if timing is None else _change(before, timing["time_ms"])
 
     def _probe(self) -> dict[str, Any] | None:
         try:
@@ -192,13 +190,14 @@ class Measurement:
                 return self.first(index, best_ms, budget_s, again=True)
             return _failed(index, error), None
         if found["timing"] is None:
-            text = _why_wrong(found["error"], found["tolerance"])
+            text = found.get("report") or _why_wrong(found["error"], found["tolerance"])
             return Trial(
                 index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]
             ), None
         facts = {name: found[name] for name in ("ended_early", "parts")}
-        trial = Trial(index=index, max_error=found["error"], **facts)
-        return _timed(trial, [found["timing"]]), found["timing"]
+        text = found.get("report", "")
+        trial = Trial(index=index, max_error=found["error"], output_tail=text, **facts)
+        return with_timings(trial, [found["timing"]]), found["timing"]
 
     def again(
         self, trials: Sequence[Trial], budget_s: float
@@ -244,104 +243,17 @@ class Measurement:
         return self._arrays
 
 
-class _Round:
-    """All candidates measured once, and the finalists in every process."""
-
-    def __init__(self, measurement: Measurement, indices: Sequence[int]) -> None:
-        self._measurement, self._contest, self._indices = measurement, measurement.contest, indices
-        self._trials: dict[int, Trial] = {}
-        self._timings: dict[int, list[Mapping[str, Any]]] = {}
-        self.drift = 0.0  #: change of the first good candidate's time, where it was measured again
-
-    @property
-    def noisy(self) -> set[int]:
-        """Candidates that were not measured on a quiet core in half of the processes or more.
-
-        The median over processes lies between times of quiet ones where these are more than half.
-        """
-        return {
-            index
-            for index, timings in self._timings.items()
-            if 2 * sum(timing["noisy"] for timing in timings) >= max(len(timings), 1)
-        }
-
-    def all(self) -> tuple[Trial, ...]:
-        """The trials, in the order of the candidates."""
-        best_ms = self._contest.best_ms
-        for index in self._indices:
-            trial, timing = self._measurement.first(index, best_ms)
-            self._trials[index] = trial
-            if timing is not None and trial.time_ms is not None:
-                self._timings[index] = [timing]
-                best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
-        timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
-        finalists = [index for time_ms, index in timed if is_close(time_ms, best_ms or 0.0)][
-            : self._contest.finalists
-        ]
-        self.drift = self._drift()
-        budgets = self._contest.budgets
-        self._again(finalists, budgets.finalist_processes, budgets.finalist_s)
-        return tuple(self._trials.values())
-
-    def rivals(self, known_ms: Mapping[int, float]) -> tuple[Trial, ...]:
-        """The trials of candidates that took `known_ms` in other jobs: each is measured in fresh
-        processes alone."""
-        self._trials = {
-            index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices
-        }
-        self._timings = {index: [] for index in self._indices}
-        budgets = self._contest.budgets
-        self._again(list(self._indices), budgets.rival_processes, budgets.rival_s)
-        return tuple(self._trials.values())
-
-    def _drift(self) -> float:
-        again_s = self._contest.budgets.first_again_s
-        index = next(iter(self._timings), None)
-        if not again_s or index is None:
-            return 0.0
-        _, timing = self._measurement.first(index, None, again_s)
-        before = self._timings[index][0]["time_ms"]
-        return 0.0 if timing is None else _change(before, timing["time_ms"])
-
-    def _again(self, finalists: list[int], processes: int, budget_s: float) -> None:
-        """Measure the finalists in fresh processes too, interleaved."""
-        for _ in range(processes):
-            finalists = [
-                index for index in reversed(finalists) if self._trials[index].cause is None
-            ]
-            if not finalists:
-                return
-            for index, found in self._measurement.again(
-                [self._trials[i] for i in finalists], budget_s
-            ).items():
-                if isinstance(found, Trial):
-                    self._trials[index] = found
-                    del self._timings[index]
-                else:
-                    self._timings[index].append(found)
-                    self._trials[index] = _timed(self._trials[index], self._timings[index])
+def _has_winner(trials: Sequence[Trial]) -> bool:
+    return any(trial.eligible and trial.time_ms is not None for trial in trials)
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest eligible trial; where there is none, the fastest one."""
     return min(
         (t for t in trials if t.time_ms is not None),
-        key=lambda t: (t.time_ms, t.index),
+        key=lambda t: (not t.eligible, t.time_ms, t.index),
         default=None,
     )
-
-
-def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
-    """Return the trial with the timings of its processes: buffers come to lie elsewhere in each, so
-    each has one vote."""
-    clocks = {timing["clock"] for timing in timings}
-    update = {
-        "times_ms": tuple(time_ms for timing in timings for time_ms in timing["times_ms"]),
-        "time_ms": statistics.median(timing["time_ms"] for timing in timings),
-        "low_ms": min(timing["low_ms"] for timing in timings),
-        "high_ms": max(timing["high_ms"] for timing in timings),
-        "clock": "cpu" if "cpu" in clocks else min(clocks),
-    }
-    return trial.model_copy(update=update)
 
 
 def _why_wrong(error: float | None, tolerance: float) -> str:

@@ -45,6 +45,7 @@ _L3_BYTES = 32 << 20
 
 #: A repeat that takes longer is followed by shorter ones.
 _LONG_S = 10 * REPEAT_S
+_REPORT_CHARS = 1000
 #: Fields of a job that the right answer may depend on.
 _OF_REFERENCE = ("config", "target", "body", "files")
 
@@ -75,10 +76,17 @@ def measure(
     # only now: while one is loaded, a file's static variables stay as the run on NaN left them
     del poisoned
     kernel.run()
-    error = problem.error(kernel.answer())
+    answer = kernel.answer()
+    error, report = problem.error(answer), problem.report(answer)[:_REPORT_CHARS]
+    del answer
     tolerance = min(problem.tolerance, _loader(loader).error_bound(given))
     if not error <= tolerance:
-        return {"error": _finite(error), "tolerance": tolerance, "timing": None}
+        return {
+            "error": _finite(error),
+            "tolerance": tolerance,
+            "report": report,
+            "timing": None,
+        }
     found = _once(kernel)
     ended_early = best_ms is not None and found.time_ms > HOPELESS * best_ms
     if not ended_early:
@@ -87,6 +95,7 @@ def measure(
     return {
         "error": error,
         "tolerance": tolerance,
+        "report": report,
         "timing": found.as_json(),
         "ended_early": ended_early,
         "parts": dict(kernel.parts_ms()),

@@ -89,6 +89,10 @@ class Problem:
         scale = float(np.max(np.abs(self.expected))) or 1.0
         return float(np.max(np.abs(values - self.expected))) / scale
 
+    def report(self, answer: Any) -> str:
+        """What there is to say of an answer beside its error, such as what is wrong."""
+        return ""
+
 
 def np_type(name: str) -> Any:
     """NumPy's type of that name, bfloat16 included."""

@@ -111,7 +111,7 @@ class ResultRecord(NamedTuple):
     imported_from: str | None  #: name and digest of the file that it was imported from
     low_ms: float | None = None  #: 95 % interval of the median
     high_ms: float | None = None
-    #: job that measured it in turn with the config's other winners; None: it was measured alone
+    #: job that measured it once more, in turn with the config's other winners; None: its own did
     final_job_id: int | None = None
 
 

@@ -93,6 +93,7 @@ class SearchingLibrary(CandidateLibrary):
     search: Step | None = Step("search", Resource.CPU, time_limit_s=1800.0, urgent=True)
     options: type[SearchOptions] = SearchOptions
     in_rounds: Collection[str] = ()  #: names of the solvers that are searched
+    finals_after_rounds = True
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
         """Return the solvers of `in_rounds`, unless the job options say otherwise."""
@@ -109,6 +110,7 @@ class SearchingLibrary(CandidateLibrary):
         planned = asked.batch * found.opened
         done = SearchState(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
+            result_s=None if found.result_ms is None else found.result_ms / 1000,
             elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             exhausted=found.proposed
             < (planned if rule.trials is None else min(planned, rule.trials)),

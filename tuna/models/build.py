@@ -6,8 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,9 +29,10 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna.models import graph, groups, indices, normalisations
+from tuna.models import graph, groups, indices, normalisations, segments
 from tuna.models.emit import Chosen, Emitter
 from tuna.models.manifest import Class
+from tuna.models.segments import Cut, Form
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Planned:
     functions: dict[str, TaskConfig]  #: called functions by name
     calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
+    cuts: Sequence[Cut] = ()  #: its quantised tensors
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
         """Each task with its count, in the order of the first call."""
@@ -58,14 +60,28 @@ class Planned:
         return str(self.module.script(show_meta=False))
 
 
-def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Planned:
+def plan(
+    module: tvm.IRModule,
+    kernels: TaskKernels | None,
+    target: Any,
+    form: Form = Form.MODEL,
+) -> Planned:
     """Recognise the groups of an imported module, give them kernels, and fuse the rest.
 
-    Without `kernels` everything is done as TVM does it.
+    Without `kernels` everything is done as TVM does it. A quantised model is planned as it is
+    shipped, or in another `form` as it is checked.
     """
-    found = indices.checked(graph.read(module))
+    found, cuts = segments.split(graph.read(module), module)
+    found, ends = indices.checked(found), cuts
+    if form is Form.MODEL:
+        ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     emitter = Emitter(
-        found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats
+        found,
+        groups.find(found),
+        kernels or (lambda _: None),
+        machine.from_target(target).floats,
+        ends,
+        segments=form is Form.SEGMENTS,
     )
     emitted = emitter.run()
     with target:
@@ -79,13 +95,19 @@ def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Plan
                 relax.transform.DeadCodeElimination(),
             ]
         )(emitted)
-    planned = _described(fused, {name: task for name, task in emitter.calls if task is not None})
+    cores = {name: task for name, task in emitter.calls if task is not None}
+    whole = _described(fused, cores)
     own = {name for name, _ in emitter.calls}
-    for name, task in planned.functions.items():
+    for name, task in whole.functions.items():
         if kernels is not None and name not in own:
             variable = fused.get_global_var(name)
             fused.update_func(variable, kernels.function(task, fused[name]))
-    return planned
+    if not ends or form is not Form.MODEL:
+        return replace(whole, cuts=cuts)
+    shipped = segments.without_ends(fused)
+    calls = _calls(shipped["main"])
+    functions = {name: whole.functions[name] for name in calls}
+    return replace(whole, module=shipped, functions=functions, calls=calls, cuts=cuts)
 
 
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:

@@ -15,12 +15,14 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
-from tuna.libraries.tvm.whole_models import extract_object, read_answers, write_answers
-from tuna.models import build, choosing, importer, inputs, program, runtimes, timing
+from tuna.libraries.tvm.model_answers import Answer, Answers, Case
+from tuna.libraries.tvm.whole_models import extract_object
+from tuna.models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
 from tuna.models.build import Record, TaskKernels
 from tuna.models.manifest import Class
 from tuna.models.process import refusing
 from tuna.models.program import Program
+from tuna.models.segments import Form
 
 
 @refusing
@@ -98,8 +100,13 @@ def plan(
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
     found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
     plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
-    made = Program.of(found.planned, plain, code)
-    first, classes = found.planned[0], found.kernels.classes
+    first, kernels = found.planned[0], found.kernels
+    # other tasks than those of the model are no part of what is said of it
+    same = kernels.with_records({key: of[0] for key, of in known.items()})
+    forms = (Form.TENSORS, Form.SEGMENTS) if first.cuts else ()
+    checked = [build.plan(module, same, code, form) for form in forms]
+    made = Program.of(found.planned, plain, code, checked)
+    classes = kernels.classes
     counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
     choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])
     made.write(Path(folder), choices)
@@ -137,25 +144,39 @@ def answer(
     """Write inputs and the answers to them into the file `output`: those of the reference, or of
     the runtime `by`.
 
-    Returns `unanswered`, why there is none. `given` are arguments of `inputs.values`.
+    Returns `unanswered`, why there is none, and else the `rule` by which the built model's are
+    compared with them, the `tolerance` of real ones, and the number of `quantised` tensors. `given`
+    are arguments of `inputs.values`.
     """
     model, arrays = importer.read(Path(path), shapes, None, values), inputs.values(**given)
+    near, why = rules.tolerance(model)
+    titles = "random inputs"
     try:
         if by:
             (run, *_) = runtimes.ALL[by](model, list(arrays.values()), 1)
-            outputs = run()
+            named = zip(run(), rules.names(model), strict=True)
+            cases = [Case(list(arrays.values()), [Answer(*pair) for pair in named])]
+        elif given["recorded"]:
+            right = rules.of(model, arrays, near)
+            cases = [Case(list(arrays.values()), right.outputs, right.quantised)]
+            titles = "recorded inputs"
         else:
-            outputs = timing.reference(model, arrays)
+            cases, titles = edges.cases(model, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
-    write_answers(Path(output), list(arrays.values()), outputs)
-    return {"unanswered": ""}
+    Answers(cases, near).write(Path(output))
+    count = len(cases[0].cuts)
+    text = rules.line(cases[0].outputs, near, why, count, titles)
+    return {"unanswered": "", "rule": text, "tolerance": near, "quantised": count}
 
 
 @refusing
 def difference(found: str, expected: str) -> dict[str, Any]:
     """Return the largest error of the answers in one file against those in another."""
-    (_, ours), (_, right) = map(read_answers, (found, expected))
+    ours, right = (
+        [answer.values for answer in Answers.read(Path(path)).cases[0].outputs]
+        for path in (found, expected)
+    )
     return {"error": inputs.largest_error(ours, right)}
 
 

@@ -5,7 +5,7 @@ A value of the model has up to two forms, plain and in blocks, each made for its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tuna.libraries.tvm.problems import packed
 from tuna.models import blocked
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import FusionGroup
+from tuna.models.segments import Cut
 
 #: Operators on single values that work on blocks. What they make of the padding of the last block,
 #: which may be infinite or no number, does not matter: kernels leave out what is beyond the
@@ -55,9 +56,20 @@ class Emitter:
         groups: list[FusionGroup],
         kernel: Callable[[TaskConfig], Chosen | None],
         block: int,
+        cuts: Sequence[Cut] = (),
+        *,
+        segments: bool = False,
     ):
-        """`kernel` gives the kernel of a task, None to leave it to TVM."""
+        """`kernel` gives the kernel of a task, None to leave it to TVM.
+
+        The module returns its results and the values of the `cuts` one after the other. With
+        `segments` it takes them after the parameters, and reads these in their places.
+        """
         self._graph, self._kernel, self._block = graph, kernel, block
+        self._cuts = {
+            cut.var: relax.Var(f"cut{place}", cut.var.ty) for place, cut in enumerate(cuts)
+        }
+        self._segments, self._ends = segments, dict[Any, Any]()
         self._plain: dict[Any, Any] = {}
         self._blocks: dict[Any, Any] = {}
         self._functions: dict[Any, Any] = {}
@@ -73,13 +85,29 @@ class Emitter:
         builder = self._builder
         for param in self._graph.params:
             self._plain[param] = param
-        with builder.function("main", list(self._graph.params)):
+        taken = self._cuts.values() if self._segments else ()
+        with builder.function("main", [*self._graph.params, *taken]):
             with builder.dataflow():
                 for node in self._graph.nodes:
                     self._emit(node)
-                result = builder.emit_output(substitute(self._graph.result, self._leaf))
+                    if node.var in self._cuts:
+                        self._cut(node.var)
+                result = substitute(self._graph.result, self._leaf)
+                if self._cuts:
+                    result = relax.Tuple([result, *(self._ends[var] for var in self._cuts)])
+                result = builder.emit_output(result)
             builder.emit_func_output(result)
         return builder.finalize()
+
+    def _cut(self, var: Any) -> None:
+        """End a segment, so that TVM fuses nothing across; the next reads what it is given, in the
+        same layout."""
+        self._ends[var] = self.plain(var)
+        if self._segments:
+            in_blocks = self._blocks.pop(var, None) is not None
+            self._plain[var] = self._cuts[var]
+            if in_blocks:
+                self.blocks(var)
 
     def plain(self, var: Any) -> Any:
         """The value in the model's own layout."""

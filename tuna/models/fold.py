@@ -8,6 +8,7 @@ inputs are fixed before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ _LARGEST = 1 << 12
 _LARGEST_LOOP = 1 << 14
 #: Most rounds; each finds shapes that depend on those of the round before, or an inner branch.
 _ROUNDS = 32
+#: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
+_AXES_ARE_INPUTS = 13
 _RANDOM = {
     "RandomNormal",
     "RandomUniform",
@@ -35,21 +38,23 @@ def fold(model: Any) -> Any:
     """Replace those operators by constants; the model itself where nothing can be computed."""
     constants: dict[str, Any] = {}
     for _ in range(_ROUNDS):
-        known, found = _computed(model, constants)
+        known, found, shapes = _computed(model, constants)
         if not found and not any(any(subgraphs(node)) for node in model.graph.node):
             break
         model = _replaced(model, found)
-        if not _write_out(model.graph, known) and not found:
+        if not _write_out(model, known, shapes) and not found:
             break
     return model
 
 
-def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return all known values by name, and of them the outputs of operators.
+def _computed(
+    model: Any, read: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Return all known values by name, of them the outputs of operators, and known shapes.
 
     `read` caches the values of initializers.
     """
-    shapes, empty = _shapes(model)
+    shapes, empty, types = _shapes(model)
     given = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         if tensor.name not in given and tensor.name not in read:
@@ -60,26 +65,31 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             part = {attribute.name: attribute.i for attribute in node.attribute}
             extents = shapes[node.input[0]][part.get("start") : part.get("end")]
             known[node.output[0]] = np.array(extents, np.int64)
+        elif node.op_type == "CastLike" and node.input[0] in known and node.output[0] in types:
+            known[node.output[0]] = np.asarray(known[node.input[0]]).astype(types[node.output[0]])
         elif node.op_type == "Constant" or _is_decided(node, known):
             values = _run(model, node, known)
             most = max(_LARGEST, sum(np.size(known[name]) for name in node.input if name))
-            if node.op_type == "Constant":
-                constants.update(node.output)
-            elif any(np.size(value) > most for value in values):
+            if node.op_type != "Constant" and any(np.size(value) > most for value in values):
                 continue
             known.update(zip(node.output, values, strict=False))
-    return known, {name: value for name, value in known.items() if name not in constants}
+    found = {name: value for name, value in known.items() if name not in constants}
+    return known, found, shapes
 
 
-def _shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """Fully known shapes, and the tensors among them that have no values.
+def _shapes(
+    model: Any,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Any], dict[str, np.dtype[Any]]]:
+    """Fully known shapes, the tensors among them that have no values, and types of numbers.
 
     What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
     """
-    inferred = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
-    found, empty = {}, {}
+    inferred = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
+    found, empty, types = {}, {}, {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
+        if tensor.elem_type not in (0, onnx.TensorProto.STRING):
+            types[value.name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         if tensor.HasField("shape"):
             extents = [
                 extent.dim_value if extent.HasField("dim_value") else -1
@@ -87,14 +97,13 @@ def _shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
             ]
             if min(extents, default=0) >= 0:
                 found[value.name] = tuple(extents)
-                if 0 in extents and tensor.elem_type not in (0, onnx.TensorProto.STRING):
-                    kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-                    empty[value.name] = np.zeros(extents, kind)
+                if 0 in extents and value.name in types:
+                    empty[value.name] = np.zeros(extents, types[value.name])
     found |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
-    return found, empty
+    return found, empty, types
 
 
-def _without_weights(model: Any) -> Any:
+def without_weights(model: Any) -> Any:
     """The model with large constants as inputs, because copying their values takes time."""
     light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
     graph, given = model.graph, {value.name for value in model.graph.input}
@@ -175,12 +184,14 @@ def _names_read(node: Any) -> Iterator[str]:
             yield from _names_read(inner)
 
 
-def _write_out(graph: Any, known: Mapping[str, Any]) -> bool:
-    """Replace each branch and loop that `known` values decide; return whether there was any."""
-    nodes, changed = list[Any](), False
+def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Replace each branch and loop that `known` values and shapes decide; return whether there was
+    any."""
+    graph, nodes, changed = model.graph, list[Any](), False
+    around = _Around(graph, known, shapes, by_input=_version(model) >= _AXES_ARE_INPUTS)
     for node in graph.node:
         writer = _WRITERS.get(node.op_type)
-        found = None if writer is None else writer(graph, node, known)
+        found = None if writer is None else writer(around, node)
         nodes += [node] if found is None else found
         changed = changed or found is not None
     if changed:
@@ -190,17 +201,41 @@ def _write_out(graph: Any, known: Mapping[str, Any]) -> bool:
     return changed
 
 
-def _branch(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
+@dataclass(frozen=True)
+class _Around:
+    """The graph round a branch or loop, and what is known of its values."""
+
+    graph: Any
+    known: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    by_input: bool  #: whether axes are inputs of operators, not attributes
+
+    def constant(self, name: str, value: Any) -> str:
+        """Add a constant; returns its name."""
+        self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def expanded(self, value: str, axis: int, name: str) -> Any:
+        """An operator that adds an axis."""
+        if not self.by_input:
+            return helper.make_node("Unsqueeze", [value], [name], axes=[axis])
+        axes = self.constant(f"{name}/axes", np.array([axis], np.int64))
+        return helper.make_node("Unsqueeze", [value, axes], [name])
+
+
+def _branch(around: _Around, node: Any) -> list[Any] | None:
+    known = around.known
     if node.input[0] not in known:
         return None
     taken = "then_branch" if np.asarray(known[node.input[0]]).item() else "else_branch"
     body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
-    inside = _Inside(graph, body, f"{node.output[0]}/", {})
+    inside = _Inside(around.graph, body, f"{node.output[0]}/", {})
     return inside.nodes + _named(inside.outputs, node.output)
 
 
-def _loop(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
+def _loop(around: _Around, node: Any) -> list[Any] | None:
     """Unroll a loop; None if it may end early, or has no iteration and so no values to stack."""
+    known = around.known
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
     trips, going, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
     if trips not in known or (going and going not in known) or not _goes_on(body):
@@ -215,23 +250,64 @@ def _loop(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
     for number in range(count):
         prefix = f"{node.output[0]}/{number}/"
         for name, value in {"number": np.int64(number), "going": np.bool_(True)}.items():
-            graph.initializer.append(numpy_helper.from_array(np.asarray(value), prefix + name))
+            around.constant(prefix + name, value)
         names = [prefix + "number", prefix + "going", *carried]
         given = dict(zip((value.name for value in body.input), names, strict=True))
-        inside = _Inside(graph, body, prefix, given)
+        inside = _Inside(around.graph, body, prefix, given)
         nodes += inside.nodes
         carried = inside.outputs[1 : 1 + states]
         for values_of, name in zip(kept, inside.outputs[1 + states :], strict=True):
             values_of.append(name)
     nodes += _named(carried, node.output[:states])
     for name, values_of in zip(node.output[states:], kept, strict=False):
-        nodes += _stacked(graph, values_of, name)
+        nodes += _stacked(around, values_of, name)
     return nodes
 
 
-_WRITERS: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], list[Any] | None]] = {
+def _scan(around: _Around, node: Any) -> list[Any] | None:
+    """Unroll a scan; None if its length is not known, or it has no iteration."""
+    given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    body, scanned = given["body"], given["num_scan_inputs"]
+    states, sources = len(body.input) - scanned, node.input[-scanned:]
+    results = len(body.output) - states
+    axes, ways = given.get("scan_input_axes"), given.get("scan_input_directions")
+    if len(node.input) != len(body.input) or sources[0] not in around.shapes:
+        return None  # before opset 9 the first input are lengths of sequences
+    axes, ways = axes or [0] * scanned, ways or [0] * scanned
+    count = around.shapes[sources[0]][axes[0]]
+    if count * len(body.node) > _LARGEST_LOOP or count < 1:
+        return None
+    carried, nodes = list(node.input[:states]), list[Any]()
+    kept: list[list[str]] = [[] for _ in range(results)]
+    for number in range(count):
+        prefix, parts = f"{node.output[0]}/{number}/", list[str]()
+        for place, (source, axis, back) in enumerate(zip(sources, axes, ways, strict=True)):
+            index = np.int64(count - 1 - number if back else number)
+            at = around.constant(f"{prefix}at/{place}", index)
+            parts.append(f"{prefix}part/{place}")
+            nodes.append(helper.make_node("Gather", [source, at], [parts[-1]], axis=axis))
+        names = [value.name for value in body.input]
+        inside = _Inside(
+            around.graph, body, prefix, dict(zip(names, [*carried, *parts], strict=True))
+        )
+        nodes += inside.nodes
+        carried = inside.outputs[:states]
+        for values_of, name in zip(kept, inside.outputs[states:], strict=True):
+            values_of.append(name)
+    nodes += _named(carried, node.output[:states])
+    out_axes = given.get("scan_output_axes") or [0] * results
+    out_ways = given.get("scan_output_directions") or [0] * results
+    for name, values_of, axis, back in zip(
+        node.output[states:], kept, out_axes, out_ways, strict=True
+    ):
+        nodes += _stacked(around, values_of[::-1] if back else values_of, name, axis)
+    return nodes
+
+
+_WRITERS: Mapping[str, Callable[[_Around, Any], list[Any] | None]] = {
     "If": _branch,
     "Loop": _loop,
+    "Scan": _scan,
 }
 OPERATORS = frozenset(_WRITERS)
 
@@ -285,18 +361,18 @@ def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:
     ]
 
 
-def _stacked(graph: Any, values: Sequence[str], name: str) -> list[Any]:
-    """Stack the values of all iterations along a new first axis."""
+def _stacked(around: _Around, values: Sequence[str], name: str, axis: int = 0) -> list[Any]:
+    """Stack the values of all iterations along a new axis."""
     if not name:
         return []
-    shape = f"{name}/one"
-    graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), shape))
     parts = [f"{name}/{number}" for number in range(len(values))]
-    nodes = [
-        helper.make_node("Unsqueeze", [value, shape], [part])
-        for value, part in zip(values, parts, strict=True)
-    ]
-    return [*nodes, helper.make_node("Concat", parts, [name], axis=0)]
+    nodes = [around.expanded(value, axis, part) for value, part in zip(values, parts, strict=True)]
+    return [*nodes, helper.make_node("Concat", parts, [name], axis=axis)]
+
+
+def _version(model: Any) -> int:
+    """The version of ONNX's own operators."""
+    return next((entry.version for entry in model.opset_import if not entry.domain), 1)
 
 
 def _goes_on(body: Any) -> bool:

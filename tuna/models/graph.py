@@ -6,7 +6,7 @@ TVM's own folding compiles a function for each constant, which takes most of a m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,7 @@ def read(module: Any) -> Graph:
             else:
                 replaced[binding.var] = constant(folded)
     result = substitute(function.body.body, find)
-    nodes = _needed(nodes, result)
+    nodes = needed(nodes, result)
     functions = {
         var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
     }
@@ -158,7 +158,7 @@ def extents(var: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _needed(nodes: list[Node], result: Any) -> list[Node]:
+def needed(nodes: Sequence[Node], result: Any) -> list[Node]:
     """The operators whose values the result depends on."""
     wanted, found = set(variables(result)), []
     for node in reversed(nodes):

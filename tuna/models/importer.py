@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import tvm
-from onnx import defs, inliner, numpy_helper
 from onnx import external_data_helper as external
+from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
-from tuna.models import obstacles, torch_importer
+from tuna.models import obstacles, segments, torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
-from tuna.models.converters import OWN, Importer, NotConverted
-from tuna.models.fold import OPERATORS, fold, subgraphs
-from tuna.models.onnx_files import OWN_DOMAINS, operator_name
+from tuna.models.converters import Importer, NotConverted
+from tuna.models.fold import fold
+from tuna.models.inlining import all_nodes, inline, unsupported
+from tuna.models.onnx_files import OWN_DOMAINS
 from tuna.models.torch_importer import TorchModel
 
 
@@ -82,8 +82,8 @@ def read_onnx(
     _fix_values(path.name, model, values or {})
     open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
     # branches are decided when all shapes are known
-    nodes = (node for node in _without_functions(model).graph.node if node.op_type not in OPERATORS)
-    refuse_obstacles(path.name, unsupported(nodes), open_sizes)
+    found = unsupported(inline(model).graph.node, branches=False)
+    refuse_obstacles(path.name, found, open_sizes)
     return model
 
 
@@ -141,22 +141,26 @@ def real_inputs(model: Any) -> list[Any]:
 
 
 def to_relax(model: Any, name: str) -> tvm.IRModule:
-    """Convert a model to Relax; raises BadInput with every operator that cannot be imported."""
+    """Convert a model to Relax; raises BadInput with every operator that cannot be imported.
+
+    The last results of a quantised one are its quantised tensors (`segments.py`).
+    """
     if isinstance(model, TorchModel):
         return model.to_relax(name)
 
     try:
-        ready = fold(_without_functions(model))
+        ready = fold(inline(model))
         for node in ready.graph.node:
             node.name = node.name or node.output[0]
-        nodes = (node for node in _nodes(ready.graph) if node.op_type not in OPERATORS)
-        refuse_obstacles(name, unsupported(nodes), {})
+        refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
         obstacles.refuse_types(name, onnx.shape_inference.infer_shapes(ready))
         obstacles.refuse_undecided(name, ready)
-        refuse_obstacles(name, unsupported(_nodes(ready.graph)), {})
+        refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
+        whole = segments.returning(ready)
         shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
-            return Importer(shapes).from_onnx(ready.graph, int(opset(ready)))
+            module = Importer(shapes).from_onnx(whole.graph, int(opset(whole)))
+        return segments.marked(module, ready)
     except BadInput:
         raise
     except NotConverted as error:
@@ -166,17 +170,6 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         raise BadInput(f"{name} cannot be imported: {_reason(error)}.") from error
 
 
-def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
-    """The names of the nodes of each operator that the importer does not know."""
-    known = {*onnx_frontend._get_convert_map(), *OWN, "Constant"}
-    found: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.domain not in OWN_DOMAINS or node.op_type not in known:
-            operator = operator_name(node.domain, node.op_type)
-            found.setdefault(operator, []).append(_title(node))
-    return found
-
-
 def opset(model: Any) -> str:
     """The version of ONNX's own operators, or of PyTorch."""
     if isinstance(model, TorchModel):
@@ -184,39 +177,6 @@ def opset(model: Any) -> str:
     return str(
         next((entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS), 0)
     )
-
-
-def _without_functions(model: Any) -> Any:
-    """Inline the model's functions, and ONNX's operators that are functions of known ones."""
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    missing = {*unsupported(_nodes(model.graph))}
-    for schema in [defs.get_schema(name, int(opset(model))) for name in missing if defs.has(name)]:
-        made: Any = schema  # its stub lacks both
-        if not (made.has_function or made.has_context_dependent_function):
-            continue
-        try:
-            written = inliner.inline_selected_functions(
-                model, [("", schema.name)], inline_schema_functions=True
-            )
-        except RuntimeError:  # beside a foreign operator, whose type is not known
-            continue
-        if {*unsupported(_nodes(written.graph))} < missing:
-            model, missing = written, {*unsupported(_nodes(written.graph))}
-    return model
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
-
-
-def _title(node: Any) -> str:
-    """Return the node's name; for a branch or a loop also why it is not imported."""
-    name = str(node.name or (node.output[0] if node.output else node.op_type))
-    return f"{name}, which depends on the input" if node.op_type in OPERATORS else name
 
 
 def _reason(error: BaseException) -> str:

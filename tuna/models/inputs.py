@@ -2,8 +2,8 @@
 outputs. Imports TVM.
 
 A token id is drawn below the size of the embedding that it indexes, a length up to the number that
-it is compared with; other integers and truth values are masks. An input is a mapping as in a
-manifest (`manifest.ModelTensor`).
+it is compared with, a whole divisor above zero; other integers and truth values are masks. An input
+is a mapping as in a manifest (`manifest.ModelTensor`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna.configs.model import SMALL
 from tuna.errors import BadInput
+from tuna.libraries.tvm.model_answers import distance
 from tuna.models.graph import Node, constant_of, extents
 
 #: Operators of Relax that only move or cast the values of their first argument (or tuple).
@@ -38,6 +38,9 @@ _INDEXING = {
     "one_hot": 0,
 }
 _ORDERING = {"less", "less_equal", "greater", "greater_equal"}
+_DIVIDING = {"divide", "floor_divide", "mod", "floor_mod"}
+#: How many divisors there are to draw from.
+_DIVISORS = 9
 
 #: Smallest and largest value of an input.
 Bounds = tuple[int, int]
@@ -93,7 +96,7 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
                     raise BadInput(
                         f"{path.name} has no array {name} of shape {shape} and type {kind}."
                     )
-                found[name] = np.ascontiguousarray(arrays[name])
+                found[name] = np.asarray(arrays[name], order="C")
     except BadInput:
         raise
     except Exception as error:  # NumPy, its zip files and the file system each have their own
@@ -104,20 +107,13 @@ def read(inputs: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
 def largest_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the largest difference of outputs relative to their output's largest magnitude.
 
-    It is the largest float if shapes differ or a value is not finite. Raises BadInput for another
-    number of outputs.
+    It is the largest float if shapes differ, or infinities and NaN are in other places. Raises
+    BadInput for another number of outputs.
     """
     if len(found) != len(expected):
         raise BadInput(f"The models have {len(expected)} and {len(found)} outputs.")
-    worst = 0.0
-    for ours, right in zip(found, expected, strict=True):
-        finite = np.all(np.isfinite(ours)) and np.all(np.isfinite(right))
-        if ours.shape != right.shape or not finite:
-            return sys.float_info.max
-        if ours.size:
-            scale = float(np.max(np.abs(right.astype(np.float64)))) + SMALL
-            worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - right))) / scale)
-    return worst
+    worst = max((distance(*pair) for pair in zip(found, expected, strict=True)), default=0.0)
+    return min(worst, sys.float_info.max)
 
 
 def of(module: Any) -> list[dict[str, Any]]:
@@ -144,15 +140,18 @@ class _Followed:
         self._known: dict[Any, Bounds] = {}
         self._indices: dict[int, list[Bounds]] = defaultdict(list)
         self._lengths: dict[int, list[Bounds]] = defaultdict(list)
+        self._divisors: dict[int, list[Bounds]] = defaultdict(list)
         for block in getattr(function.body, "blocks", ()):
             for binding in block.bindings:
                 self._follow(Node(binding.var, binding.value))
 
     def bounds(self, number: int) -> Bounds | None:
-        """Return values that are valid in all uses; indices count before lengths."""
-        for places in (self._indices[number], self._lengths[number]):
+        """Return values that are valid in all uses; indices count before lengths, and both before
+        divisors, which are above zero all the same."""
+        divisors = self._divisors[number]
+        for places in (self._indices[number], self._lengths[number], divisors):
             if places:
-                low = max(low for low, _ in places)
+                low = max(low for low, _ in (*places, *divisors))
                 return low, max(low, min(high for _, high in places))
         return None
 
@@ -166,6 +165,9 @@ class _Followed:
                 if (limits := self._numbers(other)) is not None and limits[0] < limits[1]:
                     for number in self._of(one):
                         self._lengths[number].append((1, limits[1] + 1))
+        if node.op in _DIVIDING and "int" in str(getattr(node.var.ty, "dtype", "")):
+            for number, (low, _) in self._of(args[1]).items():
+                self._divisors[number].append((1 - low, _DIVISORS - low))
         if isinstance(node.value, relax.Var | relax.TupleGetItem | relax.Tuple):
             self._keep(node.var, [node.value])
         elif node.op in _KEEPING:

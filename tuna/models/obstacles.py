@@ -64,8 +64,8 @@ def refuse_undecided(name: str, model: Any) -> None:
         f"{operator} ({', '.join(titles[:6])})" for operator, titles in places.items()
     )
     sizes = {value.name: value.type.tensor_type for value in graph.input}
-    askable = all(source in sizes and _few(sizes[source]) for source in asked)
-    texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in asked if askable]
+    askable = [source for source in asked if source in sizes and _few(sizes[source])]
+    texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in askable]
     given = " ".join(f"--value {text}" for text in texts)
     raise BadInput(
         f"{name} has operators that need values which depend on the model's input: {listed}.",

@@ -11,20 +11,145 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_max_pool
+from onnx.reference.ops import op_max_pool, op_resize
+
+from tuna.models.onnx_files import OWN_DOMAINS
 
 #: The first opset with quantisation in ONNX's reference.
 _QUANTISED_SINCE = 19
+#: The first opset whose softmax is along one axis; ONNX's reference has no other.
+_ALONG_AXIS_SINCE = 13
 
 
-def run(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """The outputs of the model."""
-    own: list[type[OpRun]] = [BatchNormalization, ConvTranspose, GlobalMaxPool, MaxPool]
-    if max(entry.version for entry in model.opset_import if not entry.domain) < _QUANTISED_SINCE:
+def run(model: Any, inputs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Any]:
+    """The outputs of the model, or those of its tensors, weights included, with these names."""
+    return list(_evaluator(_written_out(model)).run(names, dict(inputs)))
+
+
+def run_node(model: Any, node: Any, inputs: Sequence[Any]) -> Any:
+    """The first output of an operator of the model on other inputs than those it has there."""
+    names = ["" if value is None else f"in{place}" for place, value in enumerate(inputs)]
+    single = type(node)()
+    single.CopyFrom(node)
+    single.input[:] = names
+    graph = helper.make_graph(
+        [single],
+        "single",
+        [helper.make_tensor_value_info(name, 0, None) for name in names if name],
+        [helper.make_tensor_value_info(node.output[0], 0, None)],
+    )
+    whole = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    given = {name: value for name, value in zip(names, inputs, strict=True) if name}
+    return next(iter(_evaluator(whole).run(None, given)))
+
+
+def _written_out(model: Any) -> Any:
+    """The model with quantised convolutions and products as their definitions: real ones of real
+    values, which are rounded then."""
+    if not any(node.op_type in _QUANTISED for node in model.graph.node):
+        return model
+    copy, nodes = type(model)(), list[Any]()
+    copy.CopyFrom(model)
+    for node in model.graph.node:
+        nodes += _QUANTISED[node.op_type](node) if node.op_type in _QUANTISED else [node]
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    return copy
+
+
+def _quantised_conv(node: Any) -> list[Any]:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.input
+    real, scale = node.output[0] + "/real", node.output[0] + "/scale"
+    nodes = [
+        helper.make_node("DequantizeLinear", [x, x_scale, x_zero], [real + "/x"], axis=1),
+        helper.make_node("DequantizeLinear", [w, w_scale, w_zero], [real + "/w"], axis=0),
+    ]
+    given = [real + "/x", real + "/w"]
+    if bias and bias[0]:
+        nodes += [
+            helper.make_node("Mul", [x_scale, w_scale], [scale]),
+            helper.make_node("DequantizeLinear", [bias[0], scale], [real + "/b"], axis=0),
+        ]
+        given.append(real + "/b")
+    conv = helper.make_node("Conv", given, [real])
+    conv.attribute.extend(node.attribute)
+    last = helper.make_node("QuantizeLinear", [real, y_scale, y_zero], node.output, axis=1)
+    return [*nodes, conv, last]
+
+
+def _quantised_product(node: Any) -> list[Any]:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
+    real = node.output[0] + "/real"
+    return [
+        helper.make_node("DequantizeLinear", [a, a_scale, a_zero], [real + "/a"], axis=-2),
+        helper.make_node("DequantizeLinear", [b, b_scale, b_zero], [real + "/b"], axis=-1),
+        helper.make_node("MatMul", [real + "/a", real + "/b"], [real]),
+        helper.make_node("QuantizeLinear", [real, y_scale, y_zero], node.output),
+    ]
+
+
+_QUANTISED = {"QLinearConv": _quantised_conv, "QLinearMatMul": _quantised_product}
+
+
+def evaluate(
+    model: Any, inputs: Mapping[str, Any], names: Sequence[str] = ()
+) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """The outputs of the model; of each of its quantised tensors, by name, the whole numbers and
+    the real ones of which they are the nearest; and the tensors with these names."""
+    whole = _written_out(model)
+    nodes = [node for node in whole.graph.node if node.op_type in _ROUNDING]
+    outputs = [value.name for value in model.graph.output]
+    read = [name for node in nodes for name in (*node.input, *node.output) if name]
+    wanted = list(dict.fromkeys([*outputs, *read, *names]))
+    values = dict(zip(wanted, run(model, inputs, wanted), strict=True))
+    found = dict[str, Any]()
+    for node in nodes:
+        for name, real in _ROUNDING[node.op_type](node, values).items():
+            limits = np.iinfo(values[name].dtype)
+            found[name] = values[name], np.clip(real, limits.min, limits.max)
+    return [values[name] for name in outputs], found, values
+
+
+def _before_rounding(node: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    x, scale, *zero = (values[name] for name in node.input if name)
+    axis = next((each.i for each in node.attribute if each.name == "axis"), None)
+    real = x.astype(np.float64) / _along(scale, x, axis)
+    return {node.output[0]: real + (_along(zero[0].astype(np.float64), x, axis) if zero else 0)}
+
+
+def _before_dynamic_rounding(node: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    x = values[node.input[0]].astype(np.float64)
+    scale, zero = (values[name] for name in node.output[1:])
+    steps = np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
+    lowest = np.asarray(min(steps.min(initial=0.0), 0.0))
+    return {node.output[0]: steps + float(zero), node.output[2]: -lowest.reshape(zero.shape)}
+
+
+_ROUNDING = {
+    "QuantizeLinear": _before_rounding,
+    "DynamicQuantizeLinear": _before_dynamic_rounding,
+}
+
+
+def _evaluator(model: Any) -> ReferenceEvaluator:
+    """ONNX's reference evaluator with the operators here."""
+    own: list[type[OpRun]] = [
+        BatchNormalization,
+        ConvTranspose,
+        GlobalMaxPool,
+        LRN,
+        MaxPool,
+        Resize,
+    ]
+    opset = max(entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS)
+    if opset < _QUANTISED_SINCE:
         own += [DequantizeLinear, QuantizeLinear]
-    return list(ReferenceEvaluator(model, new_ops=own).run(None, dict(inputs)))
+    if opset < _ALONG_AXIS_SINCE:
+        own += [Hardmax, LogSoftmax, Softmax]
+    return ReferenceEvaluator(model, new_ops=own)
 
 
 class BatchNormalization(OpRun):
@@ -92,6 +217,90 @@ class GlobalMaxPool(OpRun):
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
+class LRN(OpRun):
+    """The operator on any number of axes; the loop of ONNX's reference runs over the batch in the
+    place of the channels."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Any, alpha: Any = None, beta: Any = None, bias: Any = None, size: Any = None
+    ) -> Any:
+        squares, channels = x.astype(np.float64) ** 2, x.shape[1]
+        total = np.zeros_like(squares)
+        for ahead in range(-((size - 1) // 2), size // 2 + 1):
+            first, last = max(0, -ahead), min(channels, channels - ahead)
+            total[:, first:last] += squares[:, first + ahead : last + ahead]
+        return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+
+class _AlongTheRest(OpRun):
+    """Before opset 13: along all axes from `axis` on, by default from the second, as one."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, axis: int | None = None) -> Any:
+        # its default is that of the newest opset
+        written = any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
+        at = (axis if written and axis is not None else 1) % max(x.ndim, 1)
+        rows = x.reshape(int(np.prod(x.shape[:at])), -1) if x.size else x
+        return (self._of_rows(rows).reshape(x.shape).astype(x.dtype),)
+
+    def _of_rows(self, rows: Any) -> Any:
+        raise NotImplementedError
+
+
+class Softmax(_AlongTheRest):
+    """The operator before opset 13."""
+
+    def _of_rows(self, rows: Any) -> Any:
+        return np.exp(_log_softmax(rows))
+
+
+class LogSoftmax(_AlongTheRest):
+    """The operator before opset 13."""
+
+    def _of_rows(self, rows: Any) -> Any:
+        return _log_softmax(rows)
+
+
+class Hardmax(_AlongTheRest):
+    """The operator before opset 13."""
+
+    def _of_rows(self, rows: Any) -> Any:
+        found = np.zeros_like(rows)
+        if rows.size:
+            found[np.arange(len(rows)), rows.argmax(axis=1)] = 1
+        return found
+
+
+def _log_softmax(rows: Any) -> Any:
+    if not rows.size:
+        return rows
+    below = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)
+    return below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+
+
+class Resize(op_resize.Resize):
+    """Corners are aligned by whole lengths, as ONNX says; its reference takes the length before it
+    is rounded down."""
+
+    op_domain = ""
+
+    def _run(  # type: ignore[override]
+        self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **attributes: Any
+    ) -> Any:
+        if attributes.get("coordinate_transformation_mode") in _BY_LENGTH and scales is not None:
+            axes = attributes.get("axes") or range(x.ndim)
+            extents = [x.shape[axis] for axis in axes]
+            sizes, scales = np.floor(np.array(extents, np.float32) * scales).astype(np.int64), None
+        return super()._run(x, roi, scales, sizes, **attributes)
+
+
+#: Modes of Resize that map the first and the last value to themselves, or to the ends of a region.
+_BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
+
+
 class ConvTranspose(OpRun):
     """In double precision: ONNX's reference mixes up the channels and the bias of groups."""
 
@@ -152,7 +361,7 @@ class MaxPool(op_max_pool.MaxPool):
     op_domain = ""
 
     def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
-        alone = len(self.output) == 1 and x.dtype.kind == "f"
+        alone = len(self.output) == 1
         if (
             not alone
             or attributes.get("ceil_mode")
@@ -166,12 +375,14 @@ class MaxPool(op_max_pool.MaxPool):
 
 
 def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the inputs of each tap of a pool for all values of the answer; padding is -inf."""
+    """Yield the inputs of each tap of a pool for all values of the answer; padding is the lowest
+    value of their type."""
     taps = attributes["kernel_shape"]
     ones = [1] * len(taps)
     strides, dilations = attributes.get("strides") or ones, attributes.get("dilations") or ones
     ahead, behind = np.array(attributes.get("pads") or [0] * 2 * len(taps)).reshape(2, -1)
-    x = np.pad(x, [(0, 0), (0, 0), *zip(ahead, behind, strict=True)], constant_values=-np.inf)
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    x = np.pad(x, [(0, 0), (0, 0), *zip(ahead, behind, strict=True)], constant_values=lowest)
     reach = [
         size - (tap - 1) * dilation
         for size, tap, dilation in zip(x.shape[2:], taps, dilations, strict=True)

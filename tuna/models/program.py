@@ -20,7 +20,7 @@ from tvm.runtime import _ffi_api
 
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.kernels import machine, stages
-from tuna.libraries.tvm.whole_models import MAIN, UNTUNED, ModelBody
+from tuna.libraries.tvm.whole_models import MAIN, SEGMENTS, TENSORS, UNTUNED, ModelBody
 from tuna.models.blocked import opaque
 from tuna.models.build import Planned, called
 from tuna.models.graph import substitute
@@ -43,13 +43,27 @@ class Program:
     def __post_init__(self) -> None:
         self._builder = relax.BlockBuilder()
         self._timed: dict[str, list[str]] = {}
+        self._cuts: list[dict[str, Any]] = []
         self._stamp: Any = None
 
     @classmethod
-    def of(cls, variants: Sequence[Planned], untuned: Planned | None, target: Any) -> Program:
-        """Return the program of which `main` is the first variant; all are timed in it."""
+    def of(
+        cls,
+        variants: Sequence[Planned],
+        untuned: Planned | None,
+        target: Any,
+        checked: Sequence[Planned] = (),
+    ) -> Program:
+        """Return the program of which `main` is the first variant; all are timed in it.
+
+        `checked` are that variant's plans in the forms `TENSORS` and `SEGMENTS`, where the model is
+        quantised.
+        """
         found = cls(target)
         found._add(MAIN, variants[0])
+        for name, planned in zip((TENSORS, SEGMENTS), checked, strict=False):
+            found._cuts = [cut.to_json() for cut in planned.cuts]
+            found._add(name, planned)
         for number, planned in enumerate(variants):
             found._add(f"timed_{number}", planned, timed=True)
         if untuned is not None:
@@ -74,8 +88,8 @@ class Program:
         parts: list[dict[Any, Any]] = [{}, {}]
         for variable, function in functions.items():
             parts[str(variable.name_hint) in others][variable] = function
-        texts = [str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts]
-        body = ModelBody(choices, self._timed, *texts)
+        mine, beside = (str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts)
+        body = ModelBody(choices, self._timed, mine, beside, self._cuts)
         (folder / BODY).write_bytes(gzip.compress(body.to_bytes(), mtime=0))
 
     def _add(self, name: str, planned: Planned, *, timed: bool = False) -> None:

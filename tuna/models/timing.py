@@ -1,7 +1,4 @@
-"""The right answers of a model, and its time in turn with those of other runtimes.
-
-Imports TVM's runtime and onnx.
-"""
+"""The time of a model in turn with those of other runtimes. Imports TVM's runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ import tvm
 from tvm import relax
 
 from tuna.libraries.tvm.whole_models import arrays_of
-from tuna.models import onnx_reference, runtimes
+from tuna.models import runtimes
 from tuna.models.inputs import largest_error
-from tuna.models.torch_importer import TorchModel
 
 #: Characters of a runtime's reason; onnxruntime says its versions at the end of a long sentence.
 _REASON_CHARS = 1000
@@ -59,13 +55,6 @@ def compare(
             absent[name] = f"it cannot run the model: {reason}"
     times_ms, wall_ms = _in_turn(contenders, threads) if errors else ({}, {})
     return {"errors": errors, "times_ms": times_ms, "wall_ms": wall_ms, "absent": absent}
-
-
-def reference(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """The right outputs: by ONNX's reference evaluator, or by the PyTorch program itself."""
-    if isinstance(model, TorchModel):
-        return model.reference(inputs)
-    return onnx_reference.run(model, inputs)
 
 
 def _best(

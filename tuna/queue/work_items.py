@@ -34,7 +34,7 @@ _SOLVERS = sa.select(SolverRow.id, SolverRow.name).where(_among(SolverRow.id))
 _CONFIGS = sa.select(ConfigRow.id, ConfigRow.key, ConfigRow.json, ConfigRow.body).where(
     _among(ConfigRow.id)
 )
-_BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
+_BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms, FindDb.noisy).where(
     FindDb.session_id == sa.bindparam("of_session"),
     _among(FindDb.config_id),
     FindDb.job_id.is_not(None),
@@ -80,7 +80,7 @@ def work_items(
     proposes = work.library.search is not None and step == work.library.search.name
     past = _history(connection, work, later_rounds) if proposes else {}
     known_searches = history.warm_starts_of(connection, rows) if proposes and not bare else {}
-    bests = _best_times(connection, work.session_id, later_rounds)
+    bests = _bests(connection, work.session_id, later_rounds)
     rivals = _rivals(connection, work, configs) if step == FINALS else {}
     uses_known = work.library.uses_known_params and not bare
     known = _known_params(connection, work.session_id, rows) if uses_known else {}
@@ -103,7 +103,7 @@ def work_items(
             round=row.round,
             history=past.get(row.id, ()),
             siblings=known_searches.get(row.id, ()),
-            best_ms=bests.get((row.config_id, row.solver_id)),
+            **bests.get((row.config_id, row.solver_id), {}),
             rivals=rivals.get(row.config_id, ()),
             avoid=row.avoid or "",
             known_params=known.get((row.config_id, row.solver_id)),
@@ -211,14 +211,17 @@ def _rivals(
     }
 
 
-def _best_times(
+def _bests(
     connection: sa.Connection, session_id: int, rows: Sequence[ClaimedJob]
-) -> dict[tuple[int, int], float | None]:
-    """The best time (ms) that the session measured, by config and solver."""
-    found: dict[tuple[int, int], float | None] = {}
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """The fields of items about the result that the session measured, by config and solver."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
     for part in parts(sorted({row.config_id for row in rows})):
         some = connection.execute(_BEST, {"of_session": session_id, "some": part})
-        found |= {(row.config_id, row.solver_id): row.time_ms for row in some}
+        found |= {
+            (row.config_id, row.solver_id): {"best_ms": row.time_ms, "best_noisy": row.noisy}
+            for row in some
+        }
     return found
 
 

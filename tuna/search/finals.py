@@ -7,7 +7,8 @@ ended, the winners that are close to the best are measured again in one job (its
 its solver the fastest that had no finals yet), and their times replace the earlier ones. Then all
 results close to the best are from the same finals; where they are not, such as after a solver was
 added later, there are finals again. Each solver has them once at most, so that this comes to an
-end.
+end. The winner of a search of several rounds has them alone where no other is close: it is the
+fastest of several rounds, so that its time is too short.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ def load(
         waiting = _not_ready(connection, session_id, library, part)
         had = _had(connection, session_id, part)
         for config_id, results in _close(connection, session_id, library, part).items():
-            solver_id = None if config_id in waiting else _next(results, had.get(config_id, set()))
+            if config_id in waiting:
+                continue
+            alone = library.finals_after_rounds and results[0].has_rounds
+            solver_id = _next(results, had.get(config_id, set()), alone=alone)
             if solver_id is not None:
                 due.append((config_id, solver_id))
     rows = [
@@ -163,13 +167,13 @@ def write(
             connection.execute(sa.update(FindDb).where(FindDb.id == row.id).values(values))
 
 
-def _next(results: Sequence[sa.Row[Any]], had: Collection[int]) -> int | None:
+def _next(results: Sequence[sa.Row[Any]], had: Collection[int], *, alone: bool) -> int | None:
     """The solver for whose sake there should be finals: None when all results are from the same
-    ones."""
+    ones, or where there is one result and it should have none `alone`."""
     latest = max((row.final_job_id or 0 for row in results), default=0)
     new = (row for row in results if row.final_job_id is None or row.final_job_id != latest)
     first = next((row for row in new if row.solver_id not in had), None)
-    return first.solver_id if first is not None and len(results) > 1 else None
+    return first.solver_id if first is not None and (alone or len(results) > 1) else None
 
 
 def _close(
@@ -177,6 +181,7 @@ def _close(
 ) -> dict[int, list[sa.Row[Any]]]:
     """By config, the results that finals would measure, fastest first; also where that is one
     alone."""
+    later = sa.orm.aliased(Job)
     query = (
         sa.select(
             *(
@@ -191,6 +196,9 @@ def _close(
                 SolverRow.name,
                 Job.options,
                 Job.search_id,
+                sa.exists()
+                .where(later.search_id == Job.search_id, later.round > 0)
+                .label("has_rounds"),
                 TrialRow.number,
                 TrialRow.artifact,
                 TrialRow.id.label("trial_id"),

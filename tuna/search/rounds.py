@@ -26,8 +26,17 @@ import sqlalchemy as sa
 
 from tuna.db.bulk import parts, upsert
 from tuna.db.jobs import step_names
-from tuna.db.models import ConfigTag, Job, Search, ServedTime, Session, StepResultRow, TrialRow
-from tuna.db.types import UtcDateTime, utc_now
+from tuna.db.models import (
+    ConfigTag,
+    FindDb,
+    Job,
+    Search,
+    ServedTime,
+    Session,
+    StepResultRow,
+    TrialRow,
+)
+from tuna.db.types import UtcDateTime, timed, utc_now
 from tuna.jobs.states import check, is_open
 from tuna.libraries.base import Found, Library
 from tuna.libraries.results import is_time
@@ -351,8 +360,16 @@ def _found(connection: sa.Connection, search: _Search, library: Library) -> Foun
         if start is not None and end is not None
     ]
     served = Served(connection, search.session_id)
+    result = sa.select(FindDb.time_ms).where(
+        FindDb.session_id == search.session_id,
+        FindDb.config_id == search.config_id,
+        FindDb.solver_id == search.solver_id,
+        FindDb.job_id.is_not(None),
+        timed(FindDb.time_ms),
+    )
     return Found(
         times_ms=times,
+        result_ms=connection.execute(result).scalar(),
         rounds=len({one.round for one in judged}),
         opened=len({one.round for one in search.rounds}),
         proposed=connection.execute(

@@ -39,6 +39,7 @@ class SearchState:
 
     #: of each trial in the order of rounds and candidates; None: failed
     seconds: Sequence[float | None] = ()
+    result_s: float | None = None  #: of its result, which was measured in fresh processes
     elapsed_s: float = 0.0  #: since it started
     exhausted: bool = False  #: fewer candidates were proposed than asked for
 
@@ -78,8 +79,8 @@ class StopRule:
 
     def stopped_by(self, progress: SearchState) -> Stop | None:
         """Return the rule that ends the search now, None while it goes on."""
-        best = min((time for time in progress.seconds if time is not None), default=math.inf)
-        if self.target_ms is not None and 1000.0 * best <= self.target_ms:
+        result_s = math.inf if progress.result_s is None else progress.result_s
+        if self.target_ms is not None and 1000.0 * result_s <= self.target_ms:
             return Stop.TARGET
         if progress.exhausted:
             return Stop.EXHAUSTED

@@ -15,7 +15,7 @@ from tuna.configs import Config
 from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.measurement import Budgets
+from tuna.libraries.contest import Budgets
 from tuna.libraries.options import Condition
 from tuna.libraries.searching import SearchingLibrary
 from tuna.libraries.triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description
@@ -56,6 +56,7 @@ class TritonLibrary(SearchingLibrary):
     memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
     baselines_in_finals = True
+    finals_after_rounds = False  #: opening the device takes a second, and its times are steadier
     #: Repeats on a device are steadier, and a fresh process, which opens the device anew, takes a
     #: second: there is one for each layer's finals.
     budgets: ClassVar[Budgets] = Budgets(

@@ -114,7 +114,7 @@ class BoardKernel(Kernel):
         device = _current().remote.cpu(0)
         self._module, self._device, self._cold, self._to_answer = module, device, cold, answer
         self._tensors = [
-            tvm.runtime.tensor(np.ascontiguousarray(array), device=device) for array in arrays
+            tvm.runtime.tensor(np.asarray(array, order="C"), device=device) for array in arrays
         ]
         super().__init__(functools.partial(module["main"], *self._tensors), arrays)
 
@@ -138,20 +138,20 @@ class BoardModelKernel(ModelKernel):
     empties_caches = True  # they are not asked to: see `TvmLibrary._job`
 
     def __init__(self, job: KernelJob, built: Path, arrays: Sequence[Any]) -> None:
-        super().__init__(job, arrays)
         session = _current()
         program = session.program(Path(job.files["program"]))
         program.import_module(session.module(whole_models.extract_library(built)))
         self._device = session.remote.cpu(0)
         self._machine = relax.VirtualMachine(program, self._device)
-        self._inputs = [
-            tvm.runtime.tensor(np.ascontiguousarray(array), device=self._device)
-            for array in arrays[:-1]
-        ]
+        super().__init__(job, arrays)
 
-    def call(self, function: str) -> None:
+    def sent(self, array: Any) -> Any:
+        """A tensor on the board."""
+        return tvm.runtime.tensor(np.asarray(array, order="C"), device=self._device)
+
+    def call(self, function: str, inputs: Sequence[Any] | None = None) -> None:
         """Run a function of the program."""
-        self._machine.set_input(function, *self._inputs)
+        self._machine.set_input(function, *(self._inputs if inputs is None else inputs))
         self._machine.invoke_stateful(function)
 
     def outputs(self, function: str) -> list[Any]:
@@ -160,6 +160,8 @@ class BoardModelKernel(ModelKernel):
 
     def times_ms(self, number: int, repeats: int) -> list[float]:
         """Measure by `time_evaluator` on the board."""
+        # the check has set others
+        self._machine.set_input(whole_models.MAIN, *self._inputs)
         timed = self._machine.time_evaluator(
             "invoke_stateful", self._device, number=number, repeat=repeats
         )

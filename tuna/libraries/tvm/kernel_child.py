@@ -37,6 +37,7 @@ from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
 from tuna.libraries.tvm import (
     functions,
+    model_answers,
     problems,
     schedules,
     toolchain,
@@ -235,7 +236,7 @@ class TvmLoader(Loader):
         """Return the problem of a task without a core, which is a function: its answer is that of
         its code without a schedule; and of a model."""
         if "answers" in job.files:
-            return whole_models.problem(job.files["answers"])
+            return model_answers.problem(job.files["answers"])
         if not job.body:
             return None
         return functions.problem(functions.read(job.body), problems.target_of(job.target))

@@ -24,10 +24,11 @@ from tuna.configs import Config
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment, Solver, Step
 from tuna.libraries.candidates import CandidateOptions
+from tuna.libraries.contest import Contest
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.kernels import CandidateFacts
-from tuna.libraries.measurement import Call, Contest, DeviceGone, DeviceHeld
+from tuna.libraries.measurement import Call, DeviceGone, DeviceHeld
 from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, toolchain

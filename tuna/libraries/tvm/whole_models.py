@@ -8,7 +8,9 @@ of the body are the functions alone, without weights.
 
 Beside `main` the program has functions that compute the same and say when each of the model's
 functions began and ended: `timed_0` calls those of `main`, `timed_1` and so on call other kernels
-in the places of some of them, `untuned` is what TVM makes of the model without Tuna.
+in the places of some of them, `untuned` is what TVM makes of the model without Tuna. Of a quantised
+model `tensors` calls those of `main` and returns the quantised tensors as well, and `segments`
+takes quantised tensors and computes each segment from them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import tempfile
 import time
 import zipfile
 from abc import abstractmethod
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +35,13 @@ import tvm.runtime
 from tvm import relax
 from tvm.support.cc import create_shared
 
-from tuna.configs.model import SMALL, TOLERANCE
 from tuna.errors import BadInput
 from tuna.files import gunzip
 from tuna.libraries.kernels import Kernel, KernelJob
-from tuna.libraries.reference import Problem
 from tuna.libraries.tvm import toolchain
+from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
 
-MAIN, UNTUNED = "main", "untuned"
+MAIN, UNTUNED, TENSORS, SEGMENTS = "main", "untuned", "tensors", "segments"
 #: Files in what is built: everything for the device, and the functions of `main` alone, of which a
 #: library for users is linked.
 _LIBRARY, _OBJECT = "functions.so", "main.o"
@@ -57,7 +58,8 @@ class ModelBody:
     #: the functions that each timed function of the program calls, in order
     timed: Mapping[str, Sequence[str]]
     functions: str  #: those of `main`, as TVM's JSON of the module
-    others: str  #: those that timed functions call beside them
+    others: str  #: those that the program's other functions call beside them
+    cuts: Sequence[Mapping[str, Any]] = ()  #: quantised tensors, as arguments of `Quantised`
 
     def to_bytes(self) -> bytes:
         """The JSON form."""
@@ -106,89 +108,54 @@ def extract_library(built: Path) -> Path:
     return path
 
 
-def write_answers(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Write inputs and the right answers to them to `path`."""
-    named = {f"in_{number}": array for number, array in enumerate(inputs)}
-    named |= {f"out_{number}": np.asarray(array) for number, array in enumerate(outputs)}
-    with open(path, "wb") as file:
-        np.savez(file, **named)
-
-
-@dataclass(frozen=True)
-class ModelProblem(Problem):
-    """Inputs of a model and the right answers, each divided by its largest magnitude, one after
-    the other."""
-
-    scales: tuple[tuple[tuple[int, ...], float], ...]  #: shape and divisor of each output
-
-    def vector(self, outputs: Sequence[Any]) -> Any:
-        """The outputs of a run in the form of `expected`; raises ValueError for others."""
-        shapes = [tuple(output.shape) for output in outputs]
-        if shapes != [shape for shape, _ in self.scales]:
-            raise ValueError(f"the model answers with tensors of the shapes {shapes}")
-        return _vector(outputs, [scale for _, scale in self.scales])
-
-    def error(self, answer: Any) -> float:
-        """Largest difference; infinite where a value is not finite."""
-        if not np.all(np.isfinite(answer)):
-            return float("inf")
-        return float(np.max(np.abs(answer - self.expected), initial=0.0))
-
-
-def _vector(outputs: Sequence[Any], scales: Sequence[float]) -> Any:
-    parts = [
-        np.asarray(output, np.float64).reshape(-1) / scale
-        for output, scale in zip(outputs, scales, strict=True)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def read_answers(path: str) -> tuple[list[Any], list[Any]]:
-    """Inputs and outputs in a file of `write_answers`."""
-    with np.load(path, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    counts = Counter(name.partition("_")[0] for name in found)
-    inputs, outputs = (
-        [found[f"{kind}_{number}"] for number in range(counts[kind])] for kind in ("in", "out")
-    )
-    return inputs, outputs
-
-
-@functools.lru_cache(maxsize=1)
-def problem(answers: str) -> ModelProblem:
-    """The problem in a file of `write_answers`."""
-    inputs, outputs = read_answers(answers)
-    scales = [float(np.max(np.abs(output), initial=0.0)) + SMALL for output in outputs]
-    return ModelProblem(
-        tuple(inputs),
-        _vector(outputs, scales),
-        "float64",
-        TOLERANCE,
-        tuple((tuple(output.shape), scale) for output, scale in zip(outputs, scales, strict=True)),
-    )
-
-
 class ModelKernel(Kernel):
     """A model that was built, with its inputs in place."""
 
     def __init__(self, job: KernelJob, arrays: Sequence[Any]) -> None:
         """`arrays` are the inputs, then the answer's place, which is not used."""
-        self._problem = problem(job.files["answers"])
+        self._cases = problem(job.files["answers"]).answers.cases
         self._body = ModelBody.read(Path(job.body))
-        self._found: Sequence[Any] = ()
+        self._inputs = [self.sent(array) for array in arrays[:-1]]
         super().__init__(functools.partial(self.call, MAIN), arrays)
 
     @abstractmethod
-    def call(self, function: str) -> None:
-        """Run a function of the program and wait for the end."""
+    def sent(self, array: Any) -> Any:
+        """A copy of an array on the device."""
+
+    @abstractmethod
+    def call(self, function: str, inputs: Sequence[Any] | None = None) -> None:
+        """Run a function of the program on these inputs, by default the problem's, and wait for
+        the end."""
 
     @abstractmethod
     def outputs(self, function: str) -> list[Any]:
         """The arrays that the last run of this function returned, in order."""
 
     def answer(self) -> Any:
-        """The outputs of the last run, as `ModelProblem.expected` has them."""
-        return self._problem.vector(self.outputs(MAIN))
+        """A `Run` for each case, as `ModelProblem` compares them."""
+        return [self._run_case(case) for case in self._cases]
+
+    def _run_case(self, case: Case) -> Run:
+        inputs = [self.sent(array) for array in case.inputs]
+
+        def returned(function: str, given: Sequence[Any] = ()) -> list[Any]:
+            self.call(function, [*inputs, *map(self.sent, given)])
+            return self.outputs(function)
+
+        found = returned(MAIN)
+        cuts = [Quantised(**cut) for cut in self._body.cuts]
+        if not (cuts and case.cuts):
+            return Run(found)
+        whole = returned(TENSORS)
+        again = returned(SEGMENTS, whole[len(found) :])
+        right = {answer.name: answer.values for answer in case.cuts}
+        segments = returned(SEGMENTS, [cut.to_floats(right[cut.name]) for cut in cuts])
+        tensors = zip(cuts, segments[len(found) :], strict=True)
+        return Run(
+            segments[: len(found)],
+            {cut.name: cut.to_whole(array, right[cut.name].dtype) for cut, array in tensors},
+            _equal(whole, again) and _equal(whole[: len(found)], found),
+        )
 
     def parts_ms(self) -> Mapping[str, float]:
         """The lower quartile of each function's time in a run, all its calls together, because
@@ -211,11 +178,17 @@ class ModelKernel(Kernel):
         """Milliseconds of each function, and of the whole, in a run of a timed function."""
         called, found = self._body.timed[name], dict[str, float]()
         self.call(name)
-        stamps = self.outputs(name)[len(self._problem.scales) :]
+        stamps = self.outputs(name)[-2 * len(called) :] if called else []
         moments = [float(stamp[0]) * 1e3 + float(stamp[1]) * 1e-6 for stamp in stamps]
         for function, began, ended in zip(called, moments[::2], moments[1::2], strict=True):
             found[function] = found.get(function, 0.0) + max(0.0, ended - began)
         return {**found, name: max(0.0, moments[-1] - moments[0]) if moments else 0.0}
+
+
+def _equal(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether all bits are equal."""
+    pairs = zip(arrays, others, strict=True)
+    return all(one.tobytes() == other.tobytes() for one, other in pairs)
 
 
 def _lower(times_ms: Sequence[float]) -> float:
@@ -230,11 +203,15 @@ class LocalModelKernel(ModelKernel):
         program = tvm.get_global_func("relax.ExecutableLoadFromFile")(job.files["program"])
         program.import_module(tvm.runtime.load_module(str(extract_library(built))))
         self._machine = relax.VirtualMachine(program, tvm.cpu())
-        self._inputs = [tvm.runtime.tensor(np.ascontiguousarray(one)) for one in arrays[:-1]]
+        self._found: Any = ()
 
-    def call(self, function: str) -> None:
+    def sent(self, array: Any) -> Any:
+        """A tensor of TVM's."""
+        return tvm.runtime.tensor(np.asarray(array, order="C"))
+
+    def call(self, function: str, inputs: Sequence[Any] | None = None) -> None:
         """Run a function of the program."""
-        self._found = self._machine[function](*self._inputs)
+        self._found = self._machine[function](*(self._inputs if inputs is None else inputs))
 
     def outputs(self, function: str) -> list[Any]:
         """The arrays that the last run returned."""

@@ -32,10 +32,12 @@ from tuna.configs.task import (
 )
 
 #: exp is 0 below the first, rounded to nearest (the smallest number is 2^-149), and infinite above
-#: the second; between them the exponent of 2 is from -150 to 128.
-_EXP_LOW, _EXP_HIGH = -103.9, 89.0
-#: Added to a small number in fp32, it leaves the nearest whole number, plus 254, in the low bits.
-_ROUNDING = 1.5 * 2.0**23 + 254.0
+#: the last; above the second it has all its digits.
+_EXP_ZERO, _EXP_LOW, _EXP_HIGH = -103.9, -87.33, 89.0
+#: Added to a small number in fp32, it leaves the nearest whole number in the low bits.
+_ROUNDING = 1.5 * 2.0**23
+#: Of the exponents of fp32.
+_BIAS = 127
 #: ln 2 in two parts, the first with few enough digits that a product with a whole number is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 #: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2, from the highest power; the coefficients of
@@ -128,18 +130,35 @@ def _extreme(x: Any, other: Any, wins: Callable[[Any, Any], Any]) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """e^x with a relative error of 2e-7, 0 or infinite beyond the limits of fp32."""
+    """e^x with a relative error of 2e-7, 0 or infinite beyond the limits of fp32.
 
-    def zero_or(value: Any) -> Any:
-        below = value < _const(_EXP_LOW)
-        return _let(_clip(value, _EXP_LOW, _EXP_HIGH), lambda inside: _exp_bounded(inside, below))
+    2^n is two factors, because neither it nor its inverse need be a number of fp32.
+    """
 
-    return _let(x, zero_or)
+    def with_limits(value: Any) -> Any:
+        def scaled(found: Any, twice_biased: Any) -> Any:
+            half = twice_biased >> 1
+            other = tirx.Select(
+                value < _const(_EXP_ZERO), _const(0.0), _power_of_two(twice_biased - half)
+            )
+            return found * _power_of_two(half) * other
+
+        bounded = _clip(value, _EXP_ZERO, _EXP_HIGH)
+        return _let(bounded, lambda inside: _exp_bounded(inside, 2 * _BIAS, scaled))
+
+    return _let(x, with_limits)
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x)."""
-    return _const(1.0) / (_const(1.0) + exp(_const(0.0) - x))
+    """1 / (1 + e^-x), where e^-x below the normal numbers is as good as 0."""
+
+    def scaled(found: Any, biased: Any) -> Any:
+        return found * _power_of_two(biased)
+
+    bounded = _clip(_const(0.0) - x, _EXP_LOW, _EXP_HIGH)
+    return _const(1.0) / (
+        _const(1.0) + _let(bounded, lambda inside: _exp_bounded(inside, _BIAS, scaled))
+    )
 
 
 def tanh(x: Any) -> Any:
@@ -200,27 +219,21 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _exp_bounded(x: Any, below: Any) -> Any:
-    """2^n e^r, with 2^n as two factors: neither it nor its inverse need be a number of fp32."""
+def _exp_bounded(x: Any, bias: int, scaled: Callable[[Any, Any], Any]) -> Any:
+    """Return 2^n e^r by `scaled`, of e^r and of n + bias in the low bits of an integer."""
+    rounding = _const(_ROUNDING + bias)
 
-    def scaled(rounded: Any) -> Any:
-        power = rounded - _const(_ROUNDING)
+    def parted(rounded: Any) -> Any:
+        power = rounded - rounding
         rest = x - power * _const(_LN2_HIGH) - power * _const(_LN2_LOW)
         bits = tirx.reinterpret("int32", rounded)
-        half = bits >> 1
-        second = tirx.Select(below, _const(0.0), _power_of_two(bits - half))
-        return _let(
-            rest,
-            lambda r: (
-                (_polynomial(_EXP, r) * r * r + r + _const(1.0)) * _power_of_two(half) * second
-            ),
-        )
+        return _let(rest, lambda r: scaled(_polynomial(_EXP, r) * r * r + r + _const(1.0), bits))
 
-    return _let(x * _const(math.log2(math.e)) + _const(_ROUNDING), scaled)
+    return _let(x * _const(math.log2(math.e)) + rounding, parted)
 
 
 def _power_of_two(biased: Any) -> Any:
-    """2^(biased - 127) of an integer's low bits."""
+    """2^(biased - 127) of an integer's low bits, infinite for 255."""
     return tirx.reinterpret("float32", biased << tirx.const(23, "int32"))
 
 
