@@ -4,6 +4,7 @@ Imports TVM."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,37 +32,46 @@ def _roi_align(node: Conversion) -> Any:
     scale = tirx.const(float(attributes.get("spatial_scale", 1.0)), wide)
     shift, half = tirx.const(0.5 if aligned else 0.0, wide), tirx.const(0.5, wide)
 
-    def span(rois: Any, region: Any, axis: int) -> tuple[Any, Any, Any]:
-        """Begin, length of a bin, and number of samples along the height or the width."""
-        begin = rois(region, 1 - axis) * scale - shift
-        length = rois(region, 3 - axis) * scale - shift - begin
-        if not aligned:
-            length = te.max(length, tirx.const(1.0, wide))
-        length = length / tirx.const(sizes[axis], wide)
-        count = te.ceil(length).astype("int32") if samples < 1 else tirx.const(samples, "int32")
-        return begin, length, count
+    def begin(rois: Any, region: Any, axis: Any) -> Any:
+        return rois(region, 1 - axis) * scale - shift
+
+    def length(rois: Any, region: Any, axis: Any) -> Any:
+        """The length of a bin along the height or the width."""
+        whole = rois(region, 3 - axis) * scale - rois(region, 1 - axis) * scale
+        whole = whole if aligned else te.max(whole, tirx.const(1.0, wide))
+        return whole / tirx.Select(axis == 0, *(tirx.const(size, wide) for size in sizes))
 
     def pooled(x: Any, rois: Any, images: Any) -> Any:
+        # in stages: an expression of all would have each part many times
+        pairs = (rois.shape[0], 2)
+        begins = te.compute(pairs, lambda *at: begin(rois, *at), name="begins")
+        lengths = te.compute(pairs, lambda *at: length(rois, *at), name="lengths")
+        counts = te.compute(
+            pairs,
+            lambda *at: (
+                tirx.const(samples, "int32") if samples else te.ceil(lengths(*at)).astype("int32")
+            ),
+            name="counts",
+        )
+
         def value(region: Any, channel: Any, *at: Any) -> Any:
-            spans = [span(rois, region, axis) for axis in (0, 1)]
-            empty = tirx.any(*(count < 1 for _, _, count in spans))
+            empty = tirx.any(*(counts(region, axis) < 1 for axis in (0, 1)))
             # a sum of nothing is never written: a region of no extent has one sample of no weight
-            counts = [te.max(count, 1) for _, _, count in spans]
-            taps = [te.reduce_axis((0, counts[axis]), f"sample{axis}") for axis in (0, 1)]
+            some = [te.max(counts(region, axis), 1) for axis in (0, 1)]
+            taps = [te.reduce_axis((0, some[axis]), f"sample{axis}") for axis in (0, 1)]
             where = [
-                begin
-                + at[axis].astype(wide) * length
-                + (taps[axis].astype(wide) + half) * length / counts[axis].astype(wide)
-                for axis, (begin, length, _) in enumerate(spans)
+                begins(region, axis)
+                + at[axis].astype(wide) * lengths(region, axis)
+                + (taps[axis].astype(wide) + half) * lengths(region, axis) / some[axis].astype(wide)
+                for axis in (0, 1)
             ]
-            parts = _corners(x, (images(region), channel), where)
+            # as axes of the reduction: the largest of four written out grows with each comparison
+            corners = [te.reduce_axis((0, 2), f"corner{axis}") for axis in (0, 1)]
+            part = _corner(x, (images(region), channel), where, corners)
             if mean:
-                found = sum(parts[1:], parts[0]) / (counts[0] * counts[1]).astype(wide)
-                return te.sum(tirx.Select(empty, tirx.const(0, wide), found), axis=taps)
-            largest = parts[0]
-            for part in parts[1:]:
-                largest = te.max(largest, part)
-            return te.max(tirx.Select(empty, tirx.const(0, wide), largest), axis=taps)
+                part = part / (some[0] * some[1]).astype(wide)
+            reduced = te.sum if mean else te.max
+            return reduced(tirx.Select(empty, tirx.const(0, wide), part), axis=[*taps, *corners])
 
         return te.compute((rois.shape[0], x.shape[1], *sizes), value, name="pooled")
 
@@ -72,33 +82,22 @@ def _roi_align(node: Conversion) -> Any:
     return node.cast(node.compute(pooled, x, rois, chosen), kind)
 
 
-def _corners(x: Any, image: tuple[Any, Any], where: list[Any]) -> list[Any]:
-    """The four weighted values about a point; a point a pixel beyond the image has none."""
+def _corner(x: Any, image: tuple[Any, Any], where: list[Any], corner: list[Any]) -> Any:
+    """One of the four weighted values about a point, 0 or 1 along each axis; a point a pixel beyond
+    the image has none."""
     kind, sizes = x.dtype, [int(size) for size in x.shape[2:]]
     one, zero = tirx.const(1, kind), tirx.const(0, kind)
-    inside = tirx.all(
-        *(
-            tirx.all(w >= -one, w <= tirx.const(size, kind))
-            for w, size in zip(where, sizes, strict=True)
-        )
-    )
-    lows, highs, parts = [], [], []
-    for w, size in zip(where, sizes, strict=True):
-        last = tirx.const(size - 1, "int32")
+    weight, places, inside = one, [], []
+    for w, size, high in zip(where, sizes, corner, strict=True):
+        last, extent = tirx.const(size - 1, "int32"), tirx.const(size, kind)
+        inside += [w >= -one, w <= extent]
         # clamped before it is a whole number, which a coordinate far away is not
-        w = te.max(te.min(w, tirx.const(size, kind)), zero)
+        w = te.max(te.min(w, extent), zero)
         low = te.min(te.floor(w).astype("int32"), last)
-        lows.append(low)
-        highs.append(te.min(low + 1, last))
-        parts.append(tirx.Select(low >= last, zero, w - low.astype(kind)))
-    found = []
-    for high_row in (False, True):
-        for high_column in (False, True):
-            at = (highs if high_row else lows)[0], (highs if high_column else lows)[1]
-            row = parts[0] if high_row else one - parts[0]
-            column = parts[1] if high_column else one - parts[1]
-            found.append(tirx.Select(inside, row * column * x(*image, *at), zero))
-    return found
+        part = tirx.Select(low >= last, zero, w - low.astype(kind))
+        weight = weight * tirx.Select(high == 1, part, one - part)
+        places.append(te.min(low + high, last))
+    return tirx.Select(tirx.all(*inside), weight * x(*image, *places), zero)
 
 
 def _grid_sample(node: Conversion) -> Any:
@@ -112,31 +111,58 @@ def _grid_sample(node: Conversion) -> Any:
     sizes = shape_of(x)[2:]
     zero, one, two = (tirx.const(number, wide) for number in range(3))
 
-    def sampled(values: Any, points: Any) -> Any:
-        def value(image: Any, channel: Any, *at: Any) -> Any:
-            taps = [te.reduce_axis((0, 4), f"tap{n}") for n in (0, 1)]
-            weight, places = one, []
-            for axis, size in enumerate(sizes):
-                point = points(image, *at, 1 - axis) + one
-                extent = tirx.const(size - 1 if aligned else size, wide)
-                where = point * extent / two if aligned else (point * extent - one) / two
-                margin, last = tirx.const(0.0 if aligned else 0.5, wide), tirx.const(size - 1, wide)
-                inside = tirx.all(where >= -margin, where <= last + margin)
-                where = tirx.Select(inside, where, te.max(te.min(where, last), zero))
-                place = te.floor(where) + (taps[axis] - 1).astype(wide)
-                weight = weight * _cubic(tirx.abs(where - place), wide)
-                place = te.max(te.min(place, last), zero)
-                places.append(place.astype("int32"))
-            return te.sum(weight * values(image, channel, *places), axis=taps)
+    def place(points: Any, axis: int, image: Any, row: Any, column: Any) -> Any:
+        """The coordinate of a point along the height or the width, moved to the border."""
+        point = points(image, row, column, 1 - axis) + one
+        extent = tirx.const(sizes[axis] - 1 if aligned else sizes[axis], wide)
+        where = point * extent / two if aligned else (point * extent - one) / two
+        margin = tirx.const(0.0 if aligned else 0.5, wide)
+        last = tirx.const(sizes[axis] - 1, wide)
+        inside = tirx.all(where >= -margin, where <= last + margin)
+        return tirx.Select(inside, where, te.max(te.min(where, last), zero))
 
-        return te.compute((*shape_of(x)[:2], *shape_of(grid)[1:3]), value, name="sampled")
+    def sampled(values: Any, points: Any) -> Any:
+        # in stages: an expression of all would have each part many times
+        shape = shape_of(grid)[:3]
+        wheres = [te.compute(shape, partial(place, points, axis), name="where") for axis in (0, 1)]
+        firsts = [
+            te.compute(shape, partial(_floored, where, one), name="first") for where in wheres
+        ]
+        gaps = [
+            te.compute((*shape, 4), partial(_gap, where, first), name="gap")
+            for where, first in zip(wheres, firsts, strict=True)
+        ]
+        weights = [te.compute((*shape, 4), partial(_cubic, gap), name="weight") for gap in gaps]
+
+        def value(image: Any, channel: Any, *at: Any) -> Any:
+            taps = [te.reduce_axis((0, 4), f"tap{axis}") for axis in (0, 1)]
+            found, index = one, []
+            for axis, size in enumerate(sizes):
+                found = found * weights[axis](image, *at, taps[axis])
+                row = firsts[axis](image, *at).astype("int32") + taps[axis]
+                index.append(te.max(te.min(row, size - 1), 0))
+            return te.sum(found * values(image, channel, *index), axis=taps)
+
+        return te.compute((*shape_of(x)[:2], *shape[1:]), value, name="sampled")
 
     given = [node.cast(value, wide) for value in (x, grid)]
     return node.cast(node.compute(sampled, *given), kind)
 
 
-def _cubic(distance: Any, kind: str) -> Any:
+def _floored(where: Any, one: Any, image: Any, row: Any, column: Any) -> Any:
+    """The first of the four places about a coordinate."""
+    return te.floor(where(image, row, column)) - one
+
+
+def _gap(where: Any, first: Any, image: Any, row: Any, column: Any, tap: Any) -> Any:
+    """The distance of one of the four places."""
+    place = first(image, row, column) + tap.astype(where.dtype)
+    return tirx.abs(where(image, row, column) - place)
+
+
+def _cubic(gap: Any, image: Any, row: Any, column: Any, tap: Any) -> Any:
     """Keys' weight with the coefficient of ONNX's operator, -0.75."""
+    distance, kind = gap(image, row, column, tap), gap.dtype
     one, a = tirx.const(1, kind), tirx.const(-0.75, kind)
     near = ((a + 2) * distance - (a + 3)) * distance * distance + one
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
