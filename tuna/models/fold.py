@@ -7,13 +7,15 @@ inputs are fixed before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+
+from tuna.models.bodies import Inside, names_read, subgraphs
 
 #: Most values of a computed constant, unless its inputs have as many, as reordered weights do.
 _LARGEST = 1 << 12
@@ -64,7 +66,8 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             values = _run(model, node, known)
             most = max(_LARGEST, sum(np.size(known[name]) for name in node.input if name))
             if node.op_type == "Constant":
-                constants.update(node.output)
+                if node.attribute[0].name == "value":  # TVM's importer knows no other form
+                    constants.update(node.output)
             elif any(np.size(value) > most for value in values):
                 continue
             known.update(zip(node.output, values, strict=False))
@@ -73,7 +76,7 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Fully known shapes."""
-    inferred = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
     found = {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
@@ -88,7 +91,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _without_weights(model: Any) -> Any:
+def without_weights(model: Any) -> Any:
     """The model with large constants as inputs, because copying their values takes time."""
     light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
     graph, given = model.graph, {value.name for value in model.graph.input}
@@ -138,7 +141,7 @@ def _replaced(model: Any, found: dict[str, Any]) -> Any:
     copy = type(model)()
     copy.CopyFrom(model)
     left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
-    used = {name for node in left for name in _names_read(node)} | {
+    used = {name for node in left for name in names_read(node)} | {
         value.name for value in copy.graph.output
     }
     del copy.graph.node[:]
@@ -150,23 +153,6 @@ def _replaced(model: Any, found: dict[str, Any]) -> Any:
         if name in used
     )
     return copy
-
-
-def subgraphs(node: Any) -> Iterator[Any]:
-    """The graphs that an operator has as attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _names_read(node: Any) -> Iterator[str]:
-    """Yield the names that an operator and its graphs read, including those defined there."""
-    yield from node.input
-    for graph in subgraphs(node):
-        yield from (value.name for value in graph.output)
-        for inner in graph.node:
-            yield from _names_read(inner)
 
 
 def _write_out(graph: Any, known: Mapping[str, Any]) -> bool:
@@ -189,7 +175,7 @@ def _branch(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None
         return None
     taken = "then_branch" if np.asarray(known[node.input[0]]).item() else "else_branch"
     body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
-    inside = _Inside(graph, body, f"{node.output[0]}/", {})
+    inside = Inside(graph, body, f"{node.output[0]}/", {})
     return inside.nodes + _named(inside.outputs, node.output)
 
 
@@ -212,7 +198,7 @@ def _loop(graph: Any, node: Any, known: Mapping[str, Any]) -> list[Any] | None:
             graph.initializer.append(numpy_helper.from_array(np.asarray(value), prefix + name))
         names = [prefix + "number", prefix + "going", *carried]
         given = dict(zip((value.name for value in body.input), names, strict=True))
-        inside = _Inside(graph, body, prefix, given)
+        inside = Inside(graph, body, prefix, given)
         nodes += inside.nodes
         carried = inside.outputs[1 : 1 + states]
         for values_of, name in zip(kept, inside.outputs[1 + states :], strict=True):
@@ -228,46 +214,6 @@ _WRITERS: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], list[Any] | None]
     "Loop": _loop,
 }
 OPERATORS = frozenset(_WRITERS)
-
-
-class _Inside:
-    """A copy of the operators of a body, for the graph around it."""
-
-    def __init__(self, graph: Any, body: Any, prefix: str, given: Mapping[str, str]) -> None:
-        """`given` maps the body's inputs to outer names; names of the body get the prefix."""
-        defined = {name for node in body.node for name in node.output if name}
-        defined |= {tensor.name for tensor in body.initializer}
-        names = {**{name: prefix + name for name in defined}, **given}
-        for tensor in body.initializer:
-            copy = type(tensor)()
-            copy.CopyFrom(tensor)
-            copy.name = names[tensor.name]
-            graph.initializer.append(copy)
-        self.nodes = [_renamed(node, names, prefix) for node in body.node]
-        self.outputs = [names.get(value.name, value.name) for value in body.output]
-
-
-def _renamed(node: Any, names: Mapping[str, str], prefix: str = "") -> Any:
-    copy = type(node)()
-    copy.CopyFrom(node)
-    copy.name = prefix + copy.name if copy.name else ""
-    for field in (copy.input, copy.output):
-        field[:] = [names.get(name, name) for name in field]
-    for graph in subgraphs(copy):
-        _rename_free(graph, names)
-    return copy
-
-
-def _rename_free(graph: Any, names: Mapping[str, str]) -> None:
-    """Rename the outer values that a graph reads."""
-    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    own |= {name for node in graph.node for name in node.output}
-    outer = {name: other for name, other in names.items() if name not in own}
-    for value in graph.output:
-        value.name = outer.get(value.name, value.name)
-    nodes = [_renamed(node, outer) for node in graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:

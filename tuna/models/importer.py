@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import tvm
-from onnx import defs, inliner
 from onnx import external_data_helper as external
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
 from tuna.models import torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
-from tuna.models.converters import OWN, Importer, NotConverted
-from tuna.models.fold import OPERATORS, fold, subgraphs
+from tuna.models.bodies import all_nodes
+from tuna.models.converters import Importer, NotConverted
+from tuna.models.fold import OPERATORS, fold
+from tuna.models.inlining import inline, known_operators
 from tuna.models.onnx_files import OWN_DOMAINS, operator_name
 from tuna.models.torch_importer import TorchModel
 
@@ -61,7 +61,7 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None
     _load_weights(model, path)
     _check_types(path.name, real_inputs(model))
     # branches are decided when all shapes are known
-    nodes = (node for node in _without_functions(model).graph.node if node.op_type not in OPERATORS)
+    nodes = (node for node in inline(model).graph.node if node.op_type not in OPERATORS)
     refuse_obstacles(path.name, unsupported(nodes), _fix_shapes(path.name, model, shapes, batch))
     return model
 
@@ -125,10 +125,10 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         return model.to_relax(name)
 
     try:
-        ready = fold(_without_functions(model))
+        ready = fold(inline(model))
         for node in ready.graph.node:
             node.name = node.name or node.output[0]
-        refuse_obstacles(name, unsupported(_nodes(ready.graph)), {})
+        refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
             return Importer().from_onnx(ready.graph, int(opset(ready)))
     except BadInput:
@@ -142,7 +142,7 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
 
 def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
     """The names of the nodes of each operator that the importer does not know."""
-    known = {*onnx_frontend._get_convert_map(), *OWN, "Constant"}
+    known = known_operators()
     found: dict[str, list[str]] = {}
     for node in nodes:
         if node.domain not in OWN_DOMAINS or node.op_type not in known:
@@ -158,33 +158,6 @@ def opset(model: Any) -> str:
     return str(
         next((entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS), 0)
     )
-
-
-def _without_functions(model: Any) -> Any:
-    """Inline the model's functions, and ONNX's operators that are functions of known ones."""
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    missing = {*unsupported(_nodes(model.graph))}
-    for schema in [defs.get_schema(name, int(opset(model))) for name in missing if defs.has(name)]:
-        made: Any = schema  # its stub lacks both
-        if not (made.has_function or made.has_context_dependent_function):
-            continue
-        try:
-            written = inliner.inline_selected_functions(
-                model, [("", schema.name)], inline_schema_functions=True
-            )
-        except RuntimeError:  # beside a foreign operator, whose type is not known
-            continue
-        if {*unsupported(_nodes(written.graph))} < missing:
-            model, missing = written, {*unsupported(_nodes(written.graph))}
-    return model
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
 
 
 def _title(node: Any) -> str:
