@@ -17,8 +17,10 @@ from onnx.reference import ReferenceEvaluator
 
 from tuna.models.bodies import Inside, names_read, subgraphs
 
-#: Most values of a computed constant, unless its inputs have as many, as reordered weights do.
+#: Most values of a constant whose values take part in the inference of shapes.
 _LARGEST = 1 << 12
+#: Most bytes of a computed constant, unless its inputs have as many, as reordered weights do.
+_LARGEST_BYTES = 64 << 20
 #: Most operators of an unrolled loop.
 _LARGEST_LOOP = 1 << 14
 #: Most rounds; each finds shapes that depend on those of the round before, or an inner branch.
@@ -64,11 +66,11 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             known[node.output[0]] = np.array(extents, np.int64)
         elif node.op_type == "Constant" or _is_decided(node, known):
             values = _run(model, node, known)
-            most = max(_LARGEST, sum(np.size(known[name]) for name in node.input if name))
+            given = sum(np.asarray(known[name]).nbytes for name in node.input if name)
             if node.op_type == "Constant":
                 if node.attribute[0].name == "value":  # TVM's importer knows no other form
                     constants.update(node.output)
-            elif any(np.size(value) > most for value in values):
+            elif any(np.asarray(value).nbytes > max(_LARGEST_BYTES, given) for value in values):
                 continue
             known.update(zip(node.output, values, strict=False))
     return known, {name: value for name, value in known.items() if name not in constants}

@@ -14,6 +14,7 @@ from onnx import defs, inliner
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
+from tuna.models import own_functions
 from tuna.models.bodies import Inside, all_nodes, names_read, subgraphs
 from tuna.models.converters import OWN
 from tuna.models.fold import without_weights
@@ -21,6 +22,8 @@ from tuna.models.onnx_files import OWN_DOMAINS
 
 #: Operators that TVM's importer has, but as another one than ONNX's.
 _ALWAYS = frozenset({"Attention", "CastLike", "RMSNormalization"})
+#: Operators that TVM's importer has for fp32 alone.
+_FP32 = frozenset({"Elu", "HardSigmoid", "Selu", "ThresholdedRelu"})
 #: Random operators and those of sequences stay: their bodies have operators that are no better.
 _NEVER = frozenset({"Bernoulli", "SequenceMap"})
 _DOMAINS = (*OWN_DOMAINS, "ai.onnx.preview")
@@ -99,6 +102,8 @@ def _is_function(node: Any, model: Any) -> bool:
     name = node.op_type
     if node.domain not in _DOMAINS or name in _NEVER:
         return False
+    if node.domain in OWN_DOMAINS and (own_functions.has(node) or name in _FP32):
+        return True
     if node.domain in OWN_DOMAINS and name in known_operators() and name not in _ALWAYS:
         return name == "LayerNormalization" and any(node.output[1:])
     schema = _schema(node, model)
@@ -143,20 +148,27 @@ def _body(node: Any, model: Any, types: Mapping[str, Any]) -> Any:
     """Return the function of a node, attributes filled in; None if it needs types not known."""
     schema = _schema(node, model)
     most = _version(model, node.domain)
+    given = types.get(node.input[0]) if node.input else None
+    if own_functions.has(node):
+        rank = len(given.tensor_type.shape.dim) if given is not None else 0
+        return own_functions.body(node, rank, most) if rank else None
+    kind = onnx.TensorProto.FLOAT if given is None else given.tensor_type.elem_type
+    if schema is None or (node.op_type in _FP32 and kind == onnx.TensorProto.FLOAT):
+        return None
     if schema.has_function:
         version = max((at for at in schema.function_opset_versions if at <= most), default=0)
         text = schema.get_function_with_opset_version(version) if version else b""
     else:
         if any(name and name not in types for name in node.input):
             return None
-        given = [
+        kinds = [
             (types[name] if name else onnx.TypeProto()).SerializeToString() for name in node.input
         ]
         versions = schema.context_dependent_function_opset_versions
         version = max((at for at in versions if at <= most), default=0)
         text = (
             schema.get_context_dependent_function_with_opset_version(
-                version, node.SerializeToString(), given
+                version, node.SerializeToString(), kinds
             )
             if version
             else b""
