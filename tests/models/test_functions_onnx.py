@@ -125,3 +125,11 @@ def test_a_product_of_constants_may_be_larger_than_they_are() -> None:
     )
 
     assert [one.op_type for one in fold(made).graph.node] == ["Add"]
+
+
+def test_an_operator_of_a_body_that_cannot_be_imported_names_the_one_of_the_model() -> None:
+    x, extents = floats(4, 4), np.array([2, 2])
+    made = model([node("CenterCropPad", "x s", "y")], {"x": x, "s": extents}, ["y"], {}, opset=18)
+
+    with pytest.raises(BadInput, match=r"Pad \(in CenterCropPad y\)"):
+        importer.to_relax(made, "net")

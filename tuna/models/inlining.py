@@ -218,4 +218,7 @@ def _written(graph: Any, node: Any, body: Any) -> list[Any]:
     made = {inside: outside for inside, outside in names.items() if inside not in inputs}
     nodes = type(body)(node=reversed(kept))
     prefix = f"{next(name for name in node.output if name)}/"
-    return [*Inside(graph, nodes, prefix, inputs | made).nodes, *passed]
+    written = [*Inside(graph, nodes, prefix, inputs | made).nodes, *passed]
+    for one in written:  # messages name the operator that the model has
+        one.name = f"in {node.op_type} {node.name or prefix[:-1]}"
+    return written
