@@ -66,11 +66,11 @@ def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[st
             known[node.output[0]] = np.array(extents, np.int64)
         elif node.op_type == "Constant" or _is_decided(node, known):
             values = _run(model, node, known)
-            given = sum(np.asarray(known[name]).nbytes for name in node.input if name)
+            size = sum(np.asarray(known[name]).nbytes for name in node.input if name)
             if node.op_type == "Constant":
                 if node.attribute[0].name == "value":  # TVM's importer knows no other form
                     constants.update(node.output)
-            elif any(np.asarray(value).nbytes > max(_LARGEST_BYTES, given) for value in values):
+            elif any(np.asarray(value).nbytes > max(_LARGEST_BYTES, size) for value in values):
                 continue
             known.update(zip(node.output, values, strict=False))
     return known, {name: value for name, value in known.items() if name not in constants}
