@@ -19,7 +19,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna.models import build, converters, importer, onnx_files, onnx_reference
+from tuna.models import build, converters, importer, onnx_files, onnx_reference, own_functions
 from tuna.models.build import TaskKernels
 from tuna.models.fold import OPERATORS, fold
 
@@ -442,4 +442,4 @@ def test_the_operators_that_a_service_takes_are_those_that_the_importer_may_know
         if not schema.domain and (schema.has_function or schema.has_context_dependent_function)
     }
     known = {*onnx_frontend._get_convert_map(), *converters.OWN, "Constant", *OPERATORS}
-    assert known | by_others == onnx_files.OPERATORS
+    assert known | by_others | own_functions.OPERATORS == onnx_files.OPERATORS

@@ -7,7 +7,7 @@ inputs are fixed before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,12 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-#: Most values of a computed constant, unless its inputs have as many, as reordered weights do.
+from tuna.models.bodies import Inside, names_read, subgraphs
+
+#: Most values of a constant whose values take part in the inference of shapes.
 _LARGEST = 1 << 12
+#: Most bytes of a computed constant, unless its inputs have as many, as reordered weights do.
+_LARGEST_BYTES = 16 << 20
 #: Most operators of an unrolled loop.
 _LARGEST_LOOP = 1 << 14
 #: Most rounds; each finds shapes that depend on those of the round before, or an inner branch.
@@ -69,8 +73,9 @@ def _computed(
             known[node.output[0]] = np.asarray(known[node.input[0]]).astype(types[node.output[0]])
         elif node.op_type == "Constant" or _is_decided(node, known):
             values = _run(model, node, known)
-            most = max(_LARGEST, sum(np.size(known[name]) for name in node.input if name))
-            if node.op_type != "Constant" and any(np.size(value) > most for value in values):
+            size = sum(np.asarray(known[name]).nbytes for name in node.input if name)
+            most = max(_LARGEST_BYTES, size)
+            if node.op_type != "Constant" and any(np.asarray(one).nbytes > most for one in values):
                 continue
             known.update(zip(node.output, values, strict=False))
     found = {name: value for name, value in known.items() if name not in constants}
@@ -153,7 +158,7 @@ def _replaced(model: Any, found: dict[str, Any]) -> Any:
     copy = type(model)()
     copy.CopyFrom(model)
     left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
-    used = {name for node in left for name in _names_read(node)} | {
+    used = {name for node in left for name in names_read(node)} | {
         value.name for value in copy.graph.output
     }
     del copy.graph.node[:]
@@ -165,23 +170,6 @@ def _replaced(model: Any, found: dict[str, Any]) -> Any:
         if name in used
     )
     return copy
-
-
-def subgraphs(node: Any) -> Iterator[Any]:
-    """The graphs that an operator has as attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _names_read(node: Any) -> Iterator[str]:
-    """Yield the names that an operator and its graphs read, including those defined there."""
-    yield from node.input
-    for graph in subgraphs(node):
-        yield from (value.name for value in graph.output)
-        for inner in graph.node:
-            yield from _names_read(inner)
 
 
 def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -229,7 +217,7 @@ def _branch(around: _Around, node: Any) -> list[Any] | None:
         return None
     taken = "then_branch" if np.asarray(known[node.input[0]]).item() else "else_branch"
     body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
-    inside = _Inside(around.graph, body, f"{node.output[0]}/", {})
+    inside = Inside(around.graph, body, f"{node.output[0]}/", {})
     return inside.nodes + _named(inside.outputs, node.output)
 
 
@@ -253,7 +241,7 @@ def _loop(around: _Around, node: Any) -> list[Any] | None:
             around.constant(prefix + name, value)
         names = [prefix + "number", prefix + "going", *carried]
         given = dict(zip((value.name for value in body.input), names, strict=True))
-        inside = _Inside(around.graph, body, prefix, given)
+        inside = Inside(around.graph, body, prefix, given)
         nodes += inside.nodes
         carried = inside.outputs[1 : 1 + states]
         for values_of, name in zip(kept, inside.outputs[1 + states :], strict=True):
@@ -287,7 +275,7 @@ def _scan(around: _Around, node: Any) -> list[Any] | None:
             parts.append(f"{prefix}part/{place}")
             nodes.append(helper.make_node("Gather", [source, at], [parts[-1]], axis=axis))
         names = [value.name for value in body.input]
-        inside = _Inside(
+        inside = Inside(
             around.graph, body, prefix, dict(zip(names, [*carried, *parts], strict=True))
         )
         nodes += inside.nodes
@@ -310,46 +298,6 @@ _WRITERS: Mapping[str, Callable[[_Around, Any], list[Any] | None]] = {
     "Scan": _scan,
 }
 OPERATORS = frozenset(_WRITERS)
-
-
-class _Inside:
-    """A copy of the operators of a body, for the graph around it."""
-
-    def __init__(self, graph: Any, body: Any, prefix: str, given: Mapping[str, str]) -> None:
-        """`given` maps the body's inputs to outer names; names of the body get the prefix."""
-        defined = {name for node in body.node for name in node.output if name}
-        defined |= {tensor.name for tensor in body.initializer}
-        names = {**{name: prefix + name for name in defined}, **given}
-        for tensor in body.initializer:
-            copy = type(tensor)()
-            copy.CopyFrom(tensor)
-            copy.name = names[tensor.name]
-            graph.initializer.append(copy)
-        self.nodes = [_renamed(node, names, prefix) for node in body.node]
-        self.outputs = [names.get(value.name, value.name) for value in body.output]
-
-
-def _renamed(node: Any, names: Mapping[str, str], prefix: str = "") -> Any:
-    copy = type(node)()
-    copy.CopyFrom(node)
-    copy.name = prefix + copy.name if copy.name else ""
-    for field in (copy.input, copy.output):
-        field[:] = [names.get(name, name) for name in field]
-    for graph in subgraphs(copy):
-        _rename_free(graph, names)
-    return copy
-
-
-def _rename_free(graph: Any, names: Mapping[str, str]) -> None:
-    """Rename the outer values that a graph reads."""
-    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    own |= {name for node in graph.node for name in node.output}
-    outer = {name: other for name, other in names.items() if name not in own}
-    for value in graph.output:
-        value.name = outer.get(value.name, value.name)
-    nodes = [_renamed(node, outer) for node in graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:

@@ -19,9 +19,10 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 from tuna.errors import BadInput
 from tuna.models import obstacles, segments, torch_importer
 from tuna.models.arguments import TYPES, chosen_extents, refuse_obstacles
+from tuna.models.bodies import all_nodes
 from tuna.models.converters import Importer, NotConverted
 from tuna.models.fold import fold
-from tuna.models.inlining import all_nodes, inline, unsupported
+from tuna.models.inlining import inline, unsupported
 from tuna.models.onnx_files import OWN_DOMAINS
 from tuna.models.torch_importer import TorchModel
 
