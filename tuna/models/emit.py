@@ -206,7 +206,7 @@ class Emitter:
             return True
         if node.op == "mean" and sorted(int(axis) % 4 for axis in node.attrs.axis or ()) == [2, 3]:
             function = self._add(
-                ("mean", extended),
+                ("mean", extended, given[1]),
                 lambda: blocked.global_average(extended, given[1]),
                 "global_average",
             )
