@@ -1,6 +1,8 @@
 """Functions on tensors in blocks of channels, N, C/b, H, W, b. Imports TVM.
 
-They convert to and from NCHW, and pool. All are scheduled here, vectorised over channels.
+They convert to and from NCHW, copy parts, and pool. All are scheduled here, vectorised over
+channels. A tensor N, C, L is one of images of a single row in blocks, and N, C, D, H, W are frames,
+N times D images.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from tvm.s_tir import Schedule
 from tuna.libraries.tvm.kernels import stages
 
 _OUT, _SUMS = "out", "sums"
+#: Which of N, C, D, H, W the axes of a tensor are, by their number.
+_AXES = {3: (0, 1, 4), 4: (0, 1, 3, 4), 5: (0, 1, 2, 3, 4)}
 
 
 @dataclass(frozen=True)
@@ -26,36 +30,111 @@ class Pooling:
     dilation: tuple[int, int] = (1, 1)
 
 
+@dataclass(frozen=True)
+class Depth:
+    """Frames that become one image of the answer: `taps` of them side by side as channels."""
+
+    out: int  #: number of images for each tensor of the batch
+    taps: int = 1
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0  #: frames of padding before the first
+
+
+@dataclass(frozen=True)
+class Window:
+    """A copy of a tensor's images with something around them, several frames as one image."""
+
+    #: rows and columns before and after; after may be negative, where some are left out
+    rows: tuple[int, int] = (0, 0)
+    columns: tuple[int, int] = (0, 0)
+    depth: Depth | None = None  #: None: each frame is an image
+    blocked: bool = True  #: whether the source is in blocks
+    value: float = 0.0  #: around the images
+
+
 def blocked_extents(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """N, C/b, H, W, b of a tensor N, C, H, W."""
-    batch, channels, height, width = shape
-    return batch, -(-channels // block), height, width, block
+    """N, C/b, H, W, b of a tensor N, C, (D,) H, W or N, C, L."""
+    batch, channels, depth, height, width = _deep(shape, 1)
+    return batch * depth, -(-channels // block), height, width, block
+
+
+def images(values: Any) -> Any:
+    """Return an array N, C, (D,) H, W or N, C, L as images N, C, H, W."""
+    batch, channels, depth, height, width = _deep(values.shape, 1)
+    frames = values.reshape(batch, channels, depth, height, width).swapaxes(1, 2)
+    return frames.reshape(batch * depth, channels, height, width)
 
 
 def to_blocks(shape: tuple[int, ...], block: int) -> Any:
-    """Convert N, C, H, W to blocks, the last one filled with zeros."""
-    x = te.placeholder(shape, name="X", dtype="float32")
-    channels = shape[1]
-
-    def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
-        at = c * block + i
-        if channels % block == 0:
-            return x[n, at, h, w]
-        return tirx.if_then_else(at < channels, x[n, at, h, w], tirx.const(0.0, "float32"))
-
-    y = te.compute(blocked_extents(shape, block), value, name=_OUT)
-    return _function([x, y], _OUT)
+    """Convert a tensor to blocks, the last one filled with zeros."""
+    return window(shape, block, Window(blocked=False))
 
 
 def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
-    """Convert blocks to `shape`, N, C, H, W, with values of type `kind`."""
+    """Convert blocks to a tensor of the extents `shape` with values of type `kind`."""
     x = te.placeholder(blocked_extents(shape, block), name="X", dtype=kind)
-    y = te.compute(
-        shape,
-        lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)],
-        name=_OUT,
-    )
-    return _function([x, y], "")
+    depth = _deep(shape, 1)[2]
+
+    def value(*index: Any) -> Any:
+        n, c, d, h, w = _deep(index, 0)
+        return x[n * depth + d, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
+
+    return _function([x, te.compute(shape, value, name=_OUT)], "")
+
+
+def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = False) -> Any:
+    """Copy a window of a tensor with the extents `shape` to blocks, or where it is an `image` to N,
+    C, H, W.
+
+    The channels of several frames are those of whole blocks, if the source is in blocks.
+    """
+    batch, channels, depth, height, width = _deep(shape, 1)
+    frames = cut.depth or Depth(depth)
+    source = blocked_extents(shape, block) if cut.blocked else shape
+    x = te.placeholder(source, name="X", dtype="float32")
+    per_tap = source[1] if cut.blocked else channels
+    total = frames.taps * per_tap
+
+    def value(f: Any, c: Any, h: Any, w: Any, *lane: Any) -> Any:
+        n, o = tirx.floordiv(f, frames.out), tirx.floormod(f, frames.out)
+        at = c if cut.blocked or image else c * block + lane[0]
+        tap, own = tirx.floordiv(at, per_tap), tirx.floormod(at, per_tap)
+        d = o * frames.stride - frames.before + tap * frames.dilation
+        row, column = h - cut.rows[0], w - cut.columns[0]
+        last = (frames.out - 1) * frames.stride + (frames.taps - 1) * frames.dilation
+        inside = [
+            *_between(d, depth, frames.before, last - frames.before >= depth),
+            *_between(row, height, cut.rows[0], cut.rows[1] > 0),
+            *_between(column, width, cut.columns[0], cut.columns[1] > 0),
+        ]
+        if not cut.blocked and not image and total % block:
+            inside.append(at < total)
+        if cut.blocked:
+            found = x[n * depth + d, own, row, column, lane[0]]
+        else:
+            everything = (n, own, d, row, column)
+            found = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
+        fill = tirx.const(cut.value, "float32")
+        return tirx.if_then_else(tirx.all(*inside), found, fill) if inside else found
+
+    rows, columns = height + sum(cut.rows), width + sum(cut.columns)
+    extents: tuple[int, ...] = (batch * frames.out, total, rows, columns)
+    if not image:
+        blocks = total if cut.blocked else -(-total // block)
+        extents = (batch * frames.out, blocks, rows, columns, block)
+    return _function([x, te.compute(extents, value, name=_OUT)], _OUT)
+
+
+def _between(place: Any, size: int, before: int, after: bool) -> list[Any]:
+    """Conditions under which a place is inside, of those that may fail."""
+    return ([place >= 0] if before else []) + ([place < size] if after else [])
+
+
+def _deep(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
+    """Return what belongs to N, C, D, H, W, with `missing` for axes that a tensor does not have."""
+    axes = _AXES[len(values)]
+    return tuple(values[axes.index(axis)] if axis in axes else missing for axis in range(5))
 
 
 def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pooling) -> Any:

@@ -64,9 +64,8 @@ def plan(module: tvm.IRModule, kernels: TaskKernels | None, target: Any) -> Plan
     Without `kernels` everything is done as TVM does it.
     """
     found = graph.read(module)
-    emitter = Emitter(
-        found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats
-    )
+    block = machine.from_target(target).floats
+    emitter = Emitter(found, groups.find(found, block), kernels or (lambda _: None), block)
     emitted = emitter.run()
     with target:
         fused = tvm.transform.Sequential(

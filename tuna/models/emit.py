@@ -19,7 +19,7 @@ from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.problems import packed
-from tuna.models import blocked
+from tuna.models import blocked, pads
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import FusionGroup
 
@@ -31,6 +31,8 @@ _ELEMENTWISE = {
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
 
+#: Numbers of axes of tensors that can be in blocks.
+_IMAGES = (3, 4, 5)
 #: Operators that change a tensor's shape and not the order of its values.
 _RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
 
@@ -139,13 +141,35 @@ class Emitter:
             return
         assert chosen.shape is not None
         assert chosen.pack is not None
-        x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
-        given = [x, relax.const(chosen.pack(group.weights))]
+        given = [self._read(group, chosen.shape), relax.const(chosen.pack(group.weights))]
         if group.bias is not None:
             given.append(relax.const(self._channels(group.bias)))
         if group.residual is not None:
             given.append(self.blocks(group.residual))
         self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
+
+    def _read(self, group: FusionGroup, shape: ConvShape) -> Any:
+        """The input of a convolution as its kernel takes it."""
+        if group.window is not None:
+            return self._window(group.input, group.window, shape.native_input(), image=shape.image)
+        if not shape.image:
+            return self.blocks(group.input)
+        return self._shaped(self.plain(group.input), shape.native_input())
+
+    def _window(
+        self, var: Any, window: blocked.Window, found: tuple[int, ...], *, image: bool = False
+    ) -> Any:
+        """A copy of a window of the value, in blocks or an image."""
+        shape = extents(var)
+        assert shape is not None
+        function = self._add(
+            ("window", shape, window, image),
+            lambda: blocked.window(shape, self._block, window, image=image),
+            "window",
+        )
+        return self._call(
+            function, [self.blocks(var) if window.blocked else self.plain(var)], found
+        )
 
     def _product_call(
         self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str
@@ -170,8 +194,9 @@ class Emitter:
 
     def _operator(self, node: Node) -> None:
         """Emit an operator in blocks if an input is in blocks and the operator supports it."""
+        read = node.args[1].fields if node.op == "call_tir" else node.args
         if any(
-            isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args
+            isinstance(arg, relax.Var) and arg in self._blocks for arg in read
         ) and self._in_blocks(node):
             return
         shape = extents(node.var)
@@ -189,6 +214,9 @@ class Emitter:
         shape, block = extents(node.var), self._block
         if self._is_elementwise(node):
             return self._elementwise(node)
+        padding = pads.of(node, self._graph)
+        if padding is not None:
+            return self._padded(node, padding)
         x, given = self._blocks.get(node.args[0]), extents(node.args[0])
         if shape is None or given is None or x is None:
             return False
@@ -217,16 +245,31 @@ class Emitter:
             return True
         return False
 
+    def _padded(self, node: Node, padding: pads.Padding) -> bool:
+        """Emit a constant around images in blocks."""
+        source, shape = pads.source(node), extents(node.var)
+        if shape is None or len(shape) != 4 or not padding.only_spatial:
+            return False
+        _, _, rows, columns = zip(padding.before, padding.after, strict=True)
+        window = blocked.Window(rows, columns, value=padding.value)
+        found = blocked.blocked_extents(shape, self._block)
+        self._blocks[node.var] = self._window(source, window, found)
+        return True
+
     def _is_elementwise(self, node: Node) -> bool:
         if node.op != "divide":
             return node.op in _ELEMENTWISE
         values, shape = constant_of(node.args[1]), extents(node.var)
-        whole = shape is not None and len(shape) == 4 and shape[1] % self._block == 0
+        whole = shape is not None and len(shape) in _IMAGES and shape[1] % self._block == 0
         return whole or (values is not None and bool(np.all(values)))
 
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)
-        if shape is None or len(shape) != 4 or getattr(node.var.ty, "dtype", None) != "float32":
+        if (
+            shape is None
+            or len(shape) not in _IMAGES
+            or getattr(node.var.ty, "dtype", None) != "float32"
+        ):
             return False
         if not all(self._fits(arg, shape) for arg in node.args):
             return False
@@ -244,7 +287,10 @@ class Emitter:
         given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape
         if values is None and not isinstance(arg, relax.Var):
             return given is None  # a bound of a clip
-        return given is not None and len(given) == 4 and given[1] == shape[1]
+        if given is None or len(given) != len(shape) or given[1] != shape[1]:
+            return False
+        images = (blocked.blocked_extents(each, self._block)[0] for each in (given, shape))
+        return next(images) in (1, next(images))  # so that frames are those of the same batch
 
     def _operand(self, arg: Any) -> Any:
         if isinstance(arg, relax.Var):
@@ -255,7 +301,7 @@ class Emitter:
         if values.size == 1:
             return relax.const(values.reshape(()))
         extended = blocked.blocked_extents(values.shape, self._block)
-        return relax.const(packed(values, in_blocks(extended)))
+        return relax.const(packed(blocked.images(values), in_blocks(extended)))
 
     def _channels(self, values: np.ndarray) -> Any:
         """A value for each channel as C/b, b."""

@@ -17,10 +17,10 @@ from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, RESIDUAL, TaskConfig
 from tuna.configs.values import Direction
 from tuna.libraries.reference import FUNCTIONS
+from tuna.models import convolutions
+from tuna.models.blocked import Window
 from tuna.models.graph import Graph, Node, constant_of, extents
 
-#: Layout of the weights by operator; both are K, C/groups, R, S of the forward convolution.
-_WEIGHTS = {"nn.conv2d": "OIHW", "nn.conv2d_transpose": "IOHW"}
 #: Operators from which exporters make an activation. GELU by tanh has nine.
 _MOST = 12
 _SAMPLES = np.linspace(-10.0, 10.0, 401)
@@ -48,6 +48,7 @@ class FusionGroup:
     weights: Any
     other: Any = None  #: the second variable of such a product
     order: list[int] | None = None  #: of the axes of `other`, as the product takes them
+    window: Window | None = None  #: the copy of the input that a convolution reads instead
     bias: Any = None  #: a value for each output channel or column
     residual: Any = None  #: the variable that is added
     epilogue: list[str] = field(default_factory=list)
@@ -66,66 +67,27 @@ class FusionGroup:
         return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
 
 
-def find(graph: Graph) -> list[FusionGroup]:
-    """Every group of the model; no operator is in two of them."""
+def find(graph: Graph, block: int) -> list[FusionGroup]:
+    """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
+    two of them."""
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
         group = None
         if node.op == "matmul":
             group = _product(node, graph)
-        elif node.op in _WEIGHTS:
-            group = _convolution(node)
+        else:
+            layer = convolutions.find(node, graph, block)
+            if layer is not None:
+                group = FusionGroup(
+                    layer.core, layer.input, layer.weights, window=layer.window, nodes=layer.nodes
+                )
         if group is None:
             continue
         _extend(group, graph, taken)
         taken.update(member.var for member in group.nodes)
         found.append(group)
     return found
-
-
-def _convolution(node: Node) -> FusionGroup | None:
-    """Return the group of a convolution.
-
-    A transposed one is the backward data of the convolution that makes its input from its answer.
-    """
-    attrs, shape, found = node.attrs, extents(node.args[0]), extents(node.var)
-    weights = constant_of(node.args[1])
-    pads = [int(pad) for pad in attrs.padding]
-    if (
-        weights is None
-        or shape is None
-        or found is None
-        or weights.dtype != np.float32
-        or len(shape) != 4
-    ):
-        return None
-    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
-    if layouts != ("NCHW", _WEIGHTS[node.op], "NCHW") or pads[:2] != pads[2:]:
-        return None
-    (sh, sw), (dh, dw) = ((int(a), int(b)) for a, b in (attrs.strides, attrs.dilation))
-    transposed = node.op == "nn.conv2d_transpose"
-    given, answered = (found, shape) if transposed else (shape, found)
-    core = ConvConfig(
-        batchsize=shape[0],
-        in_channels=given[1],
-        in_h=given[2],
-        in_w=given[3],
-        out_channels=answered[1],
-        fil_h=weights.shape[2],
-        fil_w=weights.shape[3],
-        pad_h=pads[0],
-        pad_w=pads[1],
-        conv_stride_h=sh,
-        conv_stride_w=sw,
-        dilation_h=dh,
-        dilation_w=dw,
-        group_count=int(attrs.groups),
-        direction=Direction.BACKWARD_DATA if transposed else Direction.FORWARD,
-    )
-    if core.output_size != answered[2:]:  # an output padding of a stride or more
-        return None
-    return FusionGroup(core, node.args[0], weights, nodes=[node])
 
 
 def _product(node: Node, graph: Graph) -> FusionGroup | None:

@@ -13,7 +13,7 @@ from tuna.configs.values import DataType, Direction
 
 #: Up to this many channels a layer is the first of a network: its input is an image in its own
 #: layout, never blocked.
-_IMAGE_CHANNELS = 3
+IMAGE_CHANNELS = 3
 #: fp32 values in a line of the cache.
 _LINE_FLOATS = 16
 
@@ -106,7 +106,7 @@ class ConvShape:
     @property
     def image(self) -> bool:
         """Whether the native input is the layer's own, for it has too few channels for a block."""
-        return self.in_channels <= _IMAGE_CHANNELS
+        return self.in_channels <= IMAGE_CHANNELS
 
     @property
     def pointwise(self) -> bool:
