@@ -88,6 +88,17 @@ def test_taps_that_read_padding_alone_are_cut_off() -> None:
     assert error_of(model, found, image(1, 20, 8, 8)) < 1e-5
 
 
+def test_groups_of_any_number_of_channels_have_kernels_in_blocks() -> None:
+    net = Net((1, 3, 9, 9))
+    x = net.relu(net.conv("x", 3, 40, 3))
+    x = net.relu(net.conv(x, 40, 40, 3, group=5))
+    x = net.relu(net.conv(x, 40, 80, 3, group=40, strides=[2, 2]))
+    found = planned(model := net.model(net.relu(net.conv(x, 80, 20, 1, group=10))))
+    assert epilogues(found) == [("bias", "relu")] * 4
+    assert others(found) == {"from_blocks"}
+    assert error_of(model, found, image(1, 3, 9, 9)) < 1e-5
+
+
 def test_a_convolution_of_volumes_is_one_of_frames_with_the_depth_as_channels() -> None:
     net = Net((2, 3, 5, 9, 8))
     stem = weighted(net, "x", 20, 3, 3, 3, 3, pads=[1] * 6, strides=[1, 2, 2])

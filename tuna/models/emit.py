@@ -261,7 +261,7 @@ class Emitter:
             return node.op in _ELEMENTWISE
         values, shape = constant_of(node.args[1]), extents(node.var)
         whole = shape is not None and len(shape) in _IMAGES and shape[1] % self._block == 0
-        return whole or (values is not None and bool(np.all(values)))
+        return whole or (values is not None and values.size == 1 and bool(np.all(values)))
 
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)
