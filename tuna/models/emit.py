@@ -20,7 +20,7 @@ from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.problems import packed
 from tuna.models import blocked, pads
-from tuna.models.graph import Graph, Node, constant_of, extents, substitute
+from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import FusionGroup
 
 #: Elementwise operators with finite answers for finite values. The padding of the last block is not
@@ -33,8 +33,6 @@ _ELEMENTWISE = {
 
 #: Numbers of axes of tensors that can be in blocks.
 _IMAGES = (3, 4, 5)
-#: Operators that change a tensor's shape and not the order of its values.
-_RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ class Emitter:
             second = self._shaped(other, b)
         else:
             second = relax.const(chosen.pack(group.weights))
-        given = [self._shaped(self.plain(group.input), a), second]
+        given = [self._shaped(self._leaf(group.input), a), second]
         if group.bias is not None:
             given.append(relax.const(group.bias))
         if group.residual is not None:
@@ -200,7 +198,7 @@ class Emitter:
         ) and self._in_blocks(node):
             return
         shape = extents(node.var)
-        if node.op in _RESHAPES and shape is not None:
+        if node.op in RESHAPES and shape is not None:
             self._plain[node.var] = self._shaped(substitute(node.args[0], self._leaf), shape)
             return
         value = substitute(node.value, self._leaf)

@@ -16,6 +16,9 @@ from tvm.ir import Call, GenericConst, Op
 
 from tuna.errors import BadInput
 
+#: Operators that change a tensor's shape and not the order of its values.
+RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
+
 
 @dataclass(frozen=True)
 class Node:

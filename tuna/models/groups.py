@@ -19,10 +19,12 @@ from tuna.configs.values import Direction
 from tuna.libraries.reference import FUNCTIONS
 from tuna.models import convolutions
 from tuna.models.blocked import Window
-from tuna.models.graph import Graph, Node, constant_of, extents
+from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents
 
 #: Operators from which exporters make an activation. GELU by tanh has nine.
 _MOST = 12
+#: Values of a constant first factor that are written for a whole batch, at most.
+_REPEATED = 1 << 22
 _SAMPLES = np.linspace(-10.0, 10.0, 401)
 #: Tolerance for constants in fp32 or with few digits; both forms of GELU differ by 5e-4.
 _CLOSE = 2e-5
@@ -43,8 +45,9 @@ class FusionGroup:
     """A core with its weights, and the operators that became its epilogue."""
 
     core: ConvConfig | GemmConfig
-    input: Any  #: the variable that it reads
-    #: a convolution: K, C/groups, R, S; a product: K x N; None for a product of two variables
+    input: Any  #: the variable that it reads, or a constant first factor
+    #: a convolution: K, C/groups, R, S; a product: (batch x) K x N; None for a product whose second
+    #: factor is a variable
     weights: Any
     other: Any = None  #: the second variable of such a product
     order: list[int] | None = None  #: of the axes of `other`, as the product takes them
@@ -93,31 +96,33 @@ def find(graph: Graph, block: int) -> list[FusionGroup]:
 def _product(node: Node, graph: Graph) -> FusionGroup | None:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
     if weights is None:
-        return _product_of_variables(node, graph)
-    if shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
+        return _product_with_variable(node, graph)
+    if shape is None or weights.dtype != np.float32 or min(weights.ndim, len(shape)) < 2:
         return None
-    rows = math.prod(shape[:-1])
-    return FusionGroup(
-        GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]),
-        node.args[0],
-        weights,
-        nodes=[node],
-    )
+    *lead, k, n = weights.shape
+    batch, rows = math.prod(lead), math.prod(shape[:-1])
+    if batch > 1 and tuple(lead) != shape[:-2]:
+        return None
+    weights = weights.reshape(*([batch] if batch > 1 else []), k, n)
+    core = GemmConfig(m=rows // batch, n=n, k=k, batch_count=batch)
+    return FusionGroup(core, node.args[0], weights, nodes=[node])
 
 
-def _product_of_variables(node: Node, graph: Graph) -> FusionGroup | None:
-    """Return the group of a batched product of two variables.
+def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | None:
+    """Return the group of a batched product whose second factor is a variable.
 
-    If the second one is a transposition, the product reads its source.
+    If that is a transposition, the product reads its source. A constant first factor is repeated
+    for the whole batch.
     """
     first, second = node.args
-    shape, other = extents(first), extents(second)
-    if (
-        constant_of(first) is not None
-        or shape is None
-        or other is None
-        or node.var.ty.dtype != "float32"
-    ):
+    other, values = extents(second), constant_of(first)
+    if values is not None and other is not None and values.ndim <= len(other):
+        whole = (*other[:-2], *values.shape[-2:])
+        if math.prod(values.shape[:-2]) == 1 and math.prod(whole) <= _REPEATED:
+            values = values.reshape(values.shape[-2:])
+            first = relax.const(np.ascontiguousarray(np.broadcast_to(values, whole)))
+    shape = extents(first)
+    if shape is None or other is None or node.var.ty.dtype != "float32":
         return None
     if len(shape) < 2 or shape[:-2] != other[:-2]:
         return None
@@ -156,7 +161,12 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
         elif (
             user is not None
             and user.var not in taken
-            and (_add(group, user) or _scale(group, user) or _cast(group, user))
+            and (
+                _reshape(group, user)
+                or _add(group, user)
+                or _scale(group, user)
+                or _cast(group, user)
+            )
         ):
             group.nodes.append(user)
         else:
@@ -245,6 +255,15 @@ def _add(group: FusionGroup, node: Node) -> bool:
         return False
     _set_bias(group, added if group.bias is None else group.bias + added)
     return True
+
+
+def _reshape(group: FusionGroup, node: Node) -> bool:
+    """Whether the operator splits or joins the rows of a product: elementwise operators may follow
+    it."""
+    shape, found = extents(group.answer), extents(node.var)
+    if node.op not in RESHAPES or not isinstance(group.core, GemmConfig):
+        return False
+    return bool(shape and found and shape[-1] == found[-1])
 
 
 def _cast(group: FusionGroup, node: Node) -> bool:
