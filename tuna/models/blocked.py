@@ -7,11 +7,14 @@ N times D images.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.libraries.tvm.kernels import stages
 
@@ -28,6 +31,11 @@ class Pooling:
     stride: tuple[int, int]
     pad: tuple[int, int, int, int]  #: top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
+
+    def reach(self, out: tuple[int, ...]) -> tuple[int, ...]:
+        """Rows and columns of the padded image that windows without dilation read."""
+        rows, columns = zip(out, self.stride, self.size, strict=True)
+        return (rows[0] - 1) * rows[1] + rows[2], (columns[0] - 1) * columns[1] + columns[2]
 
 
 @dataclass(frozen=True)
@@ -137,31 +145,123 @@ def _deep(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
     return tuple(values[axes.index(axis)] if axis in axes else missing for axis in range(5))
 
 
-def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pooling) -> Any:
+def max_pool(extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling) -> Any:
     """Maximum without the padding."""
-    batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype="float32")
+    y = _pooled(x, out, pool, te.max, tirx.min_value("float32"), _OUT)
+    sch = Schedule(stages.module_of([x, y]))
+    _schedule_pooled(sch, sch.get_sblock(_OUT))
+    return opaque(sch.mod["main"])
+
+
+def average_pool(
+    extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling, *, padded: bool
+) -> Any:
+    """The mean of each window, with the padding where it counts (`padded`), else without."""
+    x = te.placeholder(extents, name="X", dtype="float32")
+    sums = _pooled(x, out, pool, te.sum, tirx.const(0.0, "float32"), _SUMS)
+
+    def counted(axis: int, place: Any) -> Any:
+        first, size = place * pool.stride[axis] - pool.pad[axis], extents[2 + axis]
+        if padded or (pool.pad[axis] == 0 and pool.reach(out)[axis] <= size):
+            return pool.size[axis]
+        return tirx.min(first + pool.size[axis], size) - tirx.max(first, 0)
+
+    def mean(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
+        count = tirx.Cast("float32", tirx.convert(counted(0, h) * counted(1, w)))
+        return sums[n, c, h, w, i] * (tirx.const(1.0, "float32") / count)
+
+    y = te.compute((*extents[:2], *out, extents[4]), mean, name=_OUT)
+    sch = Schedule(stages.module_of([x, y]))
+    block = sch.get_sblock(_SUMS)
+    column = _schedule_pooled(sch, block)
+    sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(sch.get_sblock(_OUT), column)
+    sch.vectorize(sch.get_loops(sch.get_sblock(_OUT))[-1])
+    return opaque(sch.mod["main"])
+
+
+def _pooled(
+    x: Any, out: tuple[int, ...], pool: Pooling, combined: Any, outside: Any, name: str
+) -> Any:
+    batch, blocks, height, width, block = (int(extent) for extent in x.shape)
     ry, rx = te.reduce_axis((0, pool.size[0]), "ry"), te.reduce_axis((0, pool.size[1]), "rx")
-    low = tirx.min_value("float32")
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         row = h * pool.stride[0] + ry * pool.dilation[0] - pool.pad[0]
         column = w * pool.stride[1] + rx * pool.dilation[1] - pool.pad[1]
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-        return te.max(tirx.if_then_else(inside, x[n, c, row, column, i], low), axis=[ry, rx])
+        return combined(tirx.if_then_else(inside, x[n, c, row, column, i], outside), axis=[ry, rx])
 
-    y = te.compute((batch, blocks, *out, block), value, name=_OUT)
-    function = stages.module_of([x, y])
-    sch = Schedule(function)
-    n, c, h, w, i, ry, rx = sch.get_loops(sch.get_sblock(_OUT))
+    return te.compute((batch, blocks, *out, block), value, name=name)
+
+
+def _schedule_pooled(sch: Any, pooled: Any) -> Any:
+    """Schedule the windows, and return the loop of columns."""
+    n, c, h, w, i, ry, rx = sch.get_loops(pooled)
     sch.reorder(n, c, h, w, ry, rx, i)
     for loop in (h, w):
         sch.annotate(loop, "pragma_loop_partition_hint", 1)
     for loop in (ry, rx):
         sch.unroll(loop)
     sch.vectorize(i)
-    sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_OUT), ry))[-1])
-    return opaque(sch.mod["main"])
+    sch.vectorize(sch.get_loops(sch.decompose_reduction(pooled, ry))[-1])
+    return w
+
+
+def channels(extents: tuple[int, ...], first: int, blocks: int) -> Any:
+    """Copy `blocks` blocks of channels from block `first` on."""
+    x = te.placeholder(extents, name="X", dtype="float32")
+    y = te.compute(
+        (extents[0], blocks, *extents[2:]),
+        lambda n, c, h, w, i: x[n, c + first, h, w, i],
+        name=_OUT,
+    )
+    return _function([x, y], _OUT)
+
+
+def concatenation(extents: tuple[int, ...], parts: tuple[int, ...]) -> Any:
+    """Put tensors with these numbers of channels side by side.
+
+    One that begins inside of a block is copied channel by channel, any other in vectors.
+    """
+    batch, blocks, height, width, block = extents
+    given = [
+        te.placeholder((batch, -(-count // block), height, width, block), "float32", f"X{number}")
+        for number, count in enumerate(parts)
+    ]
+
+    def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
+        (out,) = outs
+        with IRBuilder() as ib, T.serial(0, batch) as n:
+            first = 0
+            for x, count in zip(ins, parts, strict=True):
+                _put(x, out, n, first, count)
+                first += count
+            if first % block:  # what fills the last block up is finite
+                zero = tirx.const(0.0, "float32")
+                with T.serial(0, height) as h, T.serial(0, width) as w:
+                    with T.serial(first % block, block) as lane:
+                        T.buffer_store(out, zero, [n, blocks - 1, h, w, lane])
+        return ib.get()
+
+    y = te.extern([extents], given, body, name=_OUT, dtype=["float32"])
+    return opaque(stages.module_of([*given, y])["main"])
+
+
+def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
+    """Write the loops that copy `count` channels of x to those from `first` on."""
+    _, blocks, height, width, block = (int(extent) for extent in x.shape)
+    if first % block == 0:
+        with T.serial(0, blocks) as c, T.serial(0, height) as h, T.serial(0, width) as w:
+            with T.vectorized(0, block) as lane:
+                T.buffer_store(out, x[n, c, h, w, lane], [n, first // block + c, h, w, lane])
+        return
+    with T.serial(0, height) as h, T.serial(0, width) as w, T.serial(0, count) as c:
+        at = c + first
+        value = x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
+        place = [n, tirx.floordiv(at, block), h, w, tirx.floormod(at, block)]
+        T.buffer_store(out, value, place)
 
 
 def global_average(extents: tuple[int, ...], channels: int) -> Any:

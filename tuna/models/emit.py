@@ -5,7 +5,7 @@ A value of the model has up to two forms, plain and in blocks, each made for its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.problems import packed
-from tuna.models import blocked, pads
+from tuna.models import block_operators, blocked
 from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import FusionGroup
 
@@ -192,10 +192,7 @@ class Emitter:
 
     def _operator(self, node: Node) -> None:
         """Emit an operator in blocks if an input is in blocks and the operator supports it."""
-        read = node.args[1].fields if node.op == "call_tir" else node.args
-        if any(
-            isinstance(arg, relax.Var) and arg in self._blocks for arg in read
-        ) and self._in_blocks(node):
+        if self._in_blocks(node):
             return
         shape = extents(node.var)
         if node.op in RESHAPES and shape is not None:
@@ -209,50 +206,23 @@ class Emitter:
         self._plain[node.var] = self._builder.emit(value)
 
     def _in_blocks(self, node: Node) -> bool:
-        shape, block = extents(node.var), self._block
+        """Emit an operator in blocks, if an input is there and the operator supports it."""
         if self._is_elementwise(node):
-            return self._elementwise(node)
-        padding = pads.of(node, self._graph)
-        if padding is not None:
-            return self._padded(node, padding)
-        x, given = self._blocks.get(node.args[0]), extents(node.args[0])
-        if shape is None or given is None or x is None:
+            return self._reads_blocks(node.args) and self._elementwise(node)
+        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if found is None or shape is None or not self._reads_blocks(found.sources):
             return False
-        extended = blocked.blocked_extents(given, block)
-        if node.op == "nn.max_pool2d" and node.attrs.layout == "NCHW":
-            pool = _pool(node)
-            function = self._add(
-                ("max_pool", extended, shape, pool),
-                lambda: blocked.max_pool(extended, (shape[2], shape[3]), pool),
-                "max_pool",
-            )
-            self._blocks[node.var] = self._call(
-                function, [x], blocked.blocked_extents(shape, block)
-            )
-            return True
-        if node.op == "mean" and sorted(int(axis) % 4 for axis in node.attrs.axis or ()) == [2, 3]:
-            function = self._add(
-                ("mean", extended, given[1]),
-                lambda: blocked.global_average(extended, given[1]),
-                "global_average",
-            )
-            answer = self._call(function, [x], (*given[:2], 1, 1))
-            self._plain[node.var] = (
-                answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
-            )
-            return True
-        return False
-
-    def _padded(self, node: Node, padding: pads.Padding) -> bool:
-        """Emit a constant around images in blocks."""
-        source, shape = pads.source(node), extents(node.var)
-        if shape is None or len(shape) != 4 or not padding.only_spatial:
-            return False
-        _, _, rows, columns = zip(padding.before, padding.after, strict=True)
-        window = blocked.Window(rows, columns, value=padding.value)
-        found = blocked.blocked_extents(shape, self._block)
-        self._blocks[node.var] = self._window(source, window, found)
+        function = self._add((found.name, *found.key), found.make, found.name)
+        sources = [self.blocks(source) for source in found.sources]
+        if found.plain is None:
+            extended = blocked.blocked_extents(shape, self._block)
+            self._blocks[node.var] = self._call(function, sources, extended)
+        else:
+            self._plain[node.var] = self._shaped(self._call(function, sources, found.plain), shape)
         return True
+
+    def _reads_blocks(self, sources: Sequence[Any]) -> bool:
+        return any(isinstance(each, relax.Var) and each in self._blocks for each in sources)
 
     def _is_elementwise(self, node: Node) -> bool:
         if node.op != "divide":
@@ -334,13 +304,3 @@ class Emitter:
 def _name(task: TaskConfig) -> str:
     kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
     return "_".join([kind, *task.epilogue])
-
-
-def _pool(node: Node) -> blocked.Pooling:
-    attrs = node.attrs
-    pad = [int(value) for value in attrs.padding]
-    (sh, sw), (dh, dw), (rows, columns) = (
-        (int(first), int(second))
-        for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
-    )
-    return blocked.Pooling((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))
