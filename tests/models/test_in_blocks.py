@@ -76,3 +76,15 @@ def test_average_pools_work_on_blocks(attributes: dict[str, Any]) -> None:
     found = planned(model := net.model(net.conv(x, 20, 8, 1)))
     assert others(found) == {"to_blocks": 1, "average_pool": 1, "from_blocks": 1}
     assert error_of(model, found, image(1, 8, 7, 8)) < 1e-5
+
+
+def test_a_batch_normalisation_behind_channels_put_together_works_on_blocks() -> None:
+    net = Net((2, 8, 5, 6))
+    whole = net.add("Concat", *(net.conv("x", 8, outs, 1, norm=False) for outs in (20, 7)), axis=1)
+    parts = [*net.random.normal(1.0, 0.2, (3, 27)), net.random.uniform(0.5, 1.5, 27)]
+    x = net.relu(net.add("BatchNormalization", whole, *map(net.constant, parts)))
+    found = planned(model := net.model(net.conv(x, 27, 8, 3)))
+    fused = {name for name in others(found) if name.startswith("fused")}
+    assert others(found).keys() - fused == {"to_blocks", "concatenation", "from_blocks"}
+    assert fused == {"fused_multiply_add_relu"}
+    assert error_of(model, found, image(2, 8, 5, 6)) < 1e-5

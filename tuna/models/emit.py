@@ -20,7 +20,15 @@ from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.problems import packed
 from tuna.models import block_operators, blocked
-from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents, substitute
+from tuna.models.graph import (
+    RESHAPES,
+    Graph,
+    Node,
+    constant_of,
+    extents,
+    scale_and_shift,
+    substitute,
+)
 from tuna.models.groups import FusionGroup
 
 #: Elementwise operators with finite answers for finite values. The padding of the last block is not
@@ -207,6 +215,8 @@ class Emitter:
 
     def _in_blocks(self, node: Node) -> bool:
         """Emit an operator in blocks, if an input is there and the operator supports it."""
+        if isinstance(node.value, relax.TupleGetItem) and self._normalised(node):
+            return True
         if self._is_elementwise(node):
             return self._reads_blocks(node.args) and self._elementwise(node)
         found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
@@ -219,6 +229,26 @@ class Emitter:
             self._blocks[node.var] = self._call(function, sources, extended)
         else:
             self._plain[node.var] = self._shaped(self._call(function, sources, found.plain), shape)
+        return True
+
+    def _normalised(self, node: Node) -> bool:
+        """Emit a batch normalisation that is part of no convolution as a product and a sum."""
+        maker, shape = self._graph.maker(node.value.tuple_value), extents(node.var)
+        if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
+            return False
+        values = scale_and_shift(maker)
+        if values is None or shape is None or len(shape) not in _IMAGES:
+            return False
+        if not self._reads_blocks(maker.args[:1]) or str(node.var.ty.dtype) != "float32":
+            return False
+        scale, shift = (
+            self._operand(
+                relax.const(each.astype(np.float32).reshape(1, -1, *[1] * (len(shape) - 2)))
+            )
+            for each in values
+        )
+        scaled = self._builder.emit(relax.op.multiply(self.blocks(maker.args[0]), scale))
+        self._blocks[node.var] = self._builder.emit(relax.op.add(scaled, shift))
         return True
 
     def _reads_blocks(self, sources: Sequence[Any]) -> bool:

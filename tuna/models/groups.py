@@ -19,7 +19,7 @@ from tuna.configs.values import Direction
 from tuna.libraries.reference import FUNCTIONS
 from tuna.models import convolutions
 from tuna.models.blocked import Window
-from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents
+from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
 
 #: Operators from which exporters make an activation. GELU by tanh has nine.
 _MOST = 12
@@ -175,20 +175,11 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
 
 def _normalise(group: FusionGroup, node: Node) -> bool:
     """Fold a batch normalisation into weights and bias, in double precision."""
-    attrs = node.attrs
-    parts = [constant_of(arg) for arg in node.args[1:]]
-    if (
-        int(attrs.axis) != 1
-        or any(part is None for part in parts)
-        or not isinstance(group.core, ConvConfig)
-    ):
-        return False
-    gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
-    scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
-    if not _multiply(group, scale):
+    found = scale_and_shift(node) if isinstance(group.core, ConvConfig) else None
+    if found is None or not _multiply(group, found[0]):
         return False
     before = 0.0 if group.bias is None else group.bias.astype(np.float64)
-    _set_bias(group, (before - mean * scale + (beta if attrs.center else 0.0)).astype(np.float32))
+    _set_bias(group, (before + found[1]).astype(np.float32))
     return True
 
 
