@@ -88,3 +88,14 @@ def test_a_batch_normalisation_behind_channels_put_together_works_on_blocks() ->
     assert others(found).keys() - fused == {"to_blocks", "concatenation", "from_blocks"}
     assert fused == {"fused_multiply_add_relu"}
     assert error_of(model, found, image(2, 8, 5, 6)) < 1e-5
+
+
+def test_channels_that_are_shuffled_are_put_together_in_the_models_own_layout() -> None:
+    net = Net((1, 8, 5, 6))
+    whole = net.add("Concat", *(net.conv("x", 8, 20, 1) for _ in range(2)), axis=1)
+    pairs = net.add("Reshape", whole, net.whole((1, 2, 20, 5, 6)))
+    turned = net.add("Transpose", pairs, perm=[0, 2, 1, 3, 4])
+    mixed = net.add("Reshape", turned, net.whole((1, 40, 5, 6)))
+    found = planned(model := net.model(net.conv(mixed, 40, 8, 1)))
+    assert "concatenation" not in others(found)
+    assert error_of(model, found, image(1, 8, 5, 6)) < 1e-5

@@ -14,7 +14,7 @@ from typing import Any
 from tvm import relax
 
 from tuna.models import blocked, pads
-from tuna.models.graph import Graph, Node, extents
+from tuna.models.graph import RESHAPES, Graph, Node, extents
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ def find(node: Node, graph: Graph, block: int) -> BlockFunction | None:
     padding = pads.of(node, graph)
     if padding is not None:
         return _padded(pads.source(node), padding, block)
+    readers = graph.users.get(node.var, [])
+    if node.op == "concat" and readers and all(user.op in RESHAPES for user in readers):
+        return None  # such as a shuffle of channels, which is in the model's own layout
     finder = _FINDERS.get(node.op)
     shape = extents(node.var) if finder else None
     if finder is None or shape is None or str(node.var.ty.dtype) != "float32":
