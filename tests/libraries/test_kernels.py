@@ -30,7 +30,7 @@ import tvm
 from tvm.target import codegen
 
 from tuna.libraries.tvm import problems
-from tuna.libraries.tvm.kernels import direct
+from tuna.libraries.tvm.kernels import direct, shape
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
@@ -69,7 +69,7 @@ def convolutions(draw: st.DrawFn) -> ConvConfig:
     layout = draw(st.sampled_from(("NCHW", "NHWC")))
     height, width = draw(st.integers(1, 13)), draw(st.integers(1, 19))
     fil_h, fil_w = draw(st.sampled_from(((1, 1), (3, 3), (3, 3), (1, 3), (5, 2))))
-    groups = draw(st.sampled_from((1, 1, 1, 2, 4)))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 4, 5)))
     channels, filters = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     dilation = draw(one_or_two)
     found = {
@@ -167,7 +167,7 @@ def test_backward_kernels_answer_as_the_definition(
     layer = layer_of(config, data.draw(st.sampled_from(Mode), label="mode"), target)
     assert layer is not None
     points = ranked(layer)
-    if not points:  # backward weights in blocks, or groups that begin inside of one
+    if not points:  # backward weights in blocks
         assert layer.mode is Mode.NATIVE
         return
     family, index = data.draw(st.sampled_from(points), label="point")
@@ -291,6 +291,23 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
         assert family.kernel.space(layer)[0].order == direct.CHANNELS_OUTSIDE
     else:
         assert sign in str(built.mod)
+    answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
+    assert problem.error(answer) <= ROUNDING
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("groups", "ins", "outs", "merged"), [(5, 8, 8, 2), (3, 24, 8, 2), (3, 8, 16, 1), (5, 3, 7, 5)]
+)
+def test_groups_that_fill_no_block_cost_no_more_than_the_blocks_that_they_fill_together(
+    mode: Mode, groups: int, ins: int, outs: int, merged: int
+) -> None:
+    config = ConvConfig(1, groups * ins, 6, 5, groups * outs, 3, 3, 1, 1, group_count=groups)
+    assert shape.of(config, 16).merged == merged
+    target = runnable()[-2] if len(runnable()) > 1 else runnable()[0]
+    layer, problem = layer_of(config, mode, target), reference.make(config)
+    assert layer is not None
+    made = FamilyProblem(config, FAMILIES["direct"], layer)
     answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
     assert problem.error(answer) <= ROUNDING
 

@@ -89,7 +89,7 @@ _NO_TIES = 1.618
         (conv(**POINT, in_h=7), {}, {TILE, UNTUNED}),  # 56 pixels are no vectors of 16
         (conv(**DEPTHWISE), {}, {TILE, DEPTH, UNTUNED}),
         (conv(**DEPTHWISE), NATIVE, {TILE, DEPTH, UNTUNED}),
-        (conv(**DEPTHWISE, out_channels=16), NATIVE, {NCHW, UNTUNED}),
+        (conv(**DEPTHWISE, out_channels=16), NATIVE, {TILE, DEPTH, UNTUNED}),
         (conv(**GROUPS), {}, {TILE, UNTUNED}),
         (conv(direction="B"), {}, {TILE, F2, F4, F6}),
         (conv(direction="B", **STRIDE), {}, {DATA}),

@@ -120,7 +120,7 @@ def odd() -> Any:
     model's own layout."""
     net = Net((1, 8, 10, 10))
     x = net.conv("x", 8, 16, 3, norm=False)
-    y = net.conv(x, 16, 16, 3, norm=False, pads=[0, 0, 1, 1])  # padded on one side
+    y = net.conv(x, 16, 16, 3, norm=False, pads=[0, 0, 1, 1])
     z = net.add("AveragePool", net.relu(x), kernel_shape=[2, 2], strides=[1, 1])
     both = net.add("Concat", y, z, axis=1)
     scaled = net.add("Mul", both, net.constant(net.random.normal(1, 0.2, (1, 32, 1, 1))))

@@ -20,7 +20,7 @@ def grouped(write: Form) -> tuple[tuple[str, ...], bool]:
     net = Net((2, 8))
     x = net.add("MatMul", "x", net.constant(net.random.normal(0, 0.3, (8, 8))))
     found = graph.read(importer.to_relax(net.model(write(net, x)), "net"))
-    (group,) = groups.find(found)
+    (group,) = groups.find(found, 16)
     return tuple(part for part in group.epilogue if part != BIAS), found.is_result(group.answer)
 
 

@@ -115,3 +115,60 @@ def test_an_archive_that_is_no_program_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 and nothing more")
     with pytest.raises(BadInput, match=r"net\.pt2 is no program of torch\.export"):
         importer.read(path, {})
+
+
+class Recurrent(torch.nn.Module):
+    """All answers of a recurrent layer."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.layer = kind(5, 7, **options)
+
+    def forward(self, x: Any) -> Any:
+        y, ends = self.layer(x)
+        return (y, *(ends if isinstance(ends, tuple) else (ends,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+        (torch.nn.LSTM, {"bias": False}),
+        (torch.nn.LSTM, {"proj_size": 3}),
+        (torch.nn.GRU, {"num_layers": 2}),
+        (torch.nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+        (torch.nn.RNN, {}),
+    ],
+)
+def test_a_recurrent_layer_is_one_function_for_all_its_steps(
+    kind: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    module, path = Recurrent(kind, **options).eval(), tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(module, (torch.randn(6, 2, 5),)), path)
+    model = importer.read(path, {})
+    found = planned(model)
+    assert error_of(model, found, inputs.values(importer.inputs_of(model), seed=3)) < 1e-5
+    steps = sum(count for task, count in found.tasks() if task.name == kind.__name__.lower())
+    layers = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))
+    assert steps == (0 if "proj_size" in options else layers)
+
+
+class Rows(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = torch.nn.Conv1d(24, 24, 5, padding=2, groups=24)
+        self.mixed = torch.nn.Conv1d(24, 40, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.mixed(torch.relu(self.depthwise(x)))
+
+
+def test_a_convolution_along_one_axis_has_a_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Rows().eval(), (torch.randn(1, 24, 39),)), path)
+    model = importer.read(path, {})
+    found = planned(model)
+    cores = [task for task, _ in found.tasks() if isinstance(task.core, ConvConfig)]
+    assert [task.epilogue for task in cores] == [("bias", "relu"), ("bias",)]
+    assert error_of(model, found, inputs.values(importer.inputs_of(model), seed=3)) < 1e-5

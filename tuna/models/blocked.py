@@ -1,22 +1,29 @@
 """Functions on tensors in blocks of channels, N, C/b, H, W, b. Imports TVM.
 
-They convert to and from NCHW, and pool. All are scheduled here, vectorised over channels.
+They convert to and from NCHW, copy parts, and pool. All are scheduled here, vectorised over
+channels. A tensor N, C, L is one of images of a single row in blocks, and N, C, D, H, W are frames,
+N times D images.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import maximum
 
 _OUT, _SUMS = "out", "sums"
 _max = te.comm_reducer(maximum, lambda kind: tirx.const(-math.inf, kind))
+#: Which of N, C, D, H, W the axes of a tensor are, by their number.
+_AXES = {3: (0, 1, 4), 4: (0, 1, 3, 4), 5: (0, 1, 2, 3, 4)}
 
 
 @dataclass(frozen=True)
@@ -28,64 +35,236 @@ class Pooling:
     pad: tuple[int, int, int, int]  #: top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
 
+    def reach(self, out: tuple[int, ...]) -> tuple[int, ...]:
+        """Rows and columns of the padded image that windows without dilation read."""
+        rows, columns = zip(out, self.stride, self.size, strict=True)
+        return (rows[0] - 1) * rows[1] + rows[2], (columns[0] - 1) * columns[1] + columns[2]
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Frames that become one image of the answer: `taps` of them side by side as channels."""
+
+    out: int  #: number of images for each tensor of the batch
+    taps: int = 1
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0  #: frames of padding before the first
+
+
+@dataclass(frozen=True)
+class Window:
+    """A copy of a tensor's images with something around them, several frames as one image."""
+
+    #: rows and columns before and after; after may be negative, where some are left out
+    rows: tuple[int, int] = (0, 0)
+    columns: tuple[int, int] = (0, 0)
+    depth: Depth | None = None  #: None: each frame is an image
+    blocked: bool = True  #: whether the source is in blocks
+    value: float = 0.0  #: around the images
+
 
 def blocked_extents(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """N, C/b, H, W, b of a tensor N, C, H, W."""
-    batch, channels, height, width = shape
-    return batch, -(-channels // block), height, width, block
+    """N, C/b, H, W, b of a tensor N, C, (D,) H, W or N, C, L."""
+    batch, channels, depth, height, width = _deep(shape, 1)
+    return batch * depth, -(-channels // block), height, width, block
+
+
+def images(values: Any) -> Any:
+    """Return an array N, C, (D,) H, W or N, C, L as images N, C, H, W."""
+    batch, channels, depth, height, width = _deep(values.shape, 1)
+    frames = values.reshape(batch, channels, depth, height, width).swapaxes(1, 2)
+    return frames.reshape(batch * depth, channels, height, width)
 
 
 def to_blocks(shape: tuple[int, ...], block: int) -> Any:
-    """Convert N, C, H, W to blocks, the last one filled with zeros."""
-    x = te.placeholder(shape, name="X", dtype="float32")
-    channels = shape[1]
-
-    def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
-        at = c * block + i
-        if channels % block == 0:
-            return x[n, at, h, w]
-        return tirx.if_then_else(at < channels, x[n, at, h, w], tirx.const(0.0, "float32"))
-
-    y = te.compute(blocked_extents(shape, block), value, name=_OUT)
-    return _function([x, y], _OUT)
+    """Convert a tensor to blocks, the last one filled with zeros."""
+    return window(shape, block, Window(blocked=False))
 
 
 def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
-    """Convert blocks to `shape`, N, C, H, W, with values of type `kind`."""
+    """Convert blocks to a tensor of the extents `shape` with values of type `kind`."""
     x = te.placeholder(blocked_extents(shape, block), name="X", dtype=kind)
-    y = te.compute(
-        shape,
-        lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)],
-        name=_OUT,
-    )
-    return _function([x, y], "")
+    depth = _deep(shape, 1)[2]
+
+    def value(*index: Any) -> Any:
+        n, c, d, h, w = _deep(index, 0)
+        return x[n * depth + d, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
+
+    return _function([x, te.compute(shape, value, name=_OUT)], "")
 
 
-def max_pool(extents: tuple[int, ...], out: tuple[int, int], pool: Pooling) -> Any:
+def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = False) -> Any:
+    """Copy a window of a tensor with the extents `shape` to blocks, or where it is an `image` to N,
+    C, H, W.
+
+    The channels of several frames are those of whole blocks, if the source is in blocks.
+    """
+    batch, channels, depth, height, width = _deep(shape, 1)
+    frames = cut.depth or Depth(depth)
+    source = blocked_extents(shape, block) if cut.blocked else shape
+    x = te.placeholder(source, name="X", dtype="float32")
+    per_tap = source[1] if cut.blocked else channels
+    total = frames.taps * per_tap
+
+    def value(f: Any, c: Any, h: Any, w: Any, *lane: Any) -> Any:
+        n, o = tirx.floordiv(f, frames.out), tirx.floormod(f, frames.out)
+        at = c if cut.blocked or image else c * block + lane[0]
+        tap, own = tirx.floordiv(at, per_tap), tirx.floormod(at, per_tap)
+        d = o * frames.stride - frames.before + tap * frames.dilation
+        row, column = h - cut.rows[0], w - cut.columns[0]
+        last = (frames.out - 1) * frames.stride + (frames.taps - 1) * frames.dilation
+        inside = [
+            *_between(d, depth, frames.before, last - frames.before >= depth),
+            *_between(row, height, cut.rows[0], cut.rows[1] > 0),
+            *_between(column, width, cut.columns[0], cut.columns[1] > 0),
+        ]
+        if not cut.blocked and not image and total % block:
+            inside.append(at < total)
+        if cut.blocked:
+            found = x[n * depth + d, own, row, column, lane[0]]
+        else:
+            everything = (n, own, d, row, column)
+            found = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
+        fill = tirx.const(cut.value, "float32")
+        return tirx.if_then_else(tirx.all(*inside), found, fill) if inside else found
+
+    rows, columns = height + sum(cut.rows), width + sum(cut.columns)
+    extents: tuple[int, ...] = (batch * frames.out, total, rows, columns)
+    if not image:
+        blocks = total if cut.blocked else -(-total // block)
+        extents = (batch * frames.out, blocks, rows, columns, block)
+    return _function([x, te.compute(extents, value, name=_OUT)], _OUT)
+
+
+def _between(place: Any, size: int, before: int, after: bool) -> list[Any]:
+    """Conditions under which a place is inside, of those that may fail."""
+    return ([place >= 0] if before else []) + ([place < size] if after else [])
+
+
+def _deep(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
+    """Return what belongs to N, C, D, H, W, with `missing` for axes that a tensor does not have."""
+    axes = _AXES[len(values)]
+    return tuple(values[axes.index(axis)] if axis in axes else missing for axis in range(5))
+
+
+def max_pool(extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling) -> Any:
     """Maximum without the padding, NaN where a value is."""
-    batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype="float32")
+    y = _pooled(x, out, pool, _max, tirx.const(-math.inf, "float32"), _OUT)
+    sch = Schedule(stages.module_of([x, y]))
+    _schedule_pooled(sch, sch.get_sblock(_OUT))
+    return opaque(sch.mod["main"])
+
+
+def average_pool(
+    extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling, *, padded: bool
+) -> Any:
+    """The mean of each window, with the padding where it counts (`padded`), else without."""
+    x = te.placeholder(extents, name="X", dtype="float32")
+    sums = _pooled(x, out, pool, te.sum, tirx.const(0.0, "float32"), _SUMS)
+
+    def counted(axis: int, place: Any) -> Any:
+        first, size = place * pool.stride[axis] - pool.pad[axis], extents[2 + axis]
+        if padded or (pool.pad[axis] == 0 and pool.reach(out)[axis] <= size):
+            return pool.size[axis]
+        return tirx.min(first + pool.size[axis], size) - tirx.max(first, 0)
+
+    def mean(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
+        count = tirx.Cast("float32", tirx.convert(counted(0, h) * counted(1, w)))
+        return sums[n, c, h, w, i] * (tirx.const(1.0, "float32") / count)
+
+    y = te.compute((*extents[:2], *out, extents[4]), mean, name=_OUT)
+    sch = Schedule(stages.module_of([x, y]))
+    block = sch.get_sblock(_SUMS)
+    column = _schedule_pooled(sch, block)
+    sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(sch.get_sblock(_OUT), column)
+    sch.vectorize(sch.get_loops(sch.get_sblock(_OUT))[-1])
+    return opaque(sch.mod["main"])
+
+
+def _pooled(
+    x: Any, out: tuple[int, ...], pool: Pooling, combined: Any, outside: Any, name: str
+) -> Any:
+    batch, blocks, height, width, block = (int(extent) for extent in x.shape)
     ry, rx = te.reduce_axis((0, pool.size[0]), "ry"), te.reduce_axis((0, pool.size[1]), "rx")
-    low = tirx.const(-math.inf, "float32")
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         row = h * pool.stride[0] + ry * pool.dilation[0] - pool.pad[0]
         column = w * pool.stride[1] + rx * pool.dilation[1] - pool.pad[1]
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-        return _max(tirx.if_then_else(inside, x[n, c, row, column, i], low), axis=[ry, rx])
+        return combined(tirx.if_then_else(inside, x[n, c, row, column, i], outside), axis=[ry, rx])
 
-    y = te.compute((batch, blocks, *out, block), value, name=_OUT)
-    function = stages.module_of([x, y])
-    sch = Schedule(function)
-    n, c, h, w, i, ry, rx = sch.get_loops(sch.get_sblock(_OUT))
+    return te.compute((batch, blocks, *out, block), value, name=name)
+
+
+def _schedule_pooled(sch: Any, pooled: Any) -> Any:
+    """Schedule the windows, and return the loop of columns."""
+    n, c, h, w, i, ry, rx = sch.get_loops(pooled)
     sch.reorder(n, c, h, w, ry, rx, i)
     for loop in (h, w):
         sch.annotate(loop, "pragma_loop_partition_hint", 1)
     for loop in (ry, rx):
         sch.unroll(loop)
     sch.vectorize(i)
-    sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_OUT), ry))[-1])
-    return opaque(sch.mod["main"])
+    sch.vectorize(sch.get_loops(sch.decompose_reduction(pooled, ry))[-1])
+    return w
+
+
+def channels(extents: tuple[int, ...], first: int, blocks: int) -> Any:
+    """Copy `blocks` blocks of channels from block `first` on."""
+    x = te.placeholder(extents, name="X", dtype="float32")
+    y = te.compute(
+        (extents[0], blocks, *extents[2:]),
+        lambda n, c, h, w, i: x[n, c + first, h, w, i],
+        name=_OUT,
+    )
+    return _function([x, y], _OUT)
+
+
+def concatenation(extents: tuple[int, ...], parts: tuple[int, ...]) -> Any:
+    """Put tensors with these numbers of channels side by side.
+
+    One that begins inside of a block is copied channel by channel, any other in vectors.
+    """
+    batch, blocks, height, width, block = extents
+    given = [
+        te.placeholder((batch, -(-count // block), height, width, block), "float32", f"X{number}")
+        for number, count in enumerate(parts)
+    ]
+
+    def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
+        (out,) = outs
+        with IRBuilder() as ib, T.serial(0, batch) as n:
+            first = 0
+            for x, count in zip(ins, parts, strict=True):
+                _put(x, out, n, first, count)
+                first += count
+            if first % block:  # what fills the last block up is finite
+                zero = tirx.const(0.0, "float32")
+                with T.serial(0, height) as h, T.serial(0, width) as w:
+                    with T.serial(first % block, block) as lane:
+                        T.buffer_store(out, zero, [n, blocks - 1, h, w, lane])
+        return ib.get()
+
+    y = te.extern([extents], given, body, name=_OUT, dtype=["float32"])
+    return opaque(stages.module_of([*given, y])["main"])
+
+
+def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
+    """Write the loops that copy `count` channels of x to those from `first` on."""
+    _, blocks, height, width, block = (int(extent) for extent in x.shape)
+    if first % block == 0:
+        with T.serial(0, blocks) as c, T.serial(0, height) as h, T.serial(0, width) as w:
+            with T.vectorized(0, block) as lane:
+                T.buffer_store(out, x[n, c, h, w, lane], [n, first // block + c, h, w, lane])
+        return
+    with T.serial(0, height) as h, T.serial(0, width) as w, T.serial(0, count) as c:
+        at = c + first
+        value = x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
+        place = [n, tirx.floordiv(at, block), h, w, tirx.floormod(at, block)]
+        T.buffer_store(out, value, place)
 
 
 def global_average(extents: tuple[int, ...], channels: int) -> Any:

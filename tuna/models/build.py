@@ -75,11 +75,12 @@ def plan(
     found, ends = indices.checked(found), cuts
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
+    block = machine.from_target(target).floats
     emitter = Emitter(
         found,
-        groups.find(found),
+        groups.find(found, block),
         kernels or (lambda _: None),
-        machine.from_target(target).floats,
+        block,
         ends,
         segments=form is Form.SEGMENTS,
     )

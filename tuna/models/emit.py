@@ -19,22 +19,29 @@ from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.problems import packed
-from tuna.models import blocked
-from tuna.models.graph import Graph, Node, constant_of, extents, substitute
+from tuna.models import block_operators, blocked, fillers
+from tuna.models.graph import (
+    RESHAPES,
+    Graph,
+    Node,
+    constant_of,
+    extents,
+    scale_and_shift,
+    substitute,
+)
 from tuna.models.groups import FusionGroup
 from tuna.models.segments import Cut
 
-#: Operators on single values that work on blocks. What they make of the padding of the last block,
-#: which may be infinite or no number, does not matter: kernels leave out what is beyond the
-#: channels (`stages.ragged`).
+#: Operators on single values that work on blocks, with finite answers for the zeros that fill the
+#: last block: kernels read them and multiply them by zero.
 _ELEMENTWISE = {
-    *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip"),
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
     *("negative", "abs", "exp", "sigmoid", "tanh"),
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
 
-#: Operators that change a tensor's shape and not the order of its values.
-_RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
+#: Numbers of axes of tensors that can be in blocks.
+_IMAGES = (3, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Emitter:
         self._segments, self._ends = segments, dict[Any, Any]()
         self._plain: dict[Any, Any] = {}
         self._blocks: dict[Any, Any] = {}
+        self._fillers: dict[Any, float] = {}  #: bounds of values beyond the channels
         self._functions: dict[Any, Any] = {}
         self._reshaped: dict[Any, Any] = {}  #: the source of each reshaped variable
         self._last = {group.answer: group for group in groups}
@@ -168,13 +176,36 @@ class Emitter:
             return
         assert chosen.shape is not None
         assert chosen.pack is not None
-        x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
-        given = [x, relax.const(chosen.pack(group.weights))]
+        given = [self._read(group, chosen.shape), relax.const(chosen.pack(group.weights))]
         if group.bias is not None:
             given.append(relax.const(self._channels(group.bias)))
         if group.residual is not None:
             given.append(self.blocks(group.residual))
         self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
+        self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
+
+    def _read(self, group: FusionGroup, shape: ConvShape) -> Any:
+        """The input of a convolution as its kernel takes it."""
+        if group.window is not None:
+            return self._window(group.input, group.window, shape.native_input(), image=shape.image)
+        if not shape.image:
+            return self.blocks(group.input)
+        return self._shaped(self.plain(group.input), shape.native_input())
+
+    def _window(
+        self, var: Any, window: blocked.Window, found: tuple[int, ...], *, image: bool = False
+    ) -> Any:
+        """A copy of a window of the value, in blocks or an image."""
+        shape = extents(var)
+        assert shape is not None
+        function = self._add(
+            ("window", shape, window, image),
+            lambda: blocked.window(shape, self._block, window, image=image),
+            "window",
+        )
+        return self._call(
+            function, [self.blocks(var) if window.blocked else self.plain(var)], found
+        )
 
     def _product_call(
         self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str
@@ -190,7 +221,7 @@ class Emitter:
             second = self._shaped(other, b)
         else:
             second = relax.const(chosen.pack(group.weights))
-        given = [self._shaped(self.plain(group.input), a), second]
+        given = [self._shaped(self._leaf(group.input), a), second]
         if group.bias is not None:
             given.append(relax.const(group.bias))
         if group.residual is not None:
@@ -199,12 +230,10 @@ class Emitter:
 
     def _operator(self, node: Node) -> None:
         """Emit an operator in blocks if an input is in blocks and the operator supports it."""
-        if any(
-            isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args
-        ) and self._in_blocks(node):
+        if self._in_blocks(node):
             return
         shape = extents(node.var)
-        if node.op in _RESHAPES and shape is not None:
+        if node.op in RESHAPES and shape is not None:
             self._plain[node.var] = self._shaped(substitute(node.args[0], self._leaf), shape)
             return
         value = substitute(node.value, self._leaf)
@@ -215,58 +244,96 @@ class Emitter:
         self._plain[node.var] = self._builder.emit(value)
 
     def _in_blocks(self, node: Node) -> bool:
-        shape, block = extents(node.var), self._block
-        if node.op in _ELEMENTWISE:
-            return self._elementwise(node)
-        x, given = self._blocks.get(node.args[0]), extents(node.args[0])
-        if shape is None or given is None or x is None:
+        """Emit an operator in blocks, if an input is there and the operator supports it."""
+        if isinstance(node.value, relax.TupleGetItem) and self._normalised(node):
+            return True
+        if self._is_elementwise(node):
+            return self._reads_blocks(node.args) and self._elementwise(node)
+        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if found is None or shape is None or not self._reads_blocks(found.sources):
             return False
-        extended = blocked.blocked_extents(given, block)
-        if node.op == "nn.max_pool2d" and node.attrs.layout == "NCHW":
-            pool = _pool(node)
-            function = self._add(
-                ("max_pool", extended, shape, pool),
-                lambda: blocked.max_pool(extended, (shape[2], shape[3]), pool),
-                "max_pool",
+        function = self._add((found.name, *found.key), found.make, found.name)
+        sources = [self.blocks(source) for source in found.sources]
+        if found.plain is None:
+            extended = blocked.blocked_extents(shape, self._block)
+            self._blocks[node.var] = self._call(function, sources, extended)
+            self._fillers[node.var] = max(self._fillers.get(var, 0.0) for var in found.sources)
+        else:
+            self._plain[node.var] = self._shaped(self._call(function, sources, found.plain), shape)
+        return True
+
+    def _normalised(self, node: Node) -> bool:
+        """Emit a batch normalisation that is part of no convolution as a product and a sum."""
+        maker, shape = self._graph.maker(node.value.tuple_value), extents(node.var)
+        if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
+            return False
+        values = scale_and_shift(maker)
+        if values is None or shape is None or len(shape) not in _IMAGES:
+            return False
+        if not self._reads_blocks(maker.args[:1]) or str(node.var.ty.dtype) != "float32":
+            return False
+        scale, shift = (
+            self._operand(
+                relax.const(each.astype(np.float32).reshape(1, -1, *[1] * (len(shape) - 2)))
             )
-            self._blocks[node.var] = self._call(
-                function, [x], blocked.blocked_extents(shape, block)
-            )
-            return True
-        if node.op == "mean" and sorted(int(axis) % 4 for axis in node.attrs.axis or ()) == [2, 3]:
-            function = self._add(
-                ("mean", extended),
-                lambda: blocked.global_average(extended, given[1]),
-                "global_average",
-            )
-            answer = self._call(function, [x], (*given[:2], 1, 1))
-            self._plain[node.var] = (
-                answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
-            )
-            return True
-        return False
+            for each in values
+        )
+        scaled = self._builder.emit(relax.op.multiply(self.blocks(maker.args[0]), scale))
+        self._blocks[node.var] = self._builder.emit(relax.op.add(scaled, shift))
+        self._fillers[node.var] = 0.0
+        return True
+
+    def _reads_blocks(self, sources: Sequence[Any]) -> bool:
+        return any(isinstance(each, relax.Var) and each in self._blocks for each in sources)
+
+    def _is_elementwise(self, node: Node) -> bool:
+        if node.op != "divide":
+            return node.op in _ELEMENTWISE
+        values, shape = constant_of(node.args[1]), extents(node.var)
+        whole = shape is not None and len(shape) in _IMAGES and shape[1] % self._block == 0
+        return whole or (values is not None and values.size == 1 and bool(np.all(values)))
 
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)
-        if shape is None or len(shape) != 4 or getattr(node.var.ty, "dtype", None) != "float32":
+        if (
+            shape is None
+            or len(shape) not in _IMAGES
+            or getattr(node.var.ty, "dtype", None) != "float32"
+        ):
             return False
         if not all(self._fits(arg, shape) for arg in node.args):
             return False
+        filler = fillers.bound(node.op, [self._filler(arg) for arg in node.args])
+        if shape[1] % self._block and filler > fillers.LARGEST:
+            return False
+        self._fillers[node.var] = filler
         args = [self._operand(arg) for arg in node.args]
         self._blocks[node.var] = self._builder.emit(
             tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
         )
         return True
 
+    def _filler(self, arg: Any) -> float:
+        """The bound of an argument beyond the channels, where only single constants are not 0."""
+        if isinstance(arg, relax.Var):
+            return self._fillers.get(arg, 0.0)
+        values = constant_of(arg)
+        return float(abs(values.reshape(()))) if values is not None and values.size == 1 else 0.0
+
     def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
         """Whether an elementwise operator's argument fits blocks: one value, or all channels."""
         values = constant_of(arg)
+        if values is not None and not np.all(np.isfinite(values)):
+            return False  # zero times infinity is no number
         if values is not None and values.size == 1:
             return True
         given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape
         if values is None and not isinstance(arg, relax.Var):
             return given is None  # a bound of a clip
-        return given is not None and len(given) == 4 and given[1] == shape[1]
+        if given is None or len(given) != len(shape) or given[1] != shape[1]:
+            return False
+        images = (blocked.blocked_extents(each, self._block)[0] for each in (given, shape))
+        return next(images) in (1, next(images))  # so that frames are those of the same batch
 
     def _operand(self, arg: Any) -> Any:
         if isinstance(arg, relax.Var):
@@ -277,7 +344,7 @@ class Emitter:
         if values.size == 1:
             return relax.const(values.reshape(()))
         extended = blocked.blocked_extents(values.shape, self._block)
-        return relax.const(packed(values, in_blocks(extended)))
+        return relax.const(packed(blocked.images(values), in_blocks(extended)))
 
     def _channels(self, values: np.ndarray) -> Any:
         """A value for each channel as C/b, b."""
@@ -312,13 +379,3 @@ class Emitter:
 def _name(task: TaskConfig) -> str:
     kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
     return "_".join([kind, *task.epilogue])
-
-
-def _pool(node: Node) -> blocked.Pooling:
-    attrs = node.attrs
-    pad = [int(value) for value in attrs.padding]
-    (sh, sw), (dh, dw), (rows, columns) = (
-        (int(first), int(second))
-        for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
-    )
-    return blocked.Pooling((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))

@@ -18,6 +18,8 @@ from tuna.errors import BadInput
 
 #: Operators that TVM's importer applies to indices.
 _OF_INDICES = ("add", "less")
+#: Operators that change a tensor's shape and not the order of its values.
+RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,17 @@ def extents(var: Any) -> tuple[int, ...] | None:
         return tuple(int(extent) for extent in shape.values) if shape is not None else None
     except (TypeError, AttributeError):
         return None
+
+
+def scale_and_shift(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return what a batch normalisation multiplies each channel by and then adds, in double
+    precision; None where its parameters are no constants, or channels not the second axis."""
+    attrs, parts = node.attrs, [constant_of(arg) for arg in node.args[1:]]
+    if int(attrs.axis) != 1 or any(part is None for part in parts):
+        return None
+    gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
+    scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
+    return scale, (beta if attrs.center else 0.0) - mean * scale
 
 
 def needed(nodes: Sequence[Node], result: Any) -> list[Node]:

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, RESIDUAL, TaskConfig
 from tuna.configs.values import Direction
-from tuna.models import activations
-from tuna.models.graph import Graph, Node, constant_of, extents
+from tuna.models import activations, convolutions
+from tuna.models.blocked import Window
+from tuna.models.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
 
-#: Layout of the weights by operator; both are K, C/groups, R, S of the forward convolution.
-_WEIGHTS = {"nn.conv2d": "OIHW", "nn.conv2d_transpose": "IOHW"}
+#: Values of a constant first factor that are written for a whole batch, at most.
+_REPEATED = 1 << 22
 
 
 @dataclass
@@ -23,11 +25,13 @@ class FusionGroup:
     """A core with its weights, and the operators that became its epilogue."""
 
     core: ConvConfig | GemmConfig
-    input: Any  #: the variable that it reads
-    #: a convolution: K, C/groups, R, S; a product: K x N; None for a product of two variables
+    input: Any  #: the variable that it reads, or a constant first factor
+    #: a convolution: K, C/groups, R, S; a product: (batch x) K x N; None for a product whose second
+    #: factor is a variable
     weights: Any
     other: Any = None  #: the second variable of such a product
     order: list[int] | None = None  #: of the axes of `other`, as the product takes them
+    window: Window | None = None  #: the copy of the input that a convolution reads instead
     bias: Any = None  #: a value for each output channel or column
     residual: Any = None  #: the variable that is added
     epilogue: list[str] = field(default_factory=list)
@@ -46,16 +50,21 @@ class FusionGroup:
         return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
 
 
-def find(graph: Graph) -> list[FusionGroup]:
-    """Every group of the model; no operator is in two of them."""
+def find(graph: Graph, block: int) -> list[FusionGroup]:
+    """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
+    two of them."""
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
         group = None
         if node.op == "matmul":
             group = _product(node, graph)
-        elif node.op in _WEIGHTS:
-            group = _convolution(node)
+        else:
+            layer = convolutions.find(node, graph, block)
+            if layer is not None:
+                group = FusionGroup(
+                    layer.core, layer.input, layer.weights, window=layer.window, nodes=layer.nodes
+                )
         if group is None:
             continue
         _extend(group, graph, taken)
@@ -64,78 +73,36 @@ def find(graph: Graph) -> list[FusionGroup]:
     return found
 
 
-def _convolution(node: Node) -> FusionGroup | None:
-    """Return the group of a convolution.
-
-    A transposed one is the backward data of the convolution that makes its input from its answer.
-    """
-    attrs, shape, found = node.attrs, extents(node.args[0]), extents(node.var)
-    weights = constant_of(node.args[1])
-    pads = [int(pad) for pad in attrs.padding]
-    if (
-        weights is None
-        or shape is None
-        or found is None
-        or weights.dtype != np.float32
-        or len(shape) != 4
-    ):
-        return None
-    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
-    if layouts != ("NCHW", _WEIGHTS[node.op], "NCHW") or pads[:2] != pads[2:]:
-        return None
-    (sh, sw), (dh, dw) = ((int(a), int(b)) for a, b in (attrs.strides, attrs.dilation))
-    transposed = node.op == "nn.conv2d_transpose"
-    given, answered = (found, shape) if transposed else (shape, found)
-    core = ConvConfig(
-        batchsize=shape[0],
-        in_channels=given[1],
-        in_h=given[2],
-        in_w=given[3],
-        out_channels=answered[1],
-        fil_h=weights.shape[2],
-        fil_w=weights.shape[3],
-        pad_h=pads[0],
-        pad_w=pads[1],
-        conv_stride_h=sh,
-        conv_stride_w=sw,
-        dilation_h=dh,
-        dilation_w=dw,
-        group_count=int(attrs.groups),
-        direction=Direction.BACKWARD_DATA if transposed else Direction.FORWARD,
-    )
-    if core.output_size != answered[2:]:  # an output padding of a stride or more
-        return None
-    return FusionGroup(core, node.args[0], weights, nodes=[node])
-
-
 def _product(node: Node, graph: Graph) -> FusionGroup | None:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
     if weights is None:
-        return _product_of_variables(node, graph)
-    if shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
+        return _product_with_variable(node, graph)
+    if shape is None or weights.dtype != np.float32 or min(weights.ndim, len(shape)) < 2:
         return None
-    rows = math.prod(shape[:-1])
-    return FusionGroup(
-        GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]),
-        node.args[0],
-        weights,
-        nodes=[node],
-    )
+    *lead, k, n = weights.shape
+    batch, rows = math.prod(lead), math.prod(shape[:-1])
+    if batch > 1 and tuple(lead) != shape[:-2]:
+        return None
+    weights = weights.reshape(*([batch] if batch > 1 else []), k, n)
+    core = GemmConfig(m=rows // batch, n=n, k=k, batch_count=batch)
+    return FusionGroup(core, node.args[0], weights, nodes=[node])
 
 
-def _product_of_variables(node: Node, graph: Graph) -> FusionGroup | None:
-    """Return the group of a batched product of two variables.
+def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | None:
+    """Return the group of a batched product whose second factor is a variable.
 
-    If the second one is a transposition, the product reads its source.
+    If that is a transposition, the product reads its source. A constant first factor is repeated
+    for the whole batch.
     """
     first, second = node.args
-    shape, other = extents(first), extents(second)
-    if (
-        constant_of(first) is not None
-        or shape is None
-        or other is None
-        or node.var.ty.dtype != "float32"
-    ):
+    other, values = extents(second), constant_of(first)
+    if values is not None and other is not None and values.ndim <= len(other):
+        whole = (*other[:-2], *values.shape[-2:])
+        if math.prod(values.shape[:-2]) == 1 and math.prod(whole) <= _REPEATED:
+            values = values.reshape(values.shape[-2:])
+            first = relax.const(np.ascontiguousarray(np.broadcast_to(values, whole)))
+    shape = extents(first)
+    if shape is None or other is None or node.var.ty.dtype != "float32":
         return None
     if len(shape) < 2 or shape[:-2] != other[:-2]:
         return None
@@ -174,7 +141,12 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
         elif (
             user is not None
             and user.var not in taken
-            and (_add(group, user) or _scale(group, user) or _cast(group, user))
+            and (
+                _reshape(group, user)
+                or _add(group, user)
+                or _scale(group, user)
+                or _cast(group, user)
+            )
         ):
             group.nodes.append(user)
         else:
@@ -183,20 +155,11 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
 
 def _normalise(group: FusionGroup, node: Node) -> bool:
     """Fold a batch normalisation into weights and bias, in double precision."""
-    attrs = node.attrs
-    parts = [constant_of(arg) for arg in node.args[1:]]
-    if (
-        int(attrs.axis) != 1
-        or any(part is None for part in parts)
-        or not isinstance(group.core, ConvConfig)
-    ):
-        return False
-    gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
-    scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
-    if not _multiply(group, scale):
+    found = scale_and_shift(node) if isinstance(group.core, ConvConfig) else None
+    if found is None or not _multiply(group, found[0]):
         return False
     before = 0.0 if group.bias is None else group.bias.astype(np.float64)
-    _set_bias(group, (before - mean * scale + (beta if attrs.center else 0.0)).astype(np.float32))
+    _set_bias(group, (before + found[1]).astype(np.float32))
     return True
 
 
@@ -263,6 +226,15 @@ def _add(group: FusionGroup, node: Node) -> bool:
         return False
     _set_bias(group, added if group.bias is None else group.bias + added)
     return True
+
+
+def _reshape(group: FusionGroup, node: Node) -> bool:
+    """Whether the operator splits or joins the rows of a product: elementwise operators may follow
+    it."""
+    shape, found = extents(group.answer), extents(node.var)
+    if node.op not in RESHAPES or not isinstance(group.core, GemmConfig):
+        return False
+    return bool(shape and found and shape[-1] == found[-1])
 
 
 def _cast(group: FusionGroup, node: Node) -> bool:

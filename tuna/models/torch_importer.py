@@ -13,6 +13,7 @@ from tvm import relax
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.messages import install_extra
+from tuna.models import torch_recurrent
 from tuna.models.arguments import chosen_extents, refuse_obstacles
 
 #: The first bytes of a .pt2 file, which is a zip archive.
@@ -62,7 +63,10 @@ class TorchModel:
         refuse_obstacles(name, _unsupported(program), {})
         try:
             module = from_exported_program(
-                program, unwrap_unit_return_tuple=True, run_ep_decomposition=False
+                program,
+                unwrap_unit_return_tuple=True,
+                custom_convert_map=torch_recurrent.converters(program),
+                run_ep_decomposition=False,
             )
             return (
                 relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
@@ -97,7 +101,7 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
 
 def _decomposed(program: Any, name: str) -> Any:
     try:
-        return program.run_decompositions()
+        return torch_recurrent.decomposed(program)
     except Exception as error:  # torch raises whatever its decompositions do
         raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 
@@ -118,7 +122,7 @@ def _unsupported(program: Any) -> dict[str, list[str]]:
     """The calls of each operator that TVM's importer does not know."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    known = ExportedProgramImporter().convert_map
+    known = {*ExportedProgramImporter().convert_map, *torch_recurrent.KINDS}
     found: dict[str, list[str]] = {}
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target.__name__ not in known:

@@ -71,7 +71,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     pad, extent = _borders(layer)
     read = stages.reader(x, layer)
     if copies(layer):
-        data = stages.padded_copy(read, shape, extent, pad=pad)
+        data = stages.padded_copy(read, layer, extent, pad=pad)
         read = lambda *index: data[index]  # noqa: E731
     found = {
         (a, b): _phase_sums(layer, read, w, phase, pad, f"{_SUMS}_{a}_{b}")
@@ -130,7 +130,7 @@ def copies(layer: Layer) -> bool:
     pad, extent = _borders(layer)
     inside = not any(pad) and extent[0] <= shape.in_size[0] and extent[1] <= shape.in_size[1]
     plain = layer.mode is Mode.LAYER and not shape.in_layout.endswith("C") and not shape.image
-    return not inside or plain or stages.ragged(shape)
+    return not inside or plain or stages.ragged(layer)
 
 
 def space(layer: Layer) -> list[BackwardDataParams]:

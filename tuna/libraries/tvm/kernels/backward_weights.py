@@ -53,7 +53,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (sh, sw), (dh, dw), size = shape.stride, shape.dilation, shape.in_block
     x = stages.placeholder_of_input(layer)
     dy = te.placeholder(shape.layer_output(), name="dY", dtype="float32")
-    data = stages.padded_copy(stages.reader(x, layer), shape, shape.read_size)
+    data = stages.padded_copy(stages.reader(x, layer), layer, shape.read_size)
     gradient = te.compute(
         (shape.batch, shape.out_blocks, high, wide, shape.block),
         lambda n, k, h, v, lane: _gradient(dy, shape, n, k * shape.block + lane, h, v),

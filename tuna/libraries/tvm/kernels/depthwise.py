@@ -72,7 +72,7 @@ def workload(layer: Layer) -> tvm.IRModule:
 def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
     """Apply a point of the space to a schedule of `workload(layer)`."""
     sums = sch.get_sblock(_SUMS)
-    if layer.mode is Mode.NATIVE and pads(layer.shape):
+    if not copies(layer) and pads(layer.shape):
         sch.compute_inline(sch.get_sblock(stages.PAD))
     n, k, h, v, lane, ry, rx = sch.get_loops(sums)
     h, hn = sch.split(h, [None, params.rows])
@@ -88,9 +88,15 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
     if layer.machine.cores > 1:
         sch.parallel(image)
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, inner[0]), 3)
-    if layer.mode is Mode.LAYER:
+    if copies(layer):
         sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])
+
+
+def copies(layer: Layer) -> bool:
+    """Whether the kernel works on a copy of its input: one channel for each output channel, in
+    blocks."""
+    return layer.mode is Mode.LAYER or layer.shape.out_channels > layer.shape.groups
 
 
 def pads(shape: ConvShape) -> bool:
@@ -154,7 +160,7 @@ def _loads(params: DepthwiseParams, shape: ConvShape) -> float:
 def _padded_copy(x: Any, layer: Layer) -> Any:
     """The input as N, K/b, rows, columns, b: a channel for each output channel; X itself where that
     is what it is."""
-    if layer.mode is Mode.NATIVE and not pads(layer.shape):
+    if not copies(layer) and not pads(layer.shape):
         return x
     shape, extent = layer.shape, layer.shape.read_size
     (ph, pw), many = shape.pad, shape.out_channels // shape.groups
@@ -162,9 +168,12 @@ def _padded_copy(x: Any, layer: Layer) -> Any:
 
     def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
         conditions = stages.inside(shape, (h, w), shape.pad, extent)
-        if layer.mode is Mode.NATIVE:
+        if not copies(layer):
             return stages.where(conditions, x[n, k, h - ph, w - pw, lane])
         channel = tirx.floordiv(k * shape.block + lane, many)
+        if layer.mode is Mode.NATIVE:
+            block, own = tirx.floordiv(channel, shape.block), tirx.floormod(channel, shape.block)
+            return stages.where(conditions, x[n, block, h - ph, w - pw, own])
         if shape.out_channels % shape.block:
             conditions.append(channel < shape.in_channels)
         at = (n, h - ph, w - pw, channel) if last else (n, channel, h - ph, w - pw)

@@ -84,11 +84,11 @@ def workload(layer: Layer) -> tvm.IRModule:
     read = stages.reader(x, layer)
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
-            data, (sh, sw) = stages.padded_copy(read, shape, shape.out_size, shape.stride), (1, 1)
+            data, (sh, sw) = stages.padded_copy(read, layer, shape.out_size, shape.stride), (1, 1)
         else:
             high, wide = shape.read_size
             extent = high, wide + (row.computed - row.pixels) * sw
-            data = stages.padded_copy(read, shape, extent)
+            data = stages.padded_copy(read, layer, extent)
         read = lambda *index: data[index]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
@@ -157,7 +157,7 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
 def copies(layer: Layer) -> bool:
     """Whether the kernel works on a copy of its input."""
     shape = layer.shape
-    if any(shape.pad) or stages.ragged(shape):
+    if any(shape.pad) or stages.ragged(layer):
         return True
     row = rows_of(layer)
     if shape.stride != (1, 1) if shape.pointwise else row.computed > row.pixels:

@@ -102,16 +102,13 @@ class Family:
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
-    """Any convolution; in native mode every merged group has to begin at a block."""
-    return mode is Mode.LAYER or shape.fits_native()
+    """Any convolution."""
+    return True
 
 
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
-    """Every group has one input channel; native also needs one output channel for each, and an
-    input in blocks."""
-    if not shape.groups == shape.in_channels > 1:
-        return False
-    return mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image)
+    """Every group has one input channel; native also needs an input in blocks."""
+    return shape.groups == shape.in_channels > 1 and (mode is Mode.LAYER or not shape.image)
 
 
 def _pointwise(shape: ConvShape, mode: Mode) -> bool:
@@ -130,9 +127,8 @@ def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
 
 
 def _backward_data(shape: ConvShape, mode: Mode) -> bool:
-    """Backward data that is no forward convolution (`shape.turned`); in native mode every merged
-    group has to begin at a block."""
-    return shape.direction is Direction.BACKWARD_DATA and _direct(shape, mode)
+    """Backward data that is no forward convolution (`shape.turned`)."""
+    return shape.direction is Direction.BACKWARD_DATA
 
 
 def _backward_weights(shape: ConvShape, mode: Mode) -> bool:

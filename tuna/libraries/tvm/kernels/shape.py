@@ -13,7 +13,7 @@ from tuna.configs.values import DataType, Direction
 
 #: Up to this many channels a layer is the first of a network: its input is an image in its own
 #: layout, never blocked.
-_IMAGE_CHANNELS = 3
+IMAGE_CHANNELS = 3
 #: fp32 values in a line of the cache.
 _LINE_FLOATS = 16
 
@@ -36,7 +36,7 @@ class ConvShape:
 
     Groups are merged until the output channels of one fill whole blocks (`merged` groups make one),
     and the weights between different groups are zero: a group of 4 channels costs as much as one of
-    `block`, which no vector unit does faster.
+    `block`, which no vector unit does faster. The last merged group may have fewer groups.
     """
 
     block: int  #: channels in a block: fp32 values in a vector register
@@ -58,12 +58,12 @@ class ConvShape:
     @property
     def group_count(self) -> int:
         """Number of groups after merging."""
-        return self.groups // self.merged
+        return math.ceil(self.groups / self.merged)
 
     @property
     def group_in(self) -> int:
         """Input channels of a merged group."""
-        return self.in_channels // self.group_count
+        return self.in_channels // self.groups * self.merged
 
     @property
     def in_block(self) -> int:
@@ -106,7 +106,7 @@ class ConvShape:
     @property
     def image(self) -> bool:
         """Whether the native input is the layer's own, for it has too few channels for a block."""
-        return self.in_channels <= _IMAGE_CHANNELS
+        return self.in_channels <= IMAGE_CHANNELS
 
     @property
     def pointwise(self) -> bool:
@@ -114,8 +114,10 @@ class ConvShape:
         return self.filter == (1, 1)
 
     def fits_native(self) -> bool:
-        """Whether every merged group begins at a block of the native input."""
-        return self.group_count == 1 or self.group_in % self.block == 0
+        """Whether the blocks of all merged groups are those of the native input."""
+        whole = self.group_in % self.block == 0
+        blocks = self.group_count * self.group_in // self.block
+        return self.group_count == 1 or (whole and blocks == self.native_input()[1])
 
     def native_input(self) -> tuple[int, ...]:
         """Shape of the input in `Mode.NATIVE`."""
@@ -167,9 +169,6 @@ def of(config: ConvConfig, block: int) -> ConvShape:
         channels, size = (channels[1], channels[0]), (size[1], size[0])
     if turned(config):
         pad = _turned_pad(config)
-    per_group = channels[1] // config.group_count
-    merges = divisors(config.group_count, config.group_count)
-    merged = next((count for count in merges if per_group * count % block == 0), config.group_count)
     return ConvShape(
         block=block,
         batch=config.batchsize,
@@ -182,11 +181,19 @@ def of(config: ConvConfig, block: int) -> ConvShape:
         pad=pad,
         dilation=(config.dilation_h, config.dilation_w),
         groups=config.group_count,
-        merged=merged,
+        merged=_merged(config.group_count, channels[1], block),
         in_layout=config.in_layout,
         out_layout=config.out_layout,
         direction=Direction.FORWARD if turned(config) else config.direction,
     )
+
+
+def _merged(groups: int, channels: int, block: int) -> int:
+    """Return how many groups fill whole blocks of output channels; all where none do, or where
+    filling the last ones up would take a block more than the channels."""
+    least = block // math.gcd(channels // groups, block)
+    filled = math.ceil(groups / least) * least * (channels // groups)
+    return least if least < groups and filled < channels + block else groups
 
 
 def _turned_pad(config: ConvConfig) -> tuple[int, int]:

@@ -46,18 +46,34 @@ def placeholder_of_input(layer: Layer) -> Any:
 def reader(x: Any, layer: Layer) -> Reader:
     """Reads X by (batch, block of input channels, row, column, channel in the block); inside its
     extents only."""
-    shape = layer.shape
+    shape, size = layer.shape, layer.shape.in_block
     if layer.mode is Mode.NATIVE and not shape.image:
-        return lambda n, c, h, w, i: x[n, c, h, w, i]
-    size = shape.in_block
+        if shape.fits_native():
+            return lambda n, c, h, w, i: x[n, c, h, w, i]
+
+        def regrouped(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
+            block, lane = (
+                part(c * size + i, shape.block) for part in (tirx.floordiv, tirx.floormod)
+            )
+            return x[n, block, h, w, lane]
+
+        return regrouped
     if shape.in_layout.endswith("C"):
         return lambda n, c, h, w, i: x[n, h, w, c * size + i]
     return lambda n, c, h, w, i: x[n, c * size + i, h, w]
 
 
-def ragged(shape: ConvShape) -> bool:
-    """Whether the last block of input channels is not full."""
-    return shape.in_blocks * shape.in_block > shape.group_in
+def ragged(layer: Layer) -> bool:
+    """Whether the kernel's blocks of input channels are not those of its input: it then works on a
+    copy. Whatever fills up the last block of a native input is multiplied by zero."""
+    if layer.mode is Mode.NATIVE and not layer.shape.image:
+        return not layer.shape.fits_native()
+    return _overhang(layer.shape)
+
+
+def _overhang(shape: ConvShape) -> bool:
+    """Whether the blocks of the groups have more channels than the input."""
+    return shape.group_count * shape.in_blocks * shape.in_block > shape.in_channels
 
 
 def where(conditions: Sequence[Any], value: Any) -> Any:
@@ -69,7 +85,7 @@ def where(conditions: Sequence[Any], value: Any) -> Any:
 
 def padded_copy(
     read: Reader,
-    shape: ConvShape,
+    layer: Layer,
     extent: tuple[int, int],
     step: tuple[int, int] = (1, 1),
     pad: tuple[int, int] | None = None,
@@ -80,11 +96,12 @@ def padded_copy(
     `step` takes every second, third, ... row and column only; `pad` is another padding than the
     layer's.
     """
+    shape = layer.shape
     (ph, pw), (sh, sw) = pad or shape.pad, step
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         conditions = inside(shape, (h * sh, w * sw), (ph, pw), extent, step)
-        if ragged(shape):
+        if ragged(layer) and _overhang(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
         return where(conditions, read(n, c, h * sh - ph, w * sw - pw, i))
 

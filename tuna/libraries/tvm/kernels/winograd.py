@@ -83,7 +83,7 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     x = stages.placeholder_of_input(layer)
     side = shape.paired
     u = te.placeholder(FAMILIES[f"winograd{m}"].packed_extents(shape), name="U")
-    data = stages.padded_copy(stages.reader(x, layer), shape, (high * m + 2, wide * m + 2))
+    data = stages.padded_copy(stages.reader(x, layer), layer, (high * m + 2, wide * m + 2))
     down = te.compute(
         (batch, ins, high, wide, size, size, shape.in_block),
         lambda n, c, h, w, row, col, i: _input_row(
