@@ -1,4 +1,4 @@
-"""All settings: `TUNA_*` environment variables override an optional `tuna.toml`, which overrides
+"""All settings: `TUNA_*` environment variables override an optional settings file, which overrides
 the defaults."""
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from pydantic_settings import (
 from tuna.errors import BadInput
 from tuna.files import check_home
 from tuna.messages import choices, nearest
+from tuna.settings_file import settings_file
 from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: Largest settings file.
-_MAX_FILE_BYTES = 1 << 20
 #: Highest core number: Linux supports 8192 cores (NR_CPUS).
 _MAX_CPU = 8191
 #: Shortest signing key.
@@ -336,13 +335,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        given = os.environ.get("TUNA_CONFIG")
-        toml = Path(given or "tuna.toml")
-        if given and not toml.exists():
-            raise ValueError(f"TUNA_CONFIG names {toml}, which is not there.")
-        if toml.exists() and (not toml.is_file() or toml.stat().st_size > _MAX_FILE_BYTES):
-            raise ValueError(f"{toml} is not a file, or has more than {_MAX_FILE_BYTES} bytes.")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, toml_file=settings_file()),
+        )
 
     @property
     def embedded_db(self) -> bool:
