@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import sqlalchemy as sa
 from gateway_site import GatewaySite, RemoteDouble
@@ -226,3 +229,56 @@ def test_of_too_many_connections_the_oldest_silent_one_ends(
     finally:
         for one in silent:
             one.close()
+
+
+#: A request that is refused before its body comes.
+_REFUSED = b"POST /v1/next HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+
+
+def _answered_and_reset(port: int, context: ssl.SSLContext) -> None:
+    """Ask without a token, take the answer, and reset the connection."""
+    plain = socket.create_connection(("127.0.0.1", port), 60)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with context.wrap_socket(plain) as one:
+        one.sendall(_REFUSED)
+        assert b" 401 " in one.recv(1000)
+
+
+def test_connections_that_were_reset_are_forgotten(
+    site: GatewaySite, eventually: Eventually
+) -> None:
+    port, context = int(site.url.rpartition(":")[2]), pinned_context(pin_of_secret(site.tls_secret))
+    for _ in range(20):
+        _answered_and_reset(port, context)
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, listening._Bounded) for one in gc.get_objects())
+
+    eventually(lambda: kept() <= 2, 20)
+
+
+@pytest.fixture()
+def gateway(site: GatewaySite) -> Iterator[tuple[psutil.Process, int]]:
+    """A gateway as a process of its own, and its port."""
+    before = set(psutil.Process().children())
+    with listening.gateway_process("127.0.0.1", 0) as port:
+        (process,) = set(psutil.Process().children()) - before
+        yield process, port
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.service
+def test_20_000_connections_leave_its_memory_as_it_was(
+    gateway: tuple[psutil.Process, int], site: GatewaySite, record_property: Callable[..., None]
+) -> None:
+    process, port = gateway
+    context = pinned_context(pin_of_secret(site.tls_secret))
+    for _ in range(200):
+        _answered_and_reset(port, context)
+    before = process.memory_info().rss
+    for _ in range(20_000):
+        _answered_and_reset(port, context)
+    after = process.memory_info().rss
+    print(f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after 20,000 connections")
+    assert after <= 1.3 * before

@@ -81,6 +81,7 @@ class _Bounded(H11Protocol):
         self._stop_watching()
         self._end_stall()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # else a reset connection stays in memory for a minute
 
     def pause_writing(self) -> None:
         super().pause_writing()
