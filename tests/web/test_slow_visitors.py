@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from jobs_builder import make_jobs
 from web_service import serving
 
 from tuna import api
@@ -59,6 +60,13 @@ def _is_answered(connection: socket.socket, token: str = "") -> bool:
     return False
 
 
+def _visitor(connect: Connect, token: str) -> httpx.Client:
+    """A program with a token."""
+    headers = {"authorization": f"Bearer {token}", "host": HOST}
+    port = connect().getpeername()[1]
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60)
+
+
 def test_the_body_of_a_stranger_is_not_waited_for(connect: Connect) -> None:
     stranger = connect()
     stranger.sendall(_head("POST", "/v1/best"))
@@ -100,6 +108,35 @@ def test_unfinished_bodies_do_not_keep_others_out(
     for _ in range(10):
         assert _is_answered(connect())
     assert _is_answered(known, token)
+
+
+def _space_token() -> str:
+    line = api.create_space_token("ours", 60.0, f"http://{HOST}")
+    return line.partition("#")[2].rpartition(".")[0]
+
+
+LAYERS = ["MIOpenDriver gemm -m 8 -n 8 -k 1"]
+
+
+def test_slow_uploads_of_some_delay_no_request_of_others(
+    connect: Connect, home: Path
+) -> None:
+    """Nor do 40 slow files of one token of a cache delay those of another."""
+    make_jobs(api.open_database(), 1, solvers=["Noop0"])
+    for _ in range(8):
+        slow = connect()
+        slow.sendall(_head("POST", "/v1/requests", api.create_visitor_token("submit", 60)) + b"{")
+    spaces = [_space_token() for _ in range(2)]
+    for number in range(40):
+        connect().sendall(_head("PUT", f"/v1/cache/ours/key/file{number}", spaces[0]) + b"x")
+    asked = {"name": "mine", "library": "noop", "arch": "none", "layers": LAYERS}
+    began_at = time.monotonic()
+    with _visitor(connect, api.create_visitor_token("submit", 60)) as visitor:
+        assert visitor.post("/v1/requests", json=asked).status_code == 201
+    with _visitor(connect, spaces[1]) as visitor:
+        assert visitor.put("/v1/cache/ours/key/file", content=b"x").status_code == 201
+    print(f"answered in {time.monotonic() - began_at:.2f} s")
+    assert time.monotonic() - began_at < guard._BODY_S
 
 
 @pytest.mark.drill(only=True)
