@@ -118,9 +118,7 @@ def _space_token() -> str:
 LAYERS = ["MIOpenDriver gemm -m 8 -n 8 -k 1"]
 
 
-def test_slow_uploads_of_some_delay_no_request_of_others(
-    connect: Connect, home: Path
-) -> None:
+def test_slow_uploads_of_some_delay_no_request_of_others(connect: Connect, home: Path) -> None:
     """Nor do 40 slow files of one token of a cache delay those of another."""
     make_jobs(api.open_database(), 1, solvers=["Noop0"])
     for _ in range(8):
