@@ -293,9 +293,10 @@ def test_a_removal_that_was_killed_is_ended_by_the_next_one(
             passes()
             store.remove([one])
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(removal, "transaction", in_steps)
-        removal.delete(engine, session_id, remove)
+        with pytest.raises(Killed):
+            removal.delete(engine, session_id, remove)
     with reading(engine) as connection:
         removal.check(connection, session_id)
     removal.delete(engine, session_id, store.remove)
