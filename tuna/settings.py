@@ -14,6 +14,7 @@ import platformdirs
 from pydantic import (
     AfterValidator,
     AliasChoices,
+    BeforeValidator,
     Field,
     SecretStr,
     ValidationError,
@@ -62,6 +63,12 @@ def _verified(value: SecretStr) -> SecretStr:
     return value
 
 
+def _named(value: object) -> object:
+    if value == "":
+        raise ValueError("it is empty, and would be the current folder: name one, or unset it")
+    return value
+
+
 def _command(value: str) -> str:
     shlex.split(value)
     return value
@@ -98,7 +105,7 @@ class Settings(BaseSettings):
         env_prefix="TUNA_", extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
     )
 
-    home: Path = Field(
+    home: Annotated[Path, BeforeValidator(_named)] = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("tuna")),
         description="where the embedded database, Redis socket, artifacts and logs live",
     )

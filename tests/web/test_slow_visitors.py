@@ -110,6 +110,22 @@ def test_unfinished_bodies_do_not_keep_others_out(
     assert _is_answered(known, token)
 
 
+def test_a_request_of_two_lengths_is_refused_and_its_rest_is_none(connect: Connect) -> None:
+    """A proxy that goes by the one and a service that goes by the other see other requests."""
+    smuggler = connect()
+    rest = _head("GET", "/healthz", length=0)
+    smuggler.sendall(
+        _head("POST", "/v1/best", length=5 + len(rest)).removesuffix(b"\r\n")
+        + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        + rest
+    )
+    said = b""
+    while part := smuggler.recv(1 << 16):
+        said += part
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert said.count(b"HTTP/1.1 ") == 1
+
+
 def _space_token() -> str:
     line = api.create_space_token("ours", 60.0, f"http://{HOST}")
     return line.partition("#")[2].rpartition(".")[0]

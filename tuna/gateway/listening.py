@@ -17,7 +17,8 @@ from typing import Any
 
 import uvicorn
 from anyio import to_thread
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuna import logs
@@ -210,9 +211,23 @@ class BoundedServer(uvicorn.Server):
         ]
 
 
+def _unambiguous(app: ASGIApp) -> ASGIApp:
+    """Refuse a request whose end a proxy may see elsewhere: its rest would be another request."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            text = "a body has either Content-Length or Transfer-Encoding"
+            refusal = JSONResponse({"error": text}, 400, {"connection": "close"})
+            await refusal(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
+
+
 def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        _unambiguous(app),
         http=_Bounded,
         loop="asyncio",
         lifespan="off",

@@ -54,13 +54,14 @@ class Guard:
     bodies of strangers, too large and too slow ones; adds headers that keep pages to themselves."""
 
     def __init__(
-        self, app: ASGIApp, hosts: Sequence[str], engine: sa.Engine, uploads: Sequence[str] = ()
+        self, app: ASGIApp, origins: Sequence[str], engine: sa.Engine, uploads: Sequence[str] = ()
     ) -> None:
-        """`hosts`: names, with their ports, under which the service is reached; `engine`: what
+        """`origins`: under which the service is reached, as `https://host:port`; `engine`: what
         `open_database` returns in handlers; `uploads`: paths with routes that bound their bodies
         themselves, all below one that ends in a slash."""
         self._app, self._engine = app, engine
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origin.lower() for origin in origins)
+        self._hosts = frozenset(urlsplit(origin).netloc for origin in self._origins)
         self._uploads = frozenset(uploads)
         self._below = tuple(path for path in uploads if path.endswith("/"))
 
@@ -108,7 +109,7 @@ class Guard:
         where a page comes from, and sends cookies by itself."""
         origin = headers.get("origin")
         if origin is not None:
-            return urlsplit(origin).netloc.lower() in self._hosts
+            return origin.lower() in self._origins
         site = headers.get("sec-fetch-site")
         return site in (None, "same-origin") and not SimpleCookie(headers.get("cookie", ""))
 
