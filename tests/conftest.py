@@ -373,6 +373,7 @@ def tuna_home(
     ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TUNA_SIMULATED", "1")  # the library noop
     get_settings.cache_clear()
     (tmp_path / "home").mkdir(mode=0o700)

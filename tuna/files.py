@@ -23,6 +23,8 @@ from typing import BinaryIO
 from tuna.errors import BadInput, StorageFull, TunaError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: As the kernel follows.
+_MAX_LINKS = 40
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -218,6 +220,45 @@ def check_home(home: Path) -> None:
     if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022:
         hint = f"look for files of others in it, then run: chmod 700 {shlex.quote(str(home))}"
         raise BadInput(f"Other users may write to TUNA_HOME, {home}.", hint=hint)
+
+
+def check_own(path: Path) -> None:
+    """Raise BadInput unless only this user and root can change what is read from a file.
+
+    They own the file and every link and folder on the way, and nobody else may write to these; in a
+    folder with the sticky bit, such as /tmp, others cannot replace what they do not own. Raises
+    OSError for what is not there.
+    """
+    # a container without the machine's root shows another owner of /, and of folders below it
+    owners = {0, os.getuid()}
+    above = owners | {Path("/").stat().st_uid}
+    for place, found in _way_to(path):
+        folder = stat.S_ISDIR(found.st_mode)
+        if found.st_uid not in (above if folder else owners):
+            raise BadInput(f"{path} is not read: {place} belongs to another user.")
+        shared = stat.S_ISLNK(found.st_mode) or (folder and found.st_mode & stat.S_ISVTX)
+        if found.st_mode & 0o022 and not shared:
+            hint = f"look at what is in it, then run: chmod go-w {shlex.quote(str(place))}"
+            raise BadInput(f"{path} is not read: other users may write to {place}.", hint=hint)
+
+
+def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all folders and links through which a path leads, and the file at its end."""
+    here, parts, links = Path("/"), [*reversed(Path.cwd().joinpath(path).parts)], 0
+    while parts:
+        place = here / parts.pop()  # "/" begins anew
+        if place.name == "..":
+            here = here.parent
+            continue
+        found = place.lstat()
+        yield place, found
+        if stat.S_ISLNK(found.st_mode):
+            parts += reversed(place.readlink().parts)
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        else:
+            here = place
 
 
 def make_home(home: Path) -> None:

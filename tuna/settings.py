@@ -1,4 +1,4 @@
-"""All settings: `TUNA_*` environment variables override an optional `tuna.toml`, which overrides
+"""All settings: `TUNA_*` environment variables override an optional settings file, which overrides
 the defaults."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platformdirs
 from pydantic import (
     AfterValidator,
     AliasChoices,
+    BeforeValidator,
     Field,
     SecretStr,
     ValidationError,
@@ -29,14 +30,13 @@ from pydantic_settings import (
 from tuna.errors import BadInput
 from tuna.files import check_home
 from tuna.messages import choices, nearest
+from tuna.settings_file import settings_file
 from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: Largest settings file.
-_MAX_FILE_BYTES = 1 << 20
 #: Highest core number: Linux supports 8192 cores (NR_CPUS).
 _MAX_CPU = 8191
 #: Shortest signing key.
@@ -60,6 +60,12 @@ def _hex(value: SecretStr) -> SecretStr:
 
 def _verified(value: SecretStr) -> SecretStr:
     checked(value.get_secret_value())
+    return value
+
+
+def _named(value: object) -> object:
+    if value == "":
+        raise ValueError("it is empty, and would be the current folder: name one, or unset it")
     return value
 
 
@@ -99,7 +105,7 @@ class Settings(BaseSettings):
         env_prefix="TUNA_", extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
     )
 
-    home: Path = Field(
+    home: Annotated[Path, BeforeValidator(_named)] = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("tuna")),
         description="where the embedded database, Redis socket, artifacts and logs live",
     )
@@ -336,13 +342,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        given = os.environ.get("TUNA_CONFIG")
-        toml = Path(given or "tuna.toml")
-        if given and not toml.exists():
-            raise ValueError(f"TUNA_CONFIG names {toml}, which is not there.")
-        if toml.exists() and (not toml.is_file() or toml.stat().st_size > _MAX_FILE_BYTES):
-            raise ValueError(f"{toml} is not a file, or has more than {_MAX_FILE_BYTES} bytes.")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, toml_file=settings_file()),
+        )
 
     @property
     def embedded_db(self) -> bool:

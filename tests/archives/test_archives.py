@@ -275,6 +275,8 @@ def _without(lines: list[Any], name: str) -> None:
         lambda lines: _row(lines, "trial").__setitem__(5, "\ud800"),
         lambda lines: _row(lines, "find_db").__setitem__(5, float("nan")),
         lambda lines: lines[0][1].__setitem__("uuid", {}),
+        lambda lines: lines[0][1].__setitem__("uuid", "../../../etc/cron.d/tuna"),
+        lambda lines: lines[0][1].__setitem__("uuid", "a/b"),
         lambda lines: lines[0][1].__setitem__("ids", {"job": "x"}),
         lambda lines: lines[0][1].__setitem__("columns", []),
         lambda lines: _without(lines, "job"),
@@ -287,7 +289,7 @@ def _without(lines: list[Any], name: str) -> None:
         lambda lines: _changed(lines, "environment", key="0" * 16),
         lambda lines: _changed(lines, "environment", library_version="9.9"),
     ],
-    ids=range(25),
+    ids=range(27),
 )
 def test_a_forged_file_leaves_nothing(
     sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, forge: Any

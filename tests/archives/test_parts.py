@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -248,3 +249,13 @@ def test_only_what_the_archive_has_is_pruned(finished: sa.Engine) -> None:
     with pytest.raises(BadInput, match="has open jobs"):
         api.prune_session(SESSION, 5, URL)
     assert count(finished) == before
+
+
+def test_a_uuid_that_is_a_path_names_no_file(source: sa.Engine, tmp_path: Path) -> None:
+    """A version that took any may have restored it."""
+    header = archive(source, SESSION, tmp_path / "file")
+    url, before = (tmp_path / "there" / "inside").as_uri(), sorted(tmp_path.iterdir())
+    for name in ("../../outside", "a/b", ""):
+        with pytest.raises(BadInput, match="would name files"):
+            parts.send(tmp_path / "file", url, replace(header, uuid=name), 0)
+    assert sorted(tmp_path.iterdir()) == before

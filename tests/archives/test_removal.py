@@ -3,6 +3,7 @@ of sessions."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tuna.archives.archive import archive
 from tuna.archives.restore import restore
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading, transaction, writing
 from tuna.db.models import (
     Base,
     ConfigRow,
@@ -252,3 +253,64 @@ def test_what_sessions_have_and_take(source: sa.Engine) -> None:
     assert sizes.read(source, 3) == [found[2]]
     with pytest.raises(NotFound):
         sizes.read(source, 99)
+
+
+class Killed(BaseException):
+    """The end of a process in mid-work."""
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_a_removal_that_was_killed_is_ended_by_the_next_one(
+    engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """At twenty moments, before and after writes of SQL and of the store in turn: no artifact is
+    left."""
+    monkeypatch.setattr(removal, "_JOBS", 3)
+    session_id = make_jobs(engine, 10, solvers=["Noop0"])
+    store = Artifacts((tmp_path / "store").as_uri(), tmp_path / "c", Keys.of_secret("6b" * 32))
+    with writing(engine) as connection:
+        jobs = connection.execute(sa.select(Job.id)).scalars().all()
+        digests = [store.put(f"code {job}".encode()) for job in jobs]
+        rows = [{"job_id": job, "digest": one} for job, one in zip(jobs, digests, strict=True)]
+        connection.execute(sa.insert(JobArtifact), rows)
+        connection.execute(sa.update(Job).values(state="evaluated"))
+    left = moment
+
+    def passes() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    def in_steps(engine: sa.Engine, work: Any, *args: Any) -> Any:
+        passes()
+        found = transaction(engine, work, *args)
+        passes()
+        return found
+
+    def remove(digests: set[str]) -> None:
+        for one in sorted(digests):
+            passes()
+            store.remove([one])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "transaction", in_steps)
+        with pytest.raises(Killed):
+            removal.delete(engine, session_id, remove)
+    with reading(engine) as connection:
+        removal.check(connection, session_id)
+    removal.delete(engine, session_id, store.remove)
+    files = [path for path in (tmp_path / "store").glob("??/*") if path.is_file()]
+    assert (files, count(engine, Session), count(engine, Job)) == ([], 0, 0)
+
+
+def test_what_killed_writers_left_in_a_store_is_swept(tmp_path: Path) -> None:
+    store = Artifacts((tmp_path / "store").as_uri(), tmp_path / "c", Keys.of_secret("6b" * 32))
+    kept = store.put(b"code")
+    (folder,) = {path.parent for path in (tmp_path / "store").glob(f"??/{kept}")}
+    old, new = (folder / f"{kept}.{word}.tmp" for word in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    store.sweep()
+    assert (old.exists(), new.exists(), store.get(kept)) == (False, True, b"code")

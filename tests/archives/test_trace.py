@@ -255,3 +255,13 @@ def test_contents_that_do_not_have_their_key_are_refused(
         restore(sqlite_engine, Trace(tmp_path / "trace"))
     with reading(sqlite_engine) as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 0
+
+
+def test_a_trace_whose_session_is_a_path_is_refused(source: sa.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    traced(source, path, 1).close()
+    first, rest = path.read_text().split("\n", 1)
+    forged = json.loads(first) | {"session": "../../outside"}
+    path.write_text(f"{json.dumps(forged)}\n{rest}")
+    with pytest.raises(BadInput, match="damaged"):
+        Trace(path)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
+import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import sqlalchemy as sa
 from gateway_site import GatewaySite, RemoteDouble
@@ -190,28 +194,54 @@ def test_a_connection_without_a_request_is_closed(
             assert silent.recv(1000)[:13] in (b"", b"HTTP/1.1 400 ")
 
 
+@contextlib.contextmanager
+def _half_open(port: int, number: int) -> Iterator[list[socket.socket]]:
+    """Connections that never begin TLS; one that was closed is replaced by `_refilled`."""
+    opened = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(number)]
+    try:
+        yield opened
+    finally:
+        for one in opened:
+            one.close()
+
+
+def _refilled(opened: list[socket.socket], port: int) -> int:
+    """Replace connections that the other side has closed; return how many there were."""
+    closed, _, _ = select.select(opened, [], [], 0)
+    for one in closed:
+        one.close()
+        opened[opened.index(one)] = socket.create_connection(("127.0.0.1", port), 60)
+    return len(closed)
+
+
 def test_half_open_connections_do_not_keep_others_out(
     site: GatewaySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "_MAX_HANDSHAKES", 50)
-    monkeypatch.setattr(listening, "_HANDSHAKE_S", 0.5)
-    worker = site.join()
+    monkeypatch.setattr(listening, "_MAX_HANDSHAKES", 20)
+    worker, port = site.join(), int(site.url.rpartition(":")[2])
     assert worker.renew().status_code == 200
-    port = int(site.url.rpartition(":")[2])
-    half_open = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(120)]
-    try:
+    with _half_open(port, 40) as opened:
         assert worker.renew().status_code == 200, "a connection that is open goes on"
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                _raw(site).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-    finally:
-        for one in half_open:
-            one.close()
+        for _ in range(20):
+            _raw(site).close()
+            _refilled(opened, port)
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.service
+def test_60_of_60_connections_are_answered_beside_600_half_open_ones(
+    gateway: tuple[psutil.Process, int], site: GatewaySite
+) -> None:
+    port, context = gateway[1], pinned_context(pin_of_secret(site.tls_secret))
+    answered = replaced = 0
+    with _half_open(port, 600) as opened:
+        for _ in range(60):
+            replaced += _refilled(opened, port)
+            with contextlib.suppress(OSError):
+                _answered_and_reset(port, context)
+                answered += 1
+    print(f"{answered} of 60 answered beside 600 half-open ones, of which {replaced} were replaced")
+    assert answered == 60
 
 
 def test_of_too_many_connections_the_oldest_silent_one_ends(
@@ -226,3 +256,56 @@ def test_of_too_many_connections_the_oldest_silent_one_ends(
     finally:
         for one in silent:
             one.close()
+
+
+#: A request that is refused before its body comes.
+_REFUSED = b"POST /v1/next HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+
+
+def _answered_and_reset(port: int, context: ssl.SSLContext) -> None:
+    """Ask without a token, take the answer, and reset the connection."""
+    plain = socket.create_connection(("127.0.0.1", port), 60)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with context.wrap_socket(plain) as one:
+        one.sendall(_REFUSED)
+        assert b" 401 " in one.recv(1000)
+
+
+def test_connections_that_were_reset_are_forgotten(
+    site: GatewaySite, eventually: Eventually
+) -> None:
+    port, context = int(site.url.rpartition(":")[2]), pinned_context(pin_of_secret(site.tls_secret))
+    for _ in range(20):
+        _answered_and_reset(port, context)
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, listening._Bounded) for one in gc.get_objects())
+
+    eventually(lambda: kept() <= 2, 20)
+
+
+@pytest.fixture()
+def gateway(site: GatewaySite) -> Iterator[tuple[psutil.Process, int]]:
+    """A gateway as a process of its own, and its port."""
+    before = set(psutil.Process().children())
+    with listening.gateway_process("127.0.0.1", 0) as port:
+        (process,) = set(psutil.Process().children()) - before
+        yield process, port
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.service
+def test_20_000_connections_leave_its_memory_as_it_was(
+    gateway: tuple[psutil.Process, int], site: GatewaySite, record_property: Callable[..., None]
+) -> None:
+    process, port = gateway
+    context = pinned_context(pin_of_secret(site.tls_secret))
+    for _ in range(200):
+        _answered_and_reset(port, context)
+    before = process.memory_info().rss
+    for _ in range(20_000):
+        _answered_and_reset(port, context)
+    after = process.memory_info().rss
+    print(f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after 20,000 connections")
+    assert after <= 1.3 * before

@@ -31,3 +31,16 @@ def test_a_home_keeps_its_database_and_its_artifacts(
     assert {path.name for path in odd.parent.iterdir()} == {name}
     assert (odd / "tuna.sqlite").stat().st_size > 0
     assert (odd / "artifacts" / digest[:2] / digest).read_bytes() == b"code"
+
+
+def test_an_empty_name_is_not_the_current_folder(
+    home: Path, tmp_path: Path, type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a variable that a script has not set."""
+    monkeypatch.setenv("TUNA_HOME", "")
+    get_settings.cache_clear()
+    before = sorted(tmp_path.iterdir())
+    ended = type_in("tuna", "status")
+    assert ended.code == 2
+    assert "TUNA_HOME is not usable: it is empty" in ended.err
+    assert sorted(tmp_path.iterdir()) == before

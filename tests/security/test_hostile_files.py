@@ -68,9 +68,10 @@ def test_a_file_of_a_gigabyte_is_refused_in_little_memory(
 
 
 def test_settings_of_a_gigabyte_are_refused_in_little_memory(
-    tmp_path: Path, in_little_memory: Little
+    tmp_path: Path, in_little_memory: Little, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _sparse(tmp_path / "tuna.toml")
+    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
     code = (
         "from tuna.settings import get_settings\ntry:\n    get_settings()\nexcept BadInput as"
         " error:\n    print(error)\n"
@@ -169,9 +170,10 @@ def test_references_that_multiply_are_refused_before_they_do(tmp_path: Path) -> 
     ids=lambda text: text[:24].strip(),
 )
 def test_hostile_settings_are_refused_by_name(
-    home: Path, tmp_path: Path, text: str, word: str
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str
 ) -> None:
     (tmp_path / "tuna.toml").write_text(text)
+    monkeypatch.setenv("TUNA_CONFIG", "tuna.toml")
     get_settings.cache_clear()
     _refused(get_settings, word)
 

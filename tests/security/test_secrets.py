@@ -237,8 +237,9 @@ def test_settings_can_be_printed(set_urls: Set) -> None:
 
 
 def test_a_setting_that_is_refused_is_not_repeated(
-    home: Path, tmp_path: Path, type_in: Callable[..., Any]
+    home: Path, tmp_path: Path, type_in: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TUNA_CONFIG", "tuna.toml")
     (tmp_path / "tuna.toml").write_text('db_url = ["mysql://me:hunter2@h/t"]\n')
     get_settings.cache_clear()
     ended = type_in("tuna", "status")

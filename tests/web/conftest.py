@@ -34,7 +34,7 @@ HOST = "127.0.0.1:8080"
 @pytest.fixture
 def client(home: Path) -> TestClient:
     """A visitor without a token."""
-    site = Site(open_database(), get_settings(), [HOST, "localhost:8080"])
+    site = Site(open_database(), get_settings(), [f"http://{HOST}", "http://localhost:8080"])
     return TestClient(
         create_app(site), f"http://{HOST}", raise_server_exceptions=False, follow_redirects=False
     )

@@ -91,7 +91,7 @@ def site() -> Iterator[str]:
     """The service of this home in a thread; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        app = create_app(Site(api.open_database(), get_settings(), [host]))
+        app = create_app(Site(api.open_database(), get_settings(), [f"http://{host}"]))
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

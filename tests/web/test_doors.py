@@ -73,6 +73,8 @@ def test_another_name_is_not_answered(holder: Callable[..., httpx.Client]) -> No
     "headers",
     [
         {"origin": "http://evil.example"},
+        {"origin": "https://127.0.0.1:8080"},
+        {"origin": "ftp://127.0.0.1:8080"},
         {"origin": "null"},
         {"sec-fetch-site": "cross-site"},
         {"cookie": "tuna-8080=x"},  # a browser's write without an origin
@@ -117,7 +119,7 @@ def test_others_are_served_over_tls_alone(listen: str) -> None:
     with pytest.raises(BadInput, match="unencrypted"):
         Address.parse(listen)
     behind = Address.parse(listen, behind=["tuna.example.org"])
-    assert behind.hosts(80)[-1] == "tuna.example.org"
+    assert behind.origins(80)[-1] == "https://tuna.example.org"
     assert behind.url(80) == "https://tuna.example.org"
 
 

@@ -107,6 +107,7 @@ def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Dele
             left = str(error)
 
     deleted = removal.delete(engine, session_id, remove, on_jobs)
+    store.sweep()
     if not drop_leases(engine, deleted.chunks):
         left = left or "Redis is unreachable."
     return deleted, left

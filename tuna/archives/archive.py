@@ -40,6 +40,8 @@ from tuna.errors import BadInput
 from tuna.files import atomic_file, bounded_lines
 from tuna.version import __version__
 
+#: Form of a session's UUID, which names files.
+SESSION_UUID = r"[0-9a-f-]{1,36}"
 _NAME, _VERSION = "tuna-session", 1
 BATCH, _END = "batch", "end"
 #: Largest artifact, since lines are read into memory and a few kilobytes can unpack to gigabytes.
@@ -60,7 +62,7 @@ _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 class ArchiveHeader:
     """First line of an archive."""
 
-    uuid: Annotated[str, Field(min_length=1, max_length=36)]  #: of the session
+    uuid: Annotated[str, Field(pattern=f"^{SESSION_UUID}$")]  #: of the session
     library: str
     reason: str
     tuna: str  #: version that wrote it

@@ -17,7 +17,7 @@ from typing import Annotated, BinaryIO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tuna.archives.archive import ArchiveHeader
+from tuna.archives.archive import SESSION_UUID, ArchiveHeader
 from tuna.artifacts.files import Folder
 from tuna.errors import BadInput, StorageFull
 from tuna.files import make_home
@@ -29,7 +29,7 @@ _FORMAT = "tuna-session-parts"
 _LEAST_BYTES, _MOST_BYTES, _SHARE = 256 << 10, 16 << 20, 100
 #: Largest part that is read.
 _MAX_PART_BYTES = 64 << 20
-_NAME = r"(?P<session>[0-9a-f-]{1,36})-(?P<number>\d{6})-(?P<sha256>[0-9a-f]{64})\.part"
+_NAME = rf"(?P<session>{SESSION_UUID})-(?P<number>\d{{6}})-(?P<sha256>[0-9a-f]{{64}})\.part"
 _PART = re.compile(_NAME)
 
 
@@ -64,9 +64,11 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     """Send an archive's file, but for the parts that are there; the index of an earlier one holds
     until all are.
 
-    `trials`: of its session. Raises BadInput for a place with the archive of another session, or
-    with trials that this one has no more, and StoreUnavailable.
+    `trials`: of its session. Raises BadInput for a UUID that is none, for a place with the archive
+    of another session, or with trials that this one has no more, and StoreUnavailable.
     """
+    if not re.fullmatch(SESSION_UUID, header.uuid):  # restored by a version that took any
+        raise BadInput(f"The session's UUID, {header.uuid!a}, is none, and would name files.")
     folder = Folder(url)
     there = folder.sizes()
     before = read_index(folder) if INDEX in there else None

@@ -56,7 +56,6 @@ class Deleted:
     kernels: int = 0  #: artifacts in SQL
     chunks: set[str] = field(default_factory=set)  #: of its jobs
     golden: tuple[str, ...] = ()  #: versions that refer to the session, so that its row stays
-    unneeded: set[str] = field(default_factory=set)  #: artifacts, of the latest jobs
 
     def add(self, other: Deleted) -> None:
         """Count what one transaction deleted."""
@@ -107,9 +106,12 @@ def delete(
         ).scalar_one()
     while (found := transaction(engine, _delete_results, session_id)).results:
         done.add(found)
-    while (found := transaction(engine, _delete_jobs, session_id)).jobs:
-        remove(found.unneeded)
-        done.add(found)
+    while ids := _next_jobs(engine, session_id):
+        # before the rows that name them: killed in between, the same command finds them again
+        with reading(engine) as connection:
+            unneeded = _unneeded(connection, ids)
+        remove(unneeded)
+        done.add(transaction(engine, _delete_jobs, ids))
         if on_jobs:
             on_jobs(done.jobs, max(jobs, done.jobs))
     while learned := transaction(engine, _delete_searches, session_id):
@@ -160,26 +162,27 @@ def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
     return count
 
 
-def _delete_jobs(connection: sa.Connection, session_id: int) -> Deleted:
-    query = (
-        sa.select(Job.id, Job.chunk, Job.workload).where(Job.session_id == session_id).limit(_JOBS)
-    )
-    found = connection.execute(query.with_for_update()).all()
-    ids = [row.id for row in found]
-    built = (
-        sa.select(TrialRow.artifact)
-        .where(TrialRow.job_id.in_(ids), TrialRow.artifact.is_not(None))
-        .distinct()
-    )
-    digests = {digest for digest in connection.execute(built).scalars() if digest}
-    digests |= {row.workload for row in found if row.workload}
-    digests |= needed_artifacts.settle(connection, ids)
+def _next_jobs(engine: sa.Engine, session_id: int) -> Sequence[int]:
+    query = sa.select(Job.id).where(Job.session_id == session_id).order_by(Job.id).limit(_JOBS)
+    with reading(engine) as connection:
+        return connection.execute(query).scalars().all()
+
+
+def _unneeded(connection: sa.Connection, ids: Sequence[int]) -> set[str]:
+    """Return the artifacts of jobs that nothing else needs."""
+    built = sa.select(TrialRow.artifact).where(TrialRow.job_id.in_(ids)).distinct()
+    texts = sa.select(Job.workload).where(Job.id.in_(ids)).distinct()
+    named = {*connection.execute(built).scalars(), *connection.execute(texts).scalars()}
+    digests = {one for one in named if one} | needed_artifacts.of_jobs(connection, ids)
+    return digests - needed_artifacts.in_use(connection, digests, beside=ids)
+
+
+def _delete_jobs(connection: sa.Connection, ids: Sequence[int]) -> Deleted:
+    query = sa.select(Job.chunk).where(Job.id.in_(ids)).with_for_update()
+    chunks = connection.execute(query).scalars().all()
+    needed_artifacts.settle(connection, ids)
     connection.execute(sa.delete(Job).where(Job.id.in_(ids)))
-    return Deleted(
-        jobs=len(found),
-        chunks={row.chunk for row in found if row.chunk},
-        unneeded=digests - needed_artifacts.in_use(connection, digests),
-    )
+    return Deleted(jobs=len(chunks), chunks={chunk for chunk in chunks if chunk})
 
 
 def _delete_searches(connection: sa.Connection, session_id: int) -> Deleted | None:

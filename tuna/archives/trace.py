@@ -15,6 +15,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 import sqlalchemy as sa
 
 from tuna.archives import tables
+from tuna.archives.archive import SESSION_UUID
 from tuna.db import sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading
@@ -301,10 +303,11 @@ def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:
             f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read."
         )
     try:
-        return TraceHeader(
-            str(line["session"]), str(line["label"]), Environment(**line["environment"])
-        )
-    except (LookupError, TypeError):
+        uuid = str(line["session"])
+        if re.fullmatch(SESSION_UUID, uuid):
+            return TraceHeader(uuid, str(line["label"]), Environment(**line["environment"]))
+        raise ValueError(uuid)
+    except (LookupError, TypeError, ValueError):
         raise BadInput(f"{path}:1: this line of the trace file is damaged.") from None
 
 

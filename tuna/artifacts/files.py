@@ -37,6 +37,8 @@ _RELEASED_TTL_S = 900
 FULL_TIMEOUT_S = 300.0
 #: Threads that delete files.
 _REMOVERS = 8
+#: Seconds after which a temporary file has no writer any more.
+_STALE_S = 86_400.0
 _POLL_S = 0.5
 #: Bytes of a large file that are in memory at a time, and the largest that Redis, which takes a
 #: value as a whole, is given in parts.
@@ -217,6 +219,16 @@ class UrlFiles:
         with self._translated_errors("written"), futures.ThreadPoolExecutor(_REMOVERS) as pool:
             for _ in pool.map(remove, names):
                 pass
+
+    def sweep(self) -> None:
+        """Delete what writers that were killed have left in a local folder."""
+        if self.is_remote:
+            return
+        until = time.time() - _STALE_S
+        for path in Path(self._root).glob("??/*.tmp"):
+            with contextlib.suppress(OSError):  # its writer, or another sweep, was first
+                if path.lstat().st_mtime < until:
+                    path.unlink()
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"

@@ -296,7 +296,15 @@ class Artifacts:
         """Delete these artifacts, which no job needs, and that they were recorded for a build key;
         with expiry, let them expire early."""
         names = list(digests)
-        self._files.remove([*self._names(names), *self._build_files(names)])
+        records = self._build_files(names)
+        # first what is found by them, so that a removal that is cut off can be repeated
+        self._files.remove([name for name in records if name.endswith(".build")])
+        self._files.remove([*self._names(names), *records])
+
+    def sweep(self) -> None:
+        """Delete what killed writers have left in a store in a folder."""
+        if isinstance(self._files, UrlFiles):
+            self._files.sweep()
 
     def renew(self, digests: Iterable[str]) -> None:
         """Let these artifacts, as far as they exist, live on in a store with expiry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from keyword import iskeyword
@@ -171,6 +172,7 @@ def guarded(
         check_words(words)
         if command is tuna:
             check_values(words)
+        _warn_of_ignored_settings()
         answer: Any = command.main(args=words, prog_name=name, standalone_mode=False)
     except TunaError as error:
         if "--debug" in words:
@@ -199,6 +201,14 @@ def guarded(
     finally:
         _warn_of_misspelt_settings()
     return answer if isinstance(answer, int) else 0
+
+
+def _warn_of_ignored_settings() -> None:
+    if os.path.lexists("tuna.toml"):  # else this needs no import
+        from tuna.settings_file import ignored_file
+
+        if sentence := ignored_file():
+            click.echo(f"Warning: {sentence}", err=True)
 
 
 def _warn_of_misspelt_settings() -> None:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import Scope
 
 from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
@@ -35,6 +36,16 @@ _JOIN_RATE, _JOIN_BURST = 20.0, 100.0
 _LOG_EVERY_S = 60.0
 _HOST = re.compile(r"[^A-Za-z0-9.-]")
 _T = TypeVar("_T")
+#: In the state of a request: a function that makes its connection one of somebody who is known.
+ADMIT = "admit"
+
+
+def admit(scope: Scope) -> None:
+    """Say that who sends a request has a valid token: of too many connections those of strangers
+    are closed first."""
+    call = scope.get("state", {}).get(ADMIT)
+    if call is not None:
+        call()
 
 
 async def threaded(call: Callable[..., _T], *args: Any) -> _T:
@@ -105,6 +116,7 @@ class Access:
             raise HTTPException(401, "no access")
         if not known.worker.has_access:
             raise HTTPException(401, "the worker was revoked, or was silent for an hour")
+        admit(request.scope)
         if counts and not known.bucket.take():
             self.refuse(name, 429, "too many requests")
         return known

@@ -11,14 +11,14 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from anyio import to_thread
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuna import logs
@@ -27,6 +27,7 @@ from tuna.db.engine import reading
 from tuna.errors import ServiceError
 from tuna.files import make_home
 from tuna.gateway import joined
+from tuna.gateway.access import ADMIT
 from tuna.gateway.ports import BACKLOG, claim_file, claim_port, listen
 from tuna.gateway.server import GatewayApp
 from tuna.gateway.tokens import server_context
@@ -52,35 +53,32 @@ class _Bounded(H11Protocol):
     """HTTP/1.1 for strangers: a connection sends the head of a request and takes its answer soon,
     or is closed."""
 
-    _handshakes: dict[int, float] = {}  # noqa: RUF012  # of this process, by id
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._made_at = time.monotonic()
+    def __init__(self, strangers: dict[_Bounded, None], **options: Any) -> None:
+        """`strangers`: connections of nobody that is known yet, the oldest first."""
+        super().__init__(app_state={ADMIT: self._admit}, **options)
+        self._strangers = strangers
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        begun = self._handshakes
-        if len(begun) >= _MAX_HANDSHAKES:
-            limit = self._made_at - _HANDSHAKE_S
-            for key in [key for key, at in begun.items() if at < limit]:
-                del begun[key]
-        if len(begun) >= _MAX_HANDSHAKES:
-            raise ConnectionAbortedError("too many connections in the TLS handshake")
-        begun[id(self)] = self._made_at
+
+    def _admit(self) -> None:
+        """Let it give way to no other connection."""
+        self._strangers.pop(self, None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._handshakes.pop(id(self), None)
         super().connection_made(transport)
         if len(self.connections) > _MAX_CONNECTIONS:
-            known = [one for one in self.connections if isinstance(one, _Bounded)]
-            silent = [one for one in known if one.cycle is None]
-            min(silent, key=lambda one: one._made_at, default=self).transport.abort()
+            oldest = next(iter(self._strangers), self)
+            oldest._admit()  # the next one in this turn of the loop takes another's place
+            oldest.transport.abort()
+        self._strangers[self] = None
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._admit()
         self._stop_watching()
         self._end_stall()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # else a reset connection stays in memory for a minute
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -118,6 +116,55 @@ class _Bounded(H11Protocol):
             self.transport.abort()
 
 
+class _Handshake(asyncio.Protocol):
+    """A connection until it has TLS: the oldest of too many gives way to a new one."""
+
+    def __init__(
+        self,
+        begun: dict[asyncio.Transport, None],
+        context: ssl.SSLContext,
+        protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        """`begun`: connections in the handshake, the oldest first; `protocol`: spoken after it."""
+        self._begun, self._context, self._make = begun, context, protocol
+        self._early = b""
+        self._inner: asyncio.Protocol | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self._begun) >= _MAX_HANDSHAKES:
+            oldest = next(iter(self._begun))
+            del self._begun[oldest]
+            oldest.abort()
+        self._begun[transport] = None
+        self._task = asyncio.get_running_loop().create_task(self._secure(transport))
+
+    async def _secure(self, transport: asyncio.Transport) -> None:
+        options: dict[str, Any] = {"server_side": True, "ssl_handshake_timeout": _HANDSHAKE_S}
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(transport, self, self._context, **options)
+        except OSError:  # it speaks no TLS, or too slowly
+            return
+        finally:
+            self._begun.pop(transport, None)
+        if secured is None:  # it was cut
+            return
+        self._inner = self._make()
+        secured.set_protocol(self._inner)
+        self._inner.connection_made(secured)
+        if self._early:
+            self._inner.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data  # came with the end of the handshake
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._inner is not None:  # it was made when this call was on its way
+            self._inner.connection_lost(exc)
+        else:  # the handshake would wait for a transport that is gone
+            self._task.cancel()
+
+
 @dataclass(frozen=True)
 class Listener:
     """Sockets that listen already, and what answers there; without `tls` in plain HTTP."""
@@ -133,10 +180,13 @@ class BoundedServer(uvicorn.Server):
     def __init__(self, *listeners: Listener) -> None:
         super().__init__(_config(listeners[0].app))
         self._listeners = listeners
+        self._strangers: dict[_Bounded, None] = {}
+        self._handshakes: dict[asyncio.Transport, None] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve all listeners, with a bound on the time of a TLS handshake."""
+        """Serve all listeners."""
         await self.lifespan.startup()
+        _raise_limits()
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
         self.servers = [server for one in self._listeners for server in await self._serve_on(one)]
         self.started = True
@@ -145,21 +195,39 @@ class BoundedServer(uvicorn.Server):
         loop, config = asyncio.get_running_loop(), _config(listener.app)
         config.load()
 
-        def protocol() -> asyncio.Protocol:
-            return _Bounded(config=config, server_state=self.server_state, app_state={}, _loop=loop)
+        def plain() -> asyncio.Protocol:
+            return _Bounded(
+                self._strangers, config=config, server_state=self.server_state, _loop=loop
+            )
 
-        options: dict[str, Any] = {"ssl": listener.tls} if listener.tls else {}
-        if listener.tls:
-            options["ssl_handshake_timeout"] = _HANDSHAKE_S
+        def secured() -> asyncio.Protocol:
+            assert listener.tls is not None
+            return _Handshake(self._handshakes, listener.tls, plain)
+
+        protocol = secured if listener.tls else plain
         return [
-            await loop.create_server(protocol, sock=one, backlog=BACKLOG, **options)
+            await loop.create_server(protocol, sock=one, backlog=BACKLOG)
             for one in listener.sockets
         ]
 
 
+def _unambiguous(app: ASGIApp) -> ASGIApp:
+    """Refuse a request whose end a proxy may see elsewhere: its rest would be another request."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            text = "a body has either Content-Length or Transfer-Encoding"
+            refusal = JSONResponse({"error": text}, 400, {"connection": "close"})
+            await refusal(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
+
+
 def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        _unambiguous(app),
         http=_Bounded,
         loop="asyncio",
         lifespan="off",
@@ -198,7 +266,6 @@ def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
         claim = claim_port(settings.run_dir, host, number)
         stack.callback(os.close, claim)
         stack.callback(claim_file(settings.run_dir, host, number).unlink, missing_ok=True)
-        _raise_limits()
         started(number)
         server.run()
 
@@ -263,7 +330,6 @@ def main(argv: Sequence[str]) -> None:
     logs.configure(settings.log_level, settings.log_format)
     listening = [socket.socket(fileno=number) for number in numbers]
     server = BoundedServer(gateway_listener(listening, settings))
-    _raise_limits()
     os.write(1, b".")
     server.run()
 

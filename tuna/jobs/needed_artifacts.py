@@ -57,19 +57,26 @@ def settle(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
     return unneeded - needed(connection, unneeded)
 
 
-def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
-    """Return the `digests` that a job needs."""
+def needed(
+    connection: sa.Connection, digests: Iterable[str], beside: Sequence[int] = ()
+) -> set[str]:
+    """Return the `digests` that a job needs, other than the jobs `beside`."""
     query = sa.select(JobArtifact.digest).distinct()
+    if beside:
+        query = query.where(JobArtifact.job_id.not_in(beside))
     return values_among(connection, query, JobArtifact.digest, digests)
 
 
-def in_use(connection: sa.Connection, digests: Collection[str]) -> set[str]:
-    """Return the `digests` that a job, a model, a request or an entry of a cache needs."""
+def in_use(
+    connection: sa.Connection, digests: Collection[str], beside: Sequence[int] = ()
+) -> set[str]:
+    """Return the `digests` that a job, a model, a request or an entry of a cache needs; `beside`:
+    jobs that do not count."""
     files = networks.files(connection) | requests.files(connection)
     cached = sa.select(CacheEntryRow.digest)
     return (
         files.intersection(digests)
-        | needed(connection, digests)
+        | needed(connection, digests, beside)
         | values_among(connection, cached, CacheEntryRow.digest, digests)
     )
 

@@ -26,6 +26,7 @@ import structlog
 from tuna.errors import ServiceError
 from tuna.sandbox import landlock, seccomp
 from tuna.settings import Settings, get_settings
+from tuna.settings_file import settings_paths
 
 log = structlog.get_logger(__name__)
 
@@ -171,12 +172,9 @@ def _hidden(settings: Settings) -> list[str]:
     url = settings.db_url.get_secret_value() if settings.db_url else ""
     kind, _, database = url.partition(":///")
     ends = ("", "-wal", "-shm", "-journal") if kind.startswith("sqlite") else ()
-    files = (
-        os.environ.get("TUNA_CONFIG"),
-        "tuna.toml",
-        *(unquote(database.partition("?")[0]) + end for end in ends),
-    )
-    return [*(os.path.realpath(path) for path in (settings.home, *files) if path), *_beside_tuna()]
+    files = [Path(unquote(database.partition("?")[0]) + end) for end in ends]
+    hidden = [settings.home, *settings_paths(), *files]
+    return [*(os.path.realpath(path) for path in hidden), *_beside_tuna()]
 
 
 @functools.cache

@@ -73,7 +73,7 @@ class Site:
 
     engine: sa.Engine
     settings: Settings
-    hosts: Sequence[str]  #: names, with ports, under which it is reached
+    origins: Sequence[str]  #: under which it is reached, as `https://host:port`
 
 
 def create_app(site: Site) -> ASGIApp:
@@ -108,7 +108,7 @@ def create_app(site: Site) -> ASGIApp:
         app.include_router(module.router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return Guard(app, site.hosts, site.engine, (*submissions.UPLOADS, spaces.UPLOADS))
+    return Guard(app, site.origins, site.engine, (*submissions.UPLOADS, spaces.UPLOADS))
 
 
 def _sentence(request: Request, status: int, error: str, hint: str = "") -> Response:

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
+import anyio
 import sqlalchemy as sa
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tuna.db.database import keeping_open
@@ -36,22 +39,29 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _READS = ("GET", "HEAD", "OPTIONS")
-#: Bytes of the body of a request, but for uploads, which a route reads by itself.
+#: Bytes of the body of a request, but for uploads, which a route bounds.
 _BODY_BYTES = 4 << 20
+#: A body has this long, and a second more for each of so many bytes.
+_BODY_S, _BODY_BYTES_PER_S = 10.0, 256 << 10
+#: The path whose body has the token.
+_LOGIN = "/login"
+#: What was not read of a body is not taken for the next request.
+_CLOSES = {"connection": "close"}
 
 
 class Guard:
     """Refuses what comes under another name (DNS rebinding) or from another origin's page, and
-    bodies that are too large; adds the headers that keep pages to themselves."""
+    bodies of strangers, too large and too slow ones; adds headers that keep pages to themselves."""
 
     def __init__(
-        self, app: ASGIApp, hosts: Sequence[str], engine: sa.Engine, uploads: Sequence[str] = ()
+        self, app: ASGIApp, origins: Sequence[str], engine: sa.Engine, uploads: Sequence[str] = ()
     ) -> None:
-        """`hosts`: names, with their ports, under which the service is reached; `engine`: what
+        """`origins`: under which the service is reached, as `https://host:port`; `engine`: what
         `open_database` returns in handlers; `uploads`: paths with routes that bound their bodies
         themselves, all below one that ends in a slash."""
         self._app, self._engine = app, engine
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origin.lower() for origin in origins)
+        self._hosts = frozenset(urlsplit(origin).netloc for origin in self._origins)
         self._uploads = frozenset(uploads)
         self._below = tuple(path for path in uploads if path.endswith("/"))
 
@@ -74,8 +84,10 @@ class Guard:
             await _answer(with_headers, *refusal)
             return
         with keeping_open(self._engine):
-            bounded = receive if self._is_upload(scope) else _bounded(receive)
-            await self._app(scope, bounded, with_headers)
+            if "content-length" in headers or "transfer-encoding" in headers:
+                most = None if self._is_upload(scope) else _BODY_BYTES
+                receive = _Body(scope, receive, most).receive
+            await self._app(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         if headers.get("host", "").lower() not in self._hosts:
@@ -97,7 +109,7 @@ class Guard:
         where a page comes from, and sends cookies by itself."""
         origin = headers.get("origin")
         if origin is not None:
-            return urlsplit(origin).netloc.lower() in self._hosts
+            return origin.lower() in self._origins
         site = headers.get("sec-fetch-site")
         return site in (None, "same-origin") and not SimpleCookie(headers.get("cookie", ""))
 
@@ -106,24 +118,46 @@ class BodyTooLarge(Exception):
     """More came than was announced."""
 
 
-def _bounded(receive: Receive) -> Receive:
-    left = _BODY_BYTES
+class _Body:
+    """The body of a request: who sends it has a token, and sends it soon; bounded in size."""
 
-    async def bounded() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
+    def __init__(self, scope: Scope, receive: Receive, most_bytes: int | None) -> None:
+        """`most_bytes`: None where a route bounds it."""
+        self._scope, self._receive, self._most_bytes = scope, receive, most_bytes
+        self._size, self._is_whole, self._until = 0, False, 0.0
+
+    async def receive(self) -> Message:
+        """Return what comes next; raises HTTPException 401 and 408, BodyTooLarge."""
+        if self._is_whole:
+            return await self._receive()  # that the visitor goes
+        if not self._until:
+            await self._check_token()
+            self._until = anyio.current_time() + _BODY_S
+        try:
+            with anyio.fail_after(self._until - anyio.current_time()):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, "the body came too slowly", _CLOSES) from None
+        size = len(message.get("body", b""))
+        self._size += size
+        self._until += size / _BODY_BYTES_PER_S
+        self._is_whole = not message.get("more_body", False)
+        if self._most_bytes is not None and self._size > self._most_bytes:
             raise BodyTooLarge
         return message
 
-    return bounded
+    async def _check_token(self) -> None:
+        """Raise HTTPException before the body is read: a route looks for a token after that."""
+        if self._scope["path"] == _LOGIN or self._scope["method"] in _READS:
+            return
+        request = Request(self._scope)
+        if await request.app.state.visitors.visitor(request) is None:
+            raise HTTPException(401, "no valid token", {"WWW-Authenticate": "Bearer", **_CLOSES})
 
 
 async def _answer(send: Send, status: int, why: str) -> None:
     body = json.dumps({"error": why}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    # what was not read of the body is not taken for the next request
-    headers.append((b"connection", b"close"))
+    headers += [(name.encode(), value.encode()) for name, value in _CLOSES.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

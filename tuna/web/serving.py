@@ -83,11 +83,12 @@ class Address:
             raise BadInput(f"{self.certificate} and {self.key} cannot be used: {error}.") from None
         return context
 
-    def hosts(self, port: int) -> list[str]:
-        """Return the names under which the service answers."""
+    def origins(self, port: int) -> list[str]:
+        """Return the origins of the pages of the service, whose hosts are those it answers for."""
+        scheme = "https" if self.certificate else "http"
         names = {self.host, *(("localhost", "127.0.0.1", "::1") if _is_loopback(self.host) else ())}
         own = [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in sorted(names)]
-        return [*own, *self.behind]
+        return [*(f"{scheme}://{name}" for name in own), *(f"https://{one}" for one in self.behind)]
 
     def url(self, port: int) -> str:
         """Return the address for a browser."""
@@ -115,7 +116,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in listen(address.host, address.port)]
         port = int(sockets[0].getsockname()[1])
-        app = create_app(Site(engine, settings, address.hosts(port)))
+        app = create_app(Site(engine, settings, address.origins(port)))
         server = BoundedServer(Listener(sockets, app, tls), *beside)
         make_home(settings.home)
         token = owner_token(engine, settings.run_dir / "serve.token")

@@ -13,7 +13,7 @@ from typing import IO, Annotated
 
 import sqlalchemy as sa
 import structlog
-from anyio import CancelScope, CapacityLimiter, fail_after, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
@@ -40,12 +40,10 @@ log = structlog.get_logger(__name__)
 #: The path below which bodies are read here, in parts.
 UPLOADS = "/v1/cache/"
 router = APIRouter(prefix="/v1/cache")
-#: Bodies that are received at a time; others wait.
+#: Bodies of one token that are received at a time; others wait.
 _AT_A_TIME = 32
 #: Threads that read entries: more take the interpreter from each other.
 _READERS = 2
-#: Seconds in which a body must come, and bytes for each of which it has one more.
-_BODY_S, _BODY_BYTES_S = 10.0, 256 << 10
 #: Seconds before a use is written down again, and between two writings.
 _USED_S, _WRITTEN_S = 60.0, 2.0
 #: Files and bytes of a batch; files beyond are left out.
@@ -68,8 +66,12 @@ class Caches:
         self._lock = threading.Lock()
         # SQLite lets writers try again until it is their turn, which may be late
         self._writing = threading.Lock()
-        self.receiving = CapacityLimiter(_AT_A_TIME)
+        self._receiving: dict[str, CapacityLimiter] = {}
         self.reading = CapacityLimiter(_READERS)
+
+    def receiving(self, token: str) -> CapacityLimiter:
+        """Return what bounds the bodies of a token, whose slow ones delay no other's."""
+        return self._receiving.setdefault(token, CapacityLimiter(_AT_A_TIME))
 
     @cached_property
     def artifacts(self) -> Artifacts:
@@ -193,20 +195,16 @@ async def put_entry(
         raise HTTPException(403, "only holders of a token of the space put into it")
     _check(visitor, space)
     name = EntryName(space, key, file)
-    length = int(request.headers.get("content-length", "0"))
-    if length > MAX_FILE_BYTES:
+    if int(request.headers.get("content-length", "0")) > MAX_FILE_BYTES:
         raise HTTPException(413, f"the file has more than {MAX_FILE_BYTES >> 20} MiB")
     caches: Caches = request.app.state.caches
-    async with caches.receiving:
+    async with caches.receiving(visitor.token):
         upload = await to_thread.run_sync(Upload, MAX_FILE_BYTES)
         try:
-            with fail_after(_BODY_S + length / _BODY_BYTES_S):
-                async for part in request.stream():
-                    upload.write(part)
+            async for part in request.stream():
+                upload.write(part)
             reporter = request.headers.get("tuna-reporter", "")
             new = await to_thread.run_sync(caches.put, name, upload, visitor.token, reporter)
-        except TimeoutError:
-            raise HTTPException(408, "the body did not come in time") from None
         finally:
             with CancelScope(shield=True):  # the visitor may have gone
                 await to_thread.run_sync(upload.close)

@@ -36,8 +36,8 @@ from tuna.web.visitors import Anyone, Role, Submitter, Visitor
 router = APIRouter(prefix="/v1")
 #: Paths with a body that is read here, in parts.
 UPLOADS = ("/v1/requests", "/requests")
-#: Bytes of a body in JSON, and uploads that are received at a time.
-_JSON_BYTES, _AT_A_TIME = 4 << 20, 8
+#: Bytes of a body in JSON.
+_JSON_BYTES = 4 << 20
 _KEY_CHARS = 128
 _FORM = "multipart/form-data"
 RequestId = Annotated[int, Path(ge=1, le=2**31 - 1)]
@@ -117,13 +117,16 @@ async def receive(
 
 @contextlib.asynccontextmanager
 async def _receiving(request: Request, visitor: Visitor) -> AsyncIterator[Upload]:
-    """Yield a file for what comes; raises HTTPException where enough is being received."""
+    """Yield a file for what comes; raises HTTPException where the token sends another already.
+
+    One token's slow uploads delay nobody else; `Guard` bounds their time.
+    """
     most_mib = get_settings().request_mib
     # the fields beside the file are small
     if int(request.headers.get("content-length", "0")) > (most_mib + 1) << 20:
         raise HTTPException(413, f"the file has more than {most_mib} MiB")
     busy: set[str] = request.app.state.receiving
-    if visitor.token in busy or len(busy) >= _AT_A_TIME:
+    if visitor.token in busy:
         raise HTTPException(429, "another upload is being received: wait for its end")
     busy.add(visitor.token)
     try:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from tuna.db import access_tokens
 from tuna.db.engine import reading
+from tuna.gateway.access import admit
 
 #: A token is looked up this often: a revoked one is refused after that.
 _KNOWN_S = 1.0
@@ -54,9 +55,12 @@ class Visitors:
     async def visitor(self, request: Request) -> Visitor | None:
         """Return who sends the request; None: nobody that is known."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return await self.holder(text.strip(), by_cookie=False)
-        return await self.holder(request.cookies.get(cookie_name(request), ""), by_cookie=True)
+        by_cookie = scheme.lower() != "bearer"
+        token = request.cookies.get(cookie_name(request), "") if by_cookie else text.strip()
+        found = await self.holder(token, by_cookie=by_cookie)
+        if found is not None:
+            admit(request.scope)
+        return found
 
     async def holder(self, text: str, *, by_cookie: bool) -> Visitor | None:
         """Return the holder of a token `ID.SECRET`; None for one that is not valid."""
