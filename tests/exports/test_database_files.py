@@ -15,6 +15,7 @@ from shared_data import shared_data
 from tuna.errors import BadInput
 from tuna.exports.database_files import check as check_known
 from tuna.exports.database_files import diff, diff_line, merge
+from tuna.exports.registry import exporter_of
 from tuna.libraries import compressed
 from tuna.libraries.exporter import CheckFacts, Findings, Pair, base_name
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
@@ -223,6 +224,19 @@ def test_contents_say_what_a_database_is(tmp_path: Path, content: str, form: str
     path = put(tmp_path / "x", content)
     found = [one.form for one in MiopenLibrary.exporters if one.recognises(path, content.encode())]
     assert found == ([] if form is None else [form])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("ending", ["", ".bz2"])
+def test_a_text_with_a_byte_order_mark_is_read_as_without(
+    tmp_path: Path, encoding: str, ending: str
+) -> None:
+    content = f"{'' if encoding == 'utf-8-sig' else chr(0xFEFF)}{KEY}=A:1,0,{FWD}\r\n"
+    path = tmp_path / f"gfx906_60.HIP.fdb.txt{ending}"
+    data = content.encode(encoding)
+    path.write_bytes(bz2.compress(data) if ending else data)
+    assert exporter_of(path).form == "find"
+    assert [record.key for record in find_db.read(path)] == [KEY]
 
 
 # --- differences and merging
