@@ -52,8 +52,8 @@ def parse_line(text: str) -> Sequence[Config]:
     """The configs that the MIOpenDriver command in `text` names, one for each direction.
 
     A prefix before the program name and Windows' `.exe` behind it are skipped, the last of repeated
-    flags counts, and `--flag=value` is understood. Raises UnsupportedLine for another kind of layer, BadInput for
-    a mistake.
+    flags counts, and `--flag=value` is understood. Raises UnsupportedLine for another kind of
+    layer, BadInput for a mistake.
     """
     _, program, rest = text.partition(PROGRAM)
     if not program:
