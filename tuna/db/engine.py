@@ -90,13 +90,23 @@ def _mysql_engine(url: sa.URL) -> sa.Engine:
     if url.drivername in ("mysql", "mariadb"):
         url = url.set(drivername=f"{url.drivername}+pymysql")
     # REPEATABLE READ, the default, deadlocks concurrent claimers; READ COMMITTED does not.
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
         pool_pre_ping=True,
         pool_recycle=1800,
         connect_args={"charset": "utf8mb4"},
     )
+    if url.get_driver_name() == "pymysql":
+
+        @event.listens_for(engine, "do_connect")
+        def _connect(_dialect: Any, _record: Any, _words: Any, options: dict[str, Any]) -> Any:
+            # imported here, since only servers need it
+            from tuna.db.mysql_connection import WatchedConnection
+
+            return WatchedConnection(**options)
+
+    return engine
 
 
 @contextlib.contextmanager
