@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 import pymysql.cursors
 import structlog
+from pymysql.constants import CR
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -50,9 +51,13 @@ class WatchedConnection(_Connection):
         super().__init__(**{**waits, **options})
 
     def connect(self, sock: socket.socket | None = None) -> None:
-        """Connect and log in; raises OperationalError, also for a server that stays silent."""
+        """Connect and log in; raises OperationalError, also for a server that stays silent and for
+        a way to log in that needs a package."""
         self._connected = False
-        super().connect(sock)
+        try:
+            super().connect(sock)
+        except RuntimeError as error:  # of ed25519 passwords without PyNaCl
+            raise pymysql.OperationalError(CR.CR_AUTH_PLUGIN_CANNOT_LOAD, str(error)) from error
         self._connected = True
 
     @property
