@@ -7,6 +7,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from keyword import iskeyword
 from typing import Any
 
@@ -218,4 +219,7 @@ def _complain(sentence: str, hint: str = "") -> None:
 def main() -> None:
     """Entry point of the `tuna` program."""
     gc.set_threshold(_GC_THRESHOLD)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a terminal of ASCII or Latin-1 has no "×"
     raise SystemExit(guarded(tuna))
