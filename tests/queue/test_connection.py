@@ -14,7 +14,13 @@ from private_servers import redis_server
 from pydantic import SecretStr
 
 from tuna.errors import ServiceError
-from tuna.queue.connection import broker_url, connect, make_celery, queue_depth
+from tuna.queue.connection import (
+    broker_url,
+    connect,
+    connect_broker,
+    make_celery,
+    queue_depth,
+)
 from tuna.services import embedded_redis, redis_client
 from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import Settings
@@ -112,3 +118,11 @@ def test_a_redis_that_takes_connections_and_says_nothing_is_named(
         settings = Settings(home=tmp_path, redis_url=SecretStr(f"redis://127.0.0.1:{port}/0"))
         with pytest.raises(ServiceError, match=f"Redis at 127.0.0.1:{port} cannot be used"):
             connect(settings)
+
+
+def test_a_broker_that_takes_connections_and_says_nothing_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = SecretStr(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        with pytest.raises(ServiceError, match="The broker, redis at 127.0.0.1, does not answer"):
+            with connect_broker(Settings(home=tmp_path, broker_url=url), 1):
+                pass

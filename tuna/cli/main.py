@@ -23,6 +23,11 @@ from tuna.version import __version__
 #: command.
 _GC_THRESHOLD = 100_000
 
+#: What to do about errors of the system that name no file.
+_HINTS = {
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or the container's); see `tuna doctor`"
+}
+
 #: name -> (module, one line of help). Listed here so that `tuna --help` imports none of them.
 COMMANDS = {
     "quickstart": ("tune", "Tune some ResNet-50 layers on this machine, end to end."),
@@ -193,8 +198,10 @@ def guarded(
     except OSError as error:
         if "--debug" in words or error.strerror is None:
             raise
+        hint = _HINTS.get(error.errno or 0, "")
         _complain(
-            f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror
+            f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror,
+            hint,
         )
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     finally:
