@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from private_servers import mariadb_server
 from shared_data import needed_program
 
-from tuna.db import mysql_connection
+from tuna.db import database, mysql_connection
 from tuna.db.engine import is_outage, make_engine, reading
 from tuna.errors import DatabaseError
 
@@ -79,3 +79,13 @@ def test_a_large_answer_is_read_whole(server: str) -> None:
     with reading(make_engine(server)) as connection:
         text = connection.exec_driver_sql("SELECT REPEAT('x', 3000000)").scalar_one()
     assert len(text) == 3_000_000
+
+
+def test_a_silent_database_is_asked_for_its_schema_once(
+    impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "revision", lambda _: pytest.fail("asked again"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"mysql+pymysql://tuna:secret@127.0.0.1:{silent.getsockname()[1]}/tuna"
+        with pytest.raises(DatabaseError, match="no answer"):
+            database.require(make_engine(url), embedded=False)
