@@ -123,6 +123,6 @@ def test_a_redis_that_takes_connections_and_says_nothing_is_named(
 def test_a_broker_that_takes_connections_and_says_nothing_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = SecretStr(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
-        with pytest.raises(ServiceError, match="The broker, redis at 127.0.0.1, does not answer"):
+        with pytest.raises(ServiceError, match=r"The broker, redis at .* does not answer"):
             with connect_broker(Settings(home=tmp_path, broker_url=url), 1):
                 pass
