@@ -187,8 +187,8 @@ def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
     url, use_ssl = tls.for_celery(broker_url(settings))
     with Connection(url, ssl=use_ssl or False, connect_timeout=wait_s) as connection:
         try:
-            if connection.transport.driver_type == "redis":  # kombu asks eleven times, of 5 s each
-                plain = broker_url(settings).replace("redis+socket:", "unix:", 1)
+            plain = broker_url(settings).replace("redis+socket:", "unix:", 1)
+            if plain.startswith(("redis:", "rediss:", "unix:")):  # kombu asks eleven times
                 redis_client.single_attempt_client(plain, wait_s).ping()
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=wait_s)
         except Exception as error:  # each transport raises its own errors
