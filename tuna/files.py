@@ -3,6 +3,7 @@ they are of."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import errno
@@ -27,6 +28,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_LINKS = 40
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+def text_encoding(head: bytes) -> str:
+    """Return the encoding of a text that begins with `head`, by its byte-order mark: UTF-16 as
+    Windows PowerShell writes it, else UTF-8."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
 
 
 class NotPlain(OSError):

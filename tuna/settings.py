@@ -98,6 +98,18 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 _ServerUrl = Annotated[SecretStr, AfterValidator(_verified)]
 
 
+def _default_home() -> Path:
+    """Return the folder `tuna` among the user's data; raises BadInput for a user without a
+    home."""
+    try:
+        found = Path(platformdirs.user_data_dir("tuna"))
+    except RuntimeError:
+        found = Path("~")
+    if not found.is_absolute():  # older releases of platformdirs leave `~` where there is no home
+        raise BadInput("This user has no home folder.", hint="set TUNA_HOME, or HOME")
+    return found
+
+
 class Settings(BaseSettings):
     """Settings of one process; a variable's name is `TUNA_` and the upper-case field name."""
 
@@ -106,7 +118,7 @@ class Settings(BaseSettings):
     )
 
     home: Annotated[Path, BeforeValidator(_named)] = Field(
-        default_factory=lambda: Path(platformdirs.user_data_dir("tuna")),
+        default_factory=_default_home,
         description="where the embedded database, Redis socket, artifacts and logs live",
     )
     db_url: SecretStr | None = Field(

@@ -157,7 +157,7 @@ def test_a_master_whose_jobs_have_all_ended_ends(tmp_path: Path) -> None:
         (replace(PLAN, options={"trails": 1}), "job option trails is not known"),
         (replace(PLAN, log_url="nothing://x"), "Protocol not known"),
         (
-            replace(PLAN, library="tvm", target="lvm -mcpu=nothing -num-cores=3", options={}),
+            replace(PLAN, library="tvm", target="lvm -mcpu=x86-64-v2 -num-cores=3", options={}),
             "and this master is for",
         ),
         (replace(PLAN, library="tvm", target="cuda", options={}), "of kind llvm, not 'cuda'"),

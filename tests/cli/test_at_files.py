@@ -90,7 +90,11 @@ def test_faults_have_a_file_and_a_line(folder: Path, text: str, said: str) -> No
 
 def test_a_file_that_cannot_be_read(folder: Path) -> None:
     (folder / "f.yaml").write_bytes(b"\xff\xfe")
-    for name, said in (("f.yaml", "no UTF-8"), ("none.yaml", "is no file"), (".", "is no file")):
+    for name, said in (
+        ("f.yaml", "no UTF-8"),
+        ("none.yaml", "does not exist"),
+        (".", "is not a plain file"),
+    ):
         with pytest.raises(BadInput, match=said):
             run(f"@{name}")
     with pytest.raises(BadInput, match="command has no --old: it is gone"):

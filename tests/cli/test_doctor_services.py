@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -45,7 +46,11 @@ def start_redis() -> Iterator[Callable[..., str]]:
 
 
 def _redis(url: str, tmp_path: Path) -> dict[str, Finding]:
-    return _by_name(doctor.of_redis(Settings(home=tmp_path, redis_url=url, broker_url=url)))
+    return _by_name(doctor.of_redis(_settings_of(url, tmp_path)))
+
+
+def _settings_of(url: str, tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path, redis_url=url, broker_url=url)
 
 
 def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path) -> None:
@@ -65,6 +70,31 @@ def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path
     )
     assert found["redis rights"].text == "no right to administer"
     assert client.keys() == [], "nothing is left behind"
+
+
+def test_a_redis_that_is_nearly_full_is_said_with_figures(
+    start_redis: Callable[..., str], tmp_path: Path
+) -> None:
+    url = start_redis("--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru")
+    client = redis.Redis.from_url(url)
+    for number in range(17):
+        client.set(f"other{number}", b"x" * 1_000_000)
+    found = _redis(url, tmp_path)
+    assert not found["redis room"].ok
+    assert re.fullmatch(
+        r"[\d.]+ MB of 21\.0 MB used, maxmemory-policy allkeys-lru", found["redis memory"].text
+    )
+
+
+def test_a_redis_in_cluster_mode_is_refused(
+    start_redis: Callable[..., str], tmp_path: Path
+) -> None:
+    mode = next(
+        one
+        for one in doctor.of_redis(_settings_of(start_redis("--cluster-enabled", "yes"), tmp_path))
+        if one.what == "redis mode"
+    )
+    assert (mode.ok, mode.text) == (False, "cluster")
 
 
 def test_a_redis_that_drops_transactions_when_it_comes_back(

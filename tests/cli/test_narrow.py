@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -192,3 +195,18 @@ def test_a_sentence_breaks_between_words_and_not_within_a_command() -> None:
     assert all(line.startswith("  ") for line in lines[:-1])
     assert all(len(line) <= 40 for line in lines if command not in line)
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_gets_the_text_with_question_marks(
+    home: Path, encoding: str
+) -> None:
+    program = "from tuna.cli import main\nmain.guarded = lambda _: print('3 × 3 ≥ 1')\nmain.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    wanted = "3 × 3 ≥ 1".encode(encoding, "replace").decode(encoding)
+    assert (done.returncode, done.stdout.decode(encoding).strip()) == (0, wanted), done.stderr

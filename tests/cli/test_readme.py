@@ -31,10 +31,12 @@ TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
 ELSEWHERE = {
     "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py",
     "tuna serve": "web/test_serving.py",
-    "tuna token create --role submit --space NAME": "web/test_spaces.py",
-    "tuna cache pack NAME DIR": "adapters/test_served_cache.py",
+    "tuna token create --role submit --space mykernels": "web/test_spaces.py",
+    "tuna cache pack mykernels pack": "adapters/test_served_cache.py",
     "tuna predictor train": "results/test_predictors.py",
-    'tuna query --predict "..."': "results/test_predictors.py",
+    'tuna query --predict "MIOpenDriver conv -c 64 -H 56 -W 56 -k 64 -F 1"': (
+        "results/test_predictors.py"
+    ),
     "tuna tune layers.jsonl --library triton -t mymodel -o out": "integration/test_vllm_page.py",
     "tuna tune kernel.py --shapes shapes.json -o out": "integration/test_triton_pipeline.py",
 }
@@ -60,7 +62,7 @@ def tuned(home: Path) -> None:
             build.winner(
                 second, row, build.solver("TvmConvDirectNCHW"), 1.0, kernel=build.kernel(b"library")
             )
-        network, framework = Named("resnet18", "1"), Named("onnx", "1")
+        network, framework = Named("ResNet-50", "1"), Named("onnx", "1")
         networks.add_model(connection, network)
         networks.add_framework(connection, framework)
         ids = networks.ids(connection, network, framework)
@@ -69,11 +71,16 @@ def tuned(home: Path) -> None:
     assert (first, second) == (1, 2), "the numbers that the table has"
 
 
+def test_no_row_has_a_word_to_replace_but_the_folder_of_a_tuning() -> None:
+    words = {word for line in TYPED for word in shlex.split(line)}
+    assert {word for word in words if word.isupper() or "..." in word} <= {"DIR"}
+
+
 def test_the_table_is_found() -> None:
     assert {
         "tuna doctor",
         "tuna results --session-id 1",
-        "tuna coverage resnet18 --arch znver4",
+        "tuna coverage ResNet-50 --arch znver4",
     } <= set(READING)
     assert len(TUNING) == 3
     for line, file in ELSEWHERE.items():

@@ -162,7 +162,8 @@ def test_other_commands_do_not_override_the_precision(command: str) -> None:
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (b"\xff\xfe\x80\x81", "not valid UTF-8"),
+        (b"\xfd\xfe\x80\x81", "not valid UTF-8"),
+        (b"\xff\xfe\x80", "is no text"),
         (GOOD.encode() + b"\n\0\n", "line 2 holds a NUL character"),
         (GOOD.encode("utf-16-le"), "NUL character"),
     ],
@@ -191,9 +192,12 @@ def test_a_file_of_comments_has_no_configs_and_no_mistakes(tmp_path: Path) -> No
     assert parse_file(file).counts == LineCounts(total=2, ignored=2)
 
 
-def test_windows_line_ends_and_a_byte_order_mark_do_not_matter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_windows_line_ends_and_a_byte_order_mark_do_not_matter(
+    tmp_path: Path, encoding: str
+) -> None:
     file = tmp_path / "list.txt"
-    file.write_bytes(b"\xef\xbb\xbf" + f"# note\r\n{GOOD}\r\n".encode())
+    file.write_bytes(f"# note\r\n{GOOD}\r\n".encode(encoding))
     assert parse_file(str(file)).configs == tuple(parse_line(GOOD))
 
 

@@ -20,6 +20,14 @@ def one(text: str) -> ConvConfig:
     return config
 
 
+@pytest.mark.parametrize(
+    "program",
+    ["MIOpenDriver.exe", r"C:\ROCm\bin\MIOpenDriver.EXE", '"C:\\AMD ROCm\\MIOpenDriver.exe"'],
+)
+def test_a_line_of_windows_names_the_program_with_its_ending(program: str) -> None:
+    assert parse_line(LINE.replace("./bin/MIOpenDriver", program)) == parse_line(LINE)
+
+
 def test_a_bare_command_has_miopens_defaults_in_all_three_directions() -> None:
     configs = parse_line("MIOpenDriver conv")
     assert [config.label for config in configs] == [

@@ -15,6 +15,7 @@ from shared_data import shared_data
 from tuna.errors import BadInput
 from tuna.exports.database_files import check as check_known
 from tuna.exports.database_files import diff, diff_line, merge
+from tuna.exports.registry import exporter_of
 from tuna.libraries import compressed
 from tuna.libraries.exporter import CheckFacts, Findings, Pair, base_name
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
@@ -183,6 +184,10 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         ("gfx1030_36.db", "gfx1030", 36),
         ("gfx103048.HIP.fdb.txt", "gfx1030", 72),
         ("gfx1201_64.db", "gfx1201", 64),
+        ("gfx115128.HIP.fdb.txt", "gfx1151", 20),
+        ("gfx1151_20.kdb", "gfx1151", 20),
+        ("gfx120020.db.txt", "gfx1200", 16),
+        ("gfx110060.db.txt", "gfx1100", 48),
         ("gfx90a.kdb", "gfx90a", None),
         ("gfx906_60_1.1.0.udb", "gfx906", 60),
         ("gfx906_60.HIP.3_4_0_.ufdb.txt", "gfx906", 60),
@@ -212,7 +217,28 @@ def test_architecture_and_compute_units_are_read_from_names(
     st.none() | st.integers(1, 600),
 )
 def test_names_are_read_as_they_are_made(arch: str, num_cu: int | None) -> None:
-    assert database_file.parse_name(f"{base_name(arch, num_cu or 0)}.db") == (arch, num_cu)
+    """The kernel dbs' rule has no second reading for devices of up to 64 units."""
+    names = {database_file.device_name(arch, num_cu or 0, "")}
+    if (num_cu or 0) <= 64:
+        names.add(base_name(arch, num_cu or 0))
+    assert {database_file.parse_name(f"{name}.db") for name in names} == {(arch, num_cu)}
+
+
+@pytest.mark.parametrize(
+    ("arch", "toolchain", "name"),
+    [
+        ("gfx1151", "rocm-7.2.0+miopen-3.5.1.a1b2", "gfx1151_20"),
+        ("gfx1151", "rocm-8.0.0+miopen-3.6.0.a1b2", "gfx115128"),
+        ("gfx1151", "", "gfx115128"),
+        ("gfx1101", "rocm-8.0.0+miopen-3.6.0.a1b2", "gfx1101_20"),
+        ("gfx90a", "rocm-8.0.0+miopen-3.6.0.a1b2", "gfx90a_20"),
+    ],
+)
+def test_a_devices_name_follows_the_rule_of_its_miopen(
+    arch: str, toolchain: str, name: str
+) -> None:
+    assert database_file.device_name(arch, 20, toolchain) == name
+    assert database_file.parse_name(f"{name}.HIP.fdb.txt") == (arch, 20)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +249,19 @@ def test_contents_say_what_a_database_is(tmp_path: Path, content: str, form: str
     path = put(tmp_path / "x", content)
     found = [one.form for one in MiopenLibrary.exporters if one.recognises(path, content.encode())]
     assert found == ([] if form is None else [form])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("ending", ["", ".bz2"])
+def test_a_text_with_a_byte_order_mark_is_read_as_without(
+    tmp_path: Path, encoding: str, ending: str
+) -> None:
+    content = f"{'' if encoding == 'utf-8-sig' else chr(0xFEFF)}{KEY}=A:1,0,{FWD}\r\n"
+    path = tmp_path / f"gfx906_60.HIP.fdb.txt{ending}"
+    data = content.encode(encoding)
+    path.write_bytes(bz2.compress(data) if ending else data)
+    assert exporter_of(path).form == "find"
+    assert [record.key for record in find_db.read(path)] == [KEY]
 
 
 # --- differences and merging

@@ -58,6 +58,15 @@ def best_of(path: Path) -> dict[str, tuple[float, str]]:
     return found
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_that_windows_wrote_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "tunableop_results0.csv"
+    path.write_bytes(f"Validator,PT_VERSION,2.9.0\r\n{','.join(ROW)}\r\n".encode(encoding))
+    exporter = exporter_of(path)
+    assert isinstance(exporter, TunableOpExporter)
+    assert [row.implementation for row in exporter.read(path).rows] == [ROW[1]]
+
+
 def test_results_of_eight_gpus_become_the_best_of_each_layer(
     type_in: TypeIn, tmp_path: Path
 ) -> None:

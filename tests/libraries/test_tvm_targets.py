@@ -122,6 +122,22 @@ def test_a_compiler_that_links_for_another_machine_is_refused(
         get_settings.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("target", "nearest"),
+    [
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "zen4"}, "znver4"),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "cascade-lake"}, "cascadelake"),
+    ],
+)
+def test_a_cpu_that_llvm_does_not_know_is_refused_and_the_nearest_is_named(
+    tvm_here: None, home: Path, target: dict[str, object], nearest: str
+) -> None:
+    with pytest.raises(BadInput, match=f"LLVM knows no CPU '{target['mcpu']}' of x86_64") as error:
+        toolchain.check(target)
+    assert f"did you mean {nearest}? " in str(error.value.hint)
+    toolchain.check({**target, "mcpu": nearest})
+
+
 def test_targets_as_json_are_what_tvm_takes(tvm_here: None) -> None:
     """The attributes that are known here are those of the installed TVM."""
     tvm = pytest.importorskip("tvm")

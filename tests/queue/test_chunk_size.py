@@ -14,7 +14,7 @@ from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
 from tuna.queue.claim import ChunkSizer
-from tuna.queue.results import is_nearly_full
+from tuna.queue.results import memory_of
 from tuna.vocabulary import Resource
 
 STEP = Step("build", Resource.CPU, chunk=8)
@@ -102,12 +102,12 @@ def test_a_config_is_split_only_where_it_does_not_fit(
 
 
 def test_redis_is_nearly_full_before_it_refuses_results(redis_client: redis.Redis) -> None:
-    assert not is_nearly_full(redis_client), "there is no bound"
+    assert not memory_of(redis_client).nearly_full, "there is no bound"
     used = redis_client.info("memory")["used_memory"]
     try:
         redis_client.config_set("maxmemory", 10 * used)
-        assert not is_nearly_full(redis_client)
+        assert not memory_of(redis_client).nearly_full
         redis_client.config_set("maxmemory", int(used * 1.2))
-        assert is_nearly_full(redis_client)
+        assert memory_of(redis_client).nearly_full
     finally:
         redis_client.config_set("maxmemory", 0)

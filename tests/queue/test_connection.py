@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
+from private_servers import redis_server
+from pydantic import SecretStr
 
 from tuna.errors import ServiceError
-from tuna.queue.connection import broker_url, connect, make_celery, queue_depth
-from tuna.services import embedded_redis
+from tuna.queue.connection import (
+    broker_url,
+    connect,
+    connect_broker,
+    make_celery,
+    queue_depth,
+)
+from tuna.services import embedded_redis, redis_client
 from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import Settings
 
@@ -78,3 +90,39 @@ def test_what_is_no_outage_is_not_waited_for(
     monkeypatch.setattr(redis.Redis, "ping", ping)
     with pytest.raises(ServiceError, match="invalid username-password pair"):
         connect(Settings(home=tmp_path / "home"), wait_s=3600)
+
+
+@pytest.mark.service
+def test_a_command_that_a_stopped_redis_does_not_answer_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_client, "ANSWER_S", 0.2)
+    with redis_server() as url, redis_client.retrying_client(url) as client:
+        process = int(cast(Any, client.info())["process_id"])
+        os.kill(process, signal.SIGSTOP)
+        try:
+            with pytest.raises(redis.TimeoutError) as lost:
+                client.incr("sent")
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert redis_client.is_outage(lost.value)
+        assert client.get("sent") in (b"1", "1")
+
+
+def test_a_redis_that_takes_connections_and_says_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(redis_client, "CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        settings = Settings(home=tmp_path, redis_url=SecretStr(f"redis://127.0.0.1:{port}/0"))
+        with pytest.raises(ServiceError, match=f"Redis at 127.0.0.1:{port} cannot be used"):
+            connect(settings)
+
+
+def test_a_broker_that_takes_connections_and_says_nothing_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = SecretStr(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        with pytest.raises(ServiceError, match=r"The broker, redis at .* does not answer"):
+            with connect_broker(Settings(home=tmp_path, broker_url=url), 1):
+                pass

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from keyword import iskeyword
 from typing import Any
 
@@ -22,6 +23,11 @@ from tuna.version import __version__
 #: none of them garbage, and looking through them every 700 took a tenth of the time of a short
 #: command.
 _GC_THRESHOLD = 100_000
+
+#: What to do about errors of the system that name no file.
+_HINTS = {
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or the container's); see `tuna doctor`"
+}
 
 #: name -> (module, one line of help). Listed here so that `tuna --help` imports none of them.
 COMMANDS = {
@@ -194,8 +200,10 @@ def guarded(
     except OSError as error:
         if "--debug" in words or error.strerror is None:
             raise
+        hint = _HINTS.get(error.errno or 0, "")
         _complain(
-            f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror
+            f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror,
+            hint,
         )
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     finally:
@@ -228,4 +236,7 @@ def _complain(sentence: str, hint: str = "") -> None:
 def main() -> None:
     """Entry point of the `tuna` program."""
     gc.set_threshold(_GC_THRESHOLD)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a terminal of ASCII or Latin-1 has no "×"
     raise SystemExit(guarded(tuna))

@@ -23,8 +23,11 @@ _SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
 def read(path: Path) -> Node:
     """The root of a file; raises BadInput with the line where it is no YAML, or more than data."""
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is no file, or has more than {_MAX_BYTES >> 20} MiB.")
+        if not path.is_file():
+            there = "is not a plain file" if path.exists() else "does not exist"
+            raise BadInput(f"{path} {there}.")
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadInput(f"{path} has more than {_MAX_BYTES >> 20} MiB.")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise BadInput(f"{path} is no UTF-8 text.") from None

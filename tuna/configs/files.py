@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -16,6 +17,7 @@ from tuna.configs.kind import Workload
 from tuna.configs.lines import LINE_FORMS, PROGRAM, LineForm, UnsupportedLine, read_line
 from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
+from tuna.files import text_encoding
 
 #: The commands that may override the precision of convolutions.
 PRECISIONS: dict[str, DataType] = {
@@ -296,13 +298,16 @@ def parse_file(
         standard = str(path) == "-"
         name = "standard input" if standard else str(path)
         place = sys.stdin.fileno() if standard else path
-        with open(
-            place, encoding="utf-8-sig", errors="surrogateescape", closefd=not standard
-        ) as stream:
+        with (
+            open(place, "rb", closefd=not standard) as raw,
+            io.TextIOWrapper(raw, text_encoding(raw.peek(2)), "surrogateescape") as stream,
+        ):
             lines = iter(partial(stream.readline, LINE_LIMIT), "")
             parsed = parse_lines(lines, name, batches=batches, command=command)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeError as error:  # of UTF-16; what is wrong in UTF-8 belongs to its line
+        raise BadInput(f"{name} is no text: {error}") from error
     if parsed.counts.total == 0:
         raise BadInput(f"{name} is empty")
     return parsed

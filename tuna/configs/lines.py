@@ -17,6 +17,8 @@ from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
 PROGRAM = "MIOpenDriver"
+#: What follows the program's name on Windows: its ending, and the quote of a path with spaces.
+_WINDOWS = re.compile(r"\A\.exe[\"']?", re.IGNORECASE)
 _MIOPEN_LOG = re.compile(
     r"(\d+ )*MIOpen(\([A-Za-z]+\))?: (Error|Warning|Info2?|Command|Function|Trace) "
 )
@@ -49,13 +51,14 @@ LINE_FORMS: Plugins[LineForm] = Plugins("tuna.line_forms", "form of line", LineF
 def parse_line(text: str) -> Sequence[Config]:
     """The configs that the MIOpenDriver command in `text` names, one for each direction.
 
-    A prefix before the program name is skipped, the last of repeated flags counts, and
-    `--flag=value` is understood. Raises UnsupportedLine for another kind of layer, BadInput for
-    a mistake.
+    A prefix before the program name and Windows' `.exe` behind it are skipped, the last of repeated
+    flags counts, and `--flag=value` is understood. Raises UnsupportedLine for another kind of
+    layer, BadInput for a mistake.
     """
     _, program, rest = text.partition(PROGRAM)
     if not program:
         raise BadInput(f"there is no {PROGRAM} command in the line")
+    rest = _WINDOWS.sub("", rest)
     words = rest.split()
     if not words or words[0].startswith("-") or not rest[0].isspace():
         raise BadInput(f"{PROGRAM} must be followed by a command such as conv")

@@ -34,7 +34,7 @@ from tuna.policies import OpenStep, Policy, Share, Snapshot
 from tuna.queue.claim import ChunkSizer, ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
-from tuna.queue.results import is_nearly_full
+from tuna.queue.results import memory_of
 from tuna.search import history, waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
@@ -109,6 +109,7 @@ class Publisher:
         # session, queue -> number of its last share there
         self._served: dict[tuple[int, str], int] = {}
         self._full = Throttle()
+        self._evicts = False  #: whether Redis did when it was last asked
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
         """Jobs of these sessions wait for these steps by now."""
@@ -252,8 +253,20 @@ class Publisher:
     def _is_full(self) -> bool:
         if not self._full.is_due:
             return True
-        if is_nearly_full(self._client):
-            log.warning("publishing paused: Redis nearly full")
+        memory = memory_of(self._client)
+        if memory.evicts and not self._evicts:
+            log.warning(
+                "Redis evicts keys, so results and leases get lost",
+                memory=str(memory),
+                hint="set maxmemory-policy noeviction",
+            )
+        self._evicts = memory.evicts
+        if memory.nearly_full:
+            log.warning(
+                "publishing paused: Redis nearly full",
+                memory=str(memory),
+                hint="raise maxmemory, or look what else fills it: redis-cli --bigkeys",
+            )
             self._full.wait(_FULL_BACKOFF_S)
             return True
         return False

@@ -123,6 +123,8 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
     if found == HEAD:
         return
     found = revision(engine)
+    if found == HEAD:  # it was upgraded meanwhile
+        return
     _refuse_newer(engine, found)
     if embedded:
         upgrade(engine)
@@ -183,9 +185,10 @@ def _tables_may_be_copied(connection: sa.Connection) -> Iterator[None]:
 
 
 def _quick_revision(engine: sa.Engine) -> str | None:
-    """The recorded revision, without inspecting other tables; None if there is none."""
+    """The recorded revision, without inspecting other tables; None if there is none. Raises
+    DatabaseError for a server that cannot be used, which need not be asked again."""
     try:
-        with engine.connect() as connection:
+        with reading(engine) as connection:
             return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
     except DBAPIError:
         return None

@@ -11,7 +11,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
 
 from tuna.errors import BadInput, DatabaseError, StorageFull
 
@@ -29,6 +35,9 @@ _FULL_CODES = frozenset({1021, 1114})
 #: connection during query', 'too many connections' (of all, of this user, of its share), 'node not
 #: ready' (Galera), and 'read only' (twice).
 _OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047, 1290, 1836})
+#: What MySQL and MariaDB have by default; a server's own may be ORACLE or ANSI_QUOTES, in which the
+#: same statements mean something else.
+_SQL_MODE = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 #: What SQLite says when others write for longer than its timeout.
 _LOCKED = "database is locked"
 
@@ -90,13 +99,23 @@ def _mysql_engine(url: sa.URL) -> sa.Engine:
     if url.drivername in ("mysql", "mariadb"):
         url = url.set(drivername=f"{url.drivername}+pymysql")
     # REPEATABLE READ, the default, deadlocks concurrent claimers; READ COMMITTED does not.
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
         pool_pre_ping=True,
         pool_recycle=1800,
-        connect_args={"charset": "utf8mb4"},
+        connect_args={"charset": "utf8mb4", "sql_mode": _SQL_MODE},
     )
+    if url.get_driver_name() == "pymysql":
+
+        @event.listens_for(engine, "do_connect")
+        def _connect(_dialect: Any, _record: Any, _words: Any, options: dict[str, Any]) -> Any:
+            # imported here, since only servers need it
+            from tuna.db.mysql_connection import WatchedConnection
+
+            return WatchedConnection(**options)
+
+    return engine
 
 
 @contextlib.contextmanager
@@ -188,7 +207,7 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
         where = engine.url.render_as_string(hide_password=True)
         if _is_full(error, text) or ("disk I/O error" in text and _disk_is_full(engine)):
             raise StorageFull(f"There is no space left for the database {where}.") from error
-        if _is_unusable(error, text):
+        if _is_unusable(engine, error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_reason(text)}.") from error
         raise
 
@@ -206,7 +225,19 @@ def _disk_is_full(engine: sa.Engine) -> bool:
     return folder.is_dir() and shutil.disk_usage(folder).free < _MIN_FREE_BYTES
 
 
-def _is_unusable(error: DBAPIError, text: str) -> bool:
+def _is_unusable(engine: sa.Engine, error: DBAPIError, text: str) -> bool:
+    """True if the database refuses connections or work, whatever the statement.
+
+    PyMySQL's class OperationalError has each number of a server that is not one of a statement or a
+    value (PEP 249: errors "not necessarily under the control of the programmer"), and all of its
+    own; a victim of a deadlock is excepted, whose transaction is repeated. SQLite's class of that
+    name has wrong statements too, so its texts decide.
+    """
+    if engine.dialect.name != "sqlite":
+        return (
+            isinstance(error, OperationalError | InterfaceError)
+            and _code(error) not in _RETRY_CODES
+        )
     signs = (
         "not a database",
         "malformed",
@@ -216,9 +247,7 @@ def _is_unusable(error: DBAPIError, text: str) -> bool:
         "attempt to write",
         _LOCKED,
     )
-    # access denied (twice), unknown database, unknown host
-    codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}
-    return any(sign in text for sign in signs) or _code(error) in codes
+    return any(sign in text for sign in signs)
 
 
 def _reason(text: str) -> str:

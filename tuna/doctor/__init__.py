@@ -16,6 +16,7 @@ from tuna.configs.kind import KINDS
 from tuna.configs.lines import LINE_FORMS
 from tuna.db.database import open_database
 from tuna.doctor.findings import Finding, judge
+from tuna.doctor.machine import of_machine
 from tuna.doctor.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
 from tuna.errors import LibraryMissing, ServiceError, TunaError
 from tuna.files import make_home
@@ -52,6 +53,7 @@ def doctor(library: str | None = None) -> list[Finding]:
         "installation": of_installation,
         "settings": of_settings,
         "disk": lambda: of_disk(settings),
+        "machine": lambda: of_machine(settings),
         "database": lambda: of_sql(open_database()),
         "redis": lambda: of_redis(settings),
         "broker": lambda: of_broker(settings) if broker_is_apart(settings) else (),

@@ -18,6 +18,7 @@ from tuna.doctor.findings import Finding, judge, judge_clock, judge_version
 from tuna.errors import StoreUnavailable
 from tuna.queue import connection as services
 from tuna.queue.announcements import namespaces, with_store
+from tuna.queue.results import memory_of
 from tuna.services import redis_client
 from tuna.settings import Settings
 
@@ -145,10 +146,16 @@ def of_redis(settings: Settings) -> Iterator[Finding]:
     info = client.info()
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:3])
     yield judge_version("redis", "embedded Redis" if embedded else "Redis", version, _REDIS)
-    policy = str(info.get("maxmemory_policy", "noeviction"))
     yield _holes(info, embedded)
+    hint = "use a Redis by itself, or with replicas: Tuna's scripts do not follow to other nodes"
+    mode = str(info.get("redis_mode", "standalone"))
+    yield judge("redis mode", mode == "cluster", mode, hint)
+    memory = memory_of(client)
     hint = "set maxmemory-policy noeviction: a full Redis would forget results and leases"
-    yield judge("redis memory", policy != "noeviction", f"maxmemory-policy {policy}", hint)
+    yield judge("redis memory", memory.policy != "noeviction", str(memory), hint)
+    hint = "raise maxmemory, or remove what else fills it: no work is given out until there is room"
+    room = "nearly full" if memory.nearly_full else "enough"
+    yield judge("redis room", memory.nearly_full, room, hint)
     if not embedded:
         yield from _append_only(client, info)
         yield judge_clock("redis clock", seconds + micros / 1e6, before)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tuna.errors import BadInput, StorageFull
-from tuna.files import atomic_file
+from tuna.files import atomic_file, text_encoding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -26,6 +26,7 @@ LIMIT_BYTES = 8 << 30
 LINE_LIMIT = 16 << 20
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
+_MARK_BYTES = 3  #: length of UTF-8's byte-order mark, the longest
 
 
 def is_packed(path: Path) -> bool:
@@ -39,14 +40,19 @@ def plain_name(path: Path) -> str:
 
 
 def head(path: Path) -> bytes:
-    """The first 64 KiB of the unpacked file; raises BadInput if it cannot be read."""
+    """The first 64 KiB of the unpacked file; raises BadInput if it cannot be read.
+
+    Those of a text with a byte-order mark come as UTF-8 without it.
+    """
     try:
         with bz2.open(path) if is_packed(path) else open(path, "rb") as stream:
-            return stream.read(_HEAD_BYTES)
+            found = stream.read(_HEAD_BYTES)
     except (OSError, EOFError) as error:
         raise BadInput(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
         ) from error
+    encoding = text_encoding(found)
+    return found if encoding == "utf-8" else found.decode(encoding, "ignore").encode()
 
 
 class _Unpacker(io.RawIOBase):
@@ -88,9 +94,13 @@ def open_text(path: Path) -> TextIO:
     Opening raises OSError. Reading raises BadInput if the packed data is damaged or has more than
     LIMIT_BYTES.
     """
-    if not is_packed(path):
-        return open(path, encoding="utf-8", newline="\n")
-    return io.TextIOWrapper(_opened(path, LIMIT_BYTES), encoding="utf-8", newline="\n")
+    stream = _opened(path, LIMIT_BYTES) if is_packed(path) else open(path, "rb")  # noqa: SIM115
+    try:
+        encoding = text_encoding(stream.peek(_MARK_BYTES))
+    except BaseException:
+        stream.close()
+        raise
+    return io.TextIOWrapper(stream, encoding=encoding, newline="\n")
 
 
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
@@ -105,7 +115,7 @@ def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
                     yield number, line.rstrip("\r\n")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise BadInput(f"{path} is no {what}: it is not valid UTF-8.") from error
 
 

@@ -289,12 +289,16 @@ class Exporter(ABC, Generic[Options]):
                 ) from None
             raise BadInput(f"The option {name!r} cannot be so: {first['msg'].lower()}.") from None
 
+    def base(self, source: ResultSource) -> str:
+        """Return the beginning of the file's name, which names the device."""
+        return base_name(source.arch, source.num_cu)
+
     def path(
         self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
     ) -> Path:
         """Return the path of the export; raises BadInput for a `filename` that is no plain base
         name."""
-        base = base_name(source.arch, source.num_cu) if filename is None else given_name(filename)
+        base = self.base(source) if filename is None else given_name(filename)
         packed = ".bz2" if getattr(options, "packed", False) else ""
         return directory / f"{base}{self.ending(source, options)}{packed}"
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tuna.artifacts.files import folder_url
@@ -236,7 +236,7 @@ def measure(
 def record(settings: Settings, found: Sequence[TurnPair]) -> NoiseRecord:
     """Return the record of these pairs, for `noise_records.store`."""
     return NoiseRecord(
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine_identity(settings),
         library=_work().library.name,
         builds=len(compile_cpus(settings)),

@@ -33,6 +33,11 @@ _RETRY_S = 0.5
 #: still held, or was returned since, is dropped by its lease, so the value only decides how soon
 #: stale messages are removed.
 _VISIBILITY_S = 300
+#: Limits of kombu's Redis clients, which would have redis-py's; other transports ignore them.
+_REDIS_WAITS = {
+    "socket_connect_timeout": redis_client.CONNECT_S,
+    "socket_timeout": redis_client.ANSWER_S,
+}
 
 
 def uses_embedded(settings: Settings) -> bool:
@@ -95,7 +100,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # an outage of the broker may last a night
         broker_channel_error_retry=True,  # it may be full, or its acknowledgement timeout exceeded
-        broker_transport_options={"visibility_timeout": _VISIBILITY_S},
+        broker_transport_options={"visibility_timeout": _VISIBILITY_S, **_REDIS_WAITS},
         task_default_queue="tuna",
         task_create_missing_queues=True,
         enable_utc=True,
@@ -129,7 +134,8 @@ def connect(settings: Settings, *, wait_s: float = 0.0) -> redis.Redis:
     url = redis_url(settings)
     client = _client(url)
     try:
-        _wait_for(client, wait_s)
+        with _client(url, redis_client.CONNECT_S) as first:
+            _wait_for(first, wait_s)
     except (redis.RedisError, OSError) as error:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
@@ -181,6 +187,9 @@ def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
     url, use_ssl = tls.for_celery(broker_url(settings))
     with Connection(url, ssl=use_ssl or False, connect_timeout=wait_s) as connection:
         try:
+            plain = broker_url(settings).replace("redis+socket:", "unix:", 1)
+            if plain.startswith(("redis:", "rediss:", "unix:")):  # kombu asks eleven times
+                redis_client.single_attempt_client(plain, wait_s).ping()
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=wait_s)
         except Exception as error:  # each transport raises its own errors
             parts = urlsplit(url)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from tuna.libraries.items import StepResult
+from tuna.messages import size
 from tuna.queue.messages import Report
 from tuna.services import redis_client
 from tuna.vocabulary import Cause
@@ -33,14 +34,36 @@ MAX_REPORT_BYTES = 64 << 20
 _MEMORY_SHARE = 0.75
 
 
-def is_nearly_full(client: redis.Redis) -> bool:
-    """Return whether publishing must pause: the rest of Redis' `maxmemory` is reserved for
-    results."""
+@dataclass(frozen=True)
+class RedisMemory:
+    """How full a Redis is, and what it does when it is full."""
+
+    used_bytes: int
+    most_bytes: int  #: its `maxmemory`; 0: no bound
+    policy: str  #: its `maxmemory-policy`
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether publishing must pause: the rest of `maxmemory` is reserved for results."""
+        return bool(self.most_bytes) and self.used_bytes > _MEMORY_SHARE * self.most_bytes
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it forgets keys, such as results and leases, instead of refusing writes."""
+        return bool(self.most_bytes) and self.policy != "noeviction"
+
+    def __str__(self) -> str:
+        if not self.most_bytes:
+            return f"{size(self.used_bytes)} used, maxmemory-policy {self.policy}"
+        most = size(self.most_bytes)
+        return f"{size(self.used_bytes)} of {most} used, maxmemory-policy {self.policy}"
+
+
+def memory_of(client: redis.Redis) -> RedisMemory:
+    """Ask a Redis for its memory."""
     memory = client.info("memory")
-    return (
-        bool(memory.get("maxmemory"))
-        and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
-    )
+    policy = redis_client.text(memory.get("maxmemory_policy", "noeviction"))
+    return RedisMemory(int(memory["used_memory"]), int(memory.get("maxmemory", 0)), policy)
 
 
 @dataclass(frozen=True)

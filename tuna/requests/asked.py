@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from tuna.errors import BadInput, TunaError
 from tuna.settings import Settings
@@ -33,13 +34,27 @@ class Conflict(TunaError):
     """Something else was submitted before under this key."""
 
 
+_NAME = re.compile(r"^[\w. +/:-]{1,100}$")
+
+
+def _checked_name(name: object) -> object:
+    """Return the name; raises ValueError in words, for pydantic would answer with the pattern."""
+    if isinstance(name, str) and not _NAME.fullmatch(name.strip()):
+        raise ValueError("a name has 1 to 100 letters, digits, spaces and . + / : - _")
+    return name
+
+
 class Asked(BaseModel):
     """The wishes beside the file: an environment that sessions exist for, by `session_id`
     or by the other fields (default: this machine), and a budget."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    name: Annotated[str, StringConstraints(strip_whitespace=True, pattern=r"^[\w. +/:-]{1,100}$")]
+    name: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, pattern=_NAME.pattern),
+        BeforeValidator(_checked_name),
+    ]
     session_id: int | None = Field(
         None, ge=1, le=2**31 - 1, description="the environment of this session"
     )

@@ -8,6 +8,7 @@ user's home included.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -213,7 +214,9 @@ def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
 def _python() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the places of Python, its packages, Tuna and plug-ins, and plug-ins' checkouts."""
     # some programs put the working directory into it
-    not_ours = {Path.cwd(), Path.home(), *Path.home().parents}
+    not_ours = {Path.cwd()}
+    with contextlib.suppress(RuntimeError):  # of a user without a name and without HOME
+        not_ours |= {Path.home(), *Path.home().parents}
     on_path = [place for place in sys.path if Path(place).absolute() not in not_ours]
     own = [sys.prefix, sys.base_prefix, sys.exec_prefix]
     places, folders = [*own, os.path.realpath(sys.executable)], []

@@ -12,11 +12,12 @@ import os
 import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
@@ -390,6 +391,15 @@ class Child:
         raise ChildCrashed(f"the child ended{status}", self._output.text())
 
 
+def limits_file() -> IO[str]:
+    """Return a file without a name, in memory where the kernel has such files for this process;
+    raises OSError."""
+    try:
+        return os.fdopen(os.memfd_create("limits"), "w", encoding="utf-8")
+    except OSError:  # some sandboxes refuse the system call
+        return tempfile.TemporaryFile("w", encoding="utf-8")
+
+
 def _start(
     command: list[str],
     env: Mapping[str, str],
@@ -408,7 +418,7 @@ def _start(
     }
     start = bare_command if command[0] == "exec" else module_command  # a module needs its packages
     try:
-        with os.fdopen(os.memfd_create("limits"), "w", encoding="utf-8") as stream:
+        with limits_file() as stream:
             stream.write(json.dumps(limits))
             stream.seek(0)
             return subprocess.Popen(

@@ -258,14 +258,17 @@ class EmbeddedRedis:
         if time.monotonic() < deadline:
             time.sleep(0.01)
             return
-        owner = (self.run_dir / "redis.lock").read_text().strip()
+        owner = (self.run_dir / "redis.lock").read_text().partition(" ")[0].strip()
+        if not owner.isdigit():  # who holds the lock has not written its number yet
+            raise ServiceError(
+                f"Another process has been starting the embedded Redis server on {self.socket} for"
+                f" {_TIMEOUT_S:.0f} s.",
+                hint=f"try again later; `fuser {self.run_dir / 'redis.lock'}` shows the process",
+            )
         raise ServiceError(
             f"The embedded Redis server (process {owner}) lives and does not answer on"
             f" {self.socket}.",
-            hint=(
-                f"try again later, or end it with `kill -9 {owner.partition(' ')[0]}`: then another"
-                " is started"
-            ),
+            hint=f"try again later, or end it with `kill -9 {owner}`: then another is started",
         )
 
     def _answers(self) -> bool:

@@ -22,11 +22,24 @@ _REDIS = ((6, 2, 20), (7, 2, 11), (7, 4, 9), (8, 0, 4), (8, 2, 6), (8, 4, 3), (8
 _VALKEY = ((7, 2, 13), (8, 0, 8), (8, 1, 7), (9, 0, 4))
 
 
-def retrying_client(url: str, **options: Any) -> redis.Redis:
-    """Make a client that retries for a few seconds; raises ValueError for an unusable URL."""
-    retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
+#: Seconds that a client waits for an answer; all that Tuna asks for takes moments.
+ANSWER_S = 8.0
+#: Seconds that it waits for a connection.
+CONNECT_S = 5.0
+
+
+def retrying_client(url: str) -> redis.Redis:
+    """Make a client that retries for a few seconds where Redis refuses or closes connections;
+    raises ValueError for an unusable URL.
+
+    A command that is not answered within `ANSWER_S` raises TimeoutError and is not sent again: a
+    server that was stopped does both once it goes on.
+    """
+    retry = Retry(
+        ExponentialBackoff(cap=1.0, base=0.05), 4, supported_errors=(redis.ConnectionError,)
+    )
     client: redis.Redis = redis.Redis.from_url(
-        url, socket_connect_timeout=5, retry=retry, **options
+        url, socket_connect_timeout=CONNECT_S, socket_timeout=ANSWER_S, retry=retry
     )
     return client
 

@@ -59,7 +59,7 @@ def front(visitor: Anyone) -> Response:
 @router.get("/static/{name}")
 def static(name: Literal["tuna.css", "live.js"]) -> Response:
     """Return a file of the pages; it holds nothing that needs a token."""
-    text = resources.files("tuna.web").joinpath("static", name).read_bytes()
+    text = (resources.files("tuna.web") / "static" / name).read_bytes()
     return Response(text, media_type=_STATIC[name], headers={"cache-control": "max-age=300"})
 
 

@@ -26,7 +26,6 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.exporter import base_name
 from tuna.libraries.items import (
     CodeObject,
     DeviceReport,
@@ -45,6 +44,7 @@ from tuna.libraries.miopen import (
 )
 from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.libraries.miopen.fin_protocol import BadAnswer, SolverMeasurement
+from tuna.libraries.miopen.formats.database_file import device_name
 from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
@@ -352,7 +352,8 @@ def _perf_db(
     key = problem_key.key_of(layer)
     if not entries or key is None:
         return None
-    return {f"{base_name(arch, num_cu)}.db.txt": f"{key.perf().text()}={';'.join(entries)}\n"}
+    name = device_name(arch, num_cu, environment.toolchain())
+    return {f"{name}.db.txt": f"{key.perf().text()}={';'.join(entries)}\n"}
 
 
 @dataclass(frozen=True)

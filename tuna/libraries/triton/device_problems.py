@@ -298,7 +298,8 @@ def _gemm(
         block_n, block_k = blocks
         a = a * inputs["a_scale"].at(rows[:, None], depth // block_k)
         b = b * inputs["b_scale"].at(columns[:, None] // block_n, depth // block_k)
-    return a @ b.T
+    product: Floats = a @ b.T
+    return product
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -88,7 +88,8 @@ def host_environment() -> Environment:
     """The environment of this machine: CPU, measuring cores, TVM."""
     found = tvm_version()
     cpu = cpu_model()
-    mcpu = cached_probe("tvm-cpu", [found, cpu.name, cpu.digest], lambda: _host(found))["mcpu"]
+    key = [found, cpu.name, cpu.digest]
+    mcpu = cached_probe("tvm-cpu", key, lambda: _ask(found, {"op": "host"}))["mcpu"]
     cores = len(eval_cpus())
     target = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
     return Environment(
@@ -108,6 +109,21 @@ def host() -> Mapping[str, str]:
 
     TVM's libraries answer without its Python package, whose import takes a second.
     """
+    return {"mcpu": str(_llvm("get_system_cpu")())}
+
+
+def cpus(mtriple: str) -> Mapping[str, str]:
+    """Return LLVM's names of the CPUs that it compiles for with a triple, in one text with spaces
+    between. It is run in the child, which LLVM ends for a triple that it does not know."""
+    from tvm_ffi import get_global_func
+
+    names = _llvm("get_cpu_archlist")  # loads TVM
+    target = get_global_func("target.Target")({"kind": "llvm", "mtriple": mtriple})
+    return {"names": " ".join(map(str, names(target)))}
+
+
+def _llvm(question: str) -> Any:
+    """Return a function of TVM that asks LLVM."""
     from tvm_ffi import get_global_func, libinfo
 
     package = find_spec("tvm")
@@ -116,17 +132,17 @@ def host() -> Mapping[str, str]:
     ]
     for name, mode in (("tvm_runtime", "RTLD_GLOBAL"), ("tvm_compiler", "RTLD_LOCAL")):
         libinfo.load_lib_ctypes("tvm", name, mode, extra_lib_paths=folders)
-    return {"mcpu": str(get_global_func("target.llvm_get_system_cpu")())}
+    return get_global_func(f"target.llvm_{question}")
 
 
-#: Handlers of the child that `host_environment` starts.
-HANDLERS = {"host": host}
+#: Handlers of the child that asks LLVM.
+HANDLERS = {"cpus": cpus, "host": host}
 
 
-def _host(tvm: str) -> Mapping[str, str]:
+def _ask(tvm: str, request: Mapping[str, str]) -> Mapping[str, str]:
     child = Child(__name__)
     try:
-        return {"mcpu": str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])}
+        return {name: str(value) for name, value in child.call(request, _HOST_TIMEOUT_S).items()}
     except ChildFault as error:
         raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
     finally:
@@ -220,12 +236,27 @@ def linker(target: Mapping[str, Any], given: str) -> str:
 
 
 def check(target: Mapping[str, Any]) -> None:
-    """Raise LibraryMissing unless this machine can compile for a target: with the hint which
-    package to install."""
-    tvm_version()
+    """Check that this machine can compile for a target.
+
+    Raises LibraryMissing with the package to install, or BadInput for a CPU that LLVM does not
+    know: it would generate code for the oldest CPU of the architecture.
+    """
+    found = tvm_version()
     path = linker(target, get_settings().cc)
-    if not path:
-        return
+    if path:
+        _check_linker(target, path)
+    if cpu := str(target.get("mcpu", "")):
+        words = triple(target)
+        request = {"op": "cpus", "mtriple": words}
+        names = cached_probe("tvm-cpus", [found, words], lambda: _ask(found, request))["names"]
+        if cpu not in names.split():
+            raise BadInput(
+                f"LLVM knows no CPU {cpu!r} of {architecture(target)}.",
+                hint=choices(cpu, names.split(), "CPUs", most=200),
+            )
+
+
+def _check_linker(target: Mapping[str, Any], path: str) -> None:
     done = run([path, "-dumpmachine"], timeout_s=_LINKER_TIMEOUT_S)
     if done.returncode or architecture({"mtriple": done.output.strip()}) != architecture(target):
         says = (done.output.strip().splitlines() or ["nothing"])[-1]

@@ -151,7 +151,8 @@ class _Check:
             for record in records
         }
         known = self._known.kernels_of(arch, num_cu, list(winners))
-        there = self._code.get(_base(path), self._code.get(base_name(arch, 0), set()))
+        names = (_base(path), base_name(arch, num_cu or 0), base_name(arch, 0))
+        there = next((self._code[name] for name in names if name in self._code), set())
         for key, solver in winners.items():
             recorded = known.get((key, solver))
             needed = [

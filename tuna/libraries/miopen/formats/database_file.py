@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tuna.errors import BadInput
 from tuna.libraries import compressed
+from tuna.libraries.exporter import base_name
 
 #: Page size and journal mode of the files that MIOpen ships.
 _PAGE_BYTES = 4096
@@ -25,20 +26,40 @@ _KNOWN = re.compile(
     r"(gfx(?:803|90[02469ac8]|94[0-2]|950|101[0-3]|103[0-6]|110[0-3]|115[0-3]|120[01])|x86_64)"
     r"(_(?:no)?sramecc)?(_xnack)?"
 )
+#: Since version 3.6 (July 2026) the find and perf dbs of these have the number of their hardware's
+#: compute units in their names, in hexadecimal, two for each unit that MIOpen counts elsewhere; the
+#: names of kernel dbs are as before.
+_BY_HARDWARE = ("gfx1100", "gfx1102", "gfx1151", "gfx1200", "gfx1201")
+_BY_HARDWARE_SINCE = (3, 6)
+_MIOPEN = re.compile(r"miopen-(\d+)\.(\d+)")
 _UNKNOWN = re.compile(r"(gfx1[0-9a-f]{3}|gfx[2-9][0-9a-f]{2})(_(?:no)?sramecc)?(_xnack)?")
-_HEX = re.compile(r"[1-9a-f][0-9a-f]+")
+_HEX, _HEX_OF_TWO = re.compile(r"[1-9a-f][0-9a-f]*"), re.compile(r"[1-9a-f][0-9a-f]+")
+
+
+def device_name(arch: str, num_cu: int, toolchain: str) -> str:
+    """Return the base name of a find or perf db, by the rule of the toolchain's MIOpen: `gfx1151`
+    with 20 units is `gfx115128` since 3.6, `gfx1151_20` before.
+
+    A toolchain without a version has the present rule. MIOpen's `Handle::GetDbBasename()`.
+    """
+    version = _MIOPEN.search(toolchain)
+    before = version is not None and (int(version[1]), int(version[2])) < _BY_HARDWARE_SINCE
+    if arch not in _BY_HARDWARE or num_cu <= 0 or before:
+        return base_name(arch, num_cu)
+    return f"{arch}{2 * num_cu:x}"
 
 
 def parse_name(filename: str) -> tuple[str, int | None]:
     """The architecture and the number of compute units in a file's name: the inverse of
-    `base_name`.
+    `base_name` and `device_name`.
 
     `gfx90a68.HIP.fdb.txt` gives gfx90a and 104, `gfx90a.kdb` gives gfx90a and None. Extensions do
     not matter. A name can be read in several ways, so in this order: a known architecture is taken
     off the front, else the four characters after `gfx` if they begin with 1, else three; then an
     underscore and a number are decimal, other digits hexadecimal (after an architecture that is not
-    known only if they are more than 64). What cannot be read so is an architecture without compute
-    units, `gfx90a_xnack` with its features. Raises BadInput for a name without a base.
+    known only if they are more than 64), and count the hardware's units of `_BY_HARDWARE`. What
+    cannot be read so is an architecture without compute units, `gfx90a_xnack` with its features.
+    Raises BadInput for a name without a base.
     """
     base = filename.rpartition("/")[2].partition(".")[0]
     if filename.endswith(_USER_PERF):
@@ -51,9 +72,13 @@ def parse_name(filename: str) -> tuple[str, int | None]:
     underscored = re.fullmatch(r"(.+)_([1-9][0-9]{0,5})", base)
     if underscored:
         return underscored[1], int(underscored[2])
+    if known and known[0] in _BY_HARDWARE and _HEX.fullmatch(base, known.end()):
+        return known[0], int(base[known.end() :], 16) // 2
     match = known or _UNKNOWN.match(base)
-    if match and _HEX.fullmatch(base, match.end()) and (known or int(base[match.end() :], 16) > 64):
-        return match[0], int(base[match.end() :], 16)
+    if match and _HEX_OF_TWO.fullmatch(base, match.end()):
+        units = int(base[match.end() :], 16)
+        if known or units > 64:
+            return match[0], units
     return base, None
 
 

@@ -35,7 +35,12 @@ from tuna.libraries.exporter import (
 )
 from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import check, find_db, kernel_db, perf_db
-from tuna.libraries.miopen.formats.database_file import has_table, is_sqlite, text_key
+from tuna.libraries.miopen.formats.database_file import (
+    device_name,
+    has_table,
+    is_sqlite,
+    text_key,
+)
 from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
@@ -73,7 +78,15 @@ class _MiopenExporter(Exporter[Options]):
         return check.check
 
 
-class FindExporter(_MiopenExporter[FindOptions]):
+class _RecordExporter(_MiopenExporter[Options]):
+    """A find or perf db, whose name MIOpen forms in its own way."""
+
+    def base(self, source: ResultSource) -> str:
+        """Name the device as the source's MIOpen does."""
+        return device_name(source.arch, source.num_cu, source.toolchain)
+
+
+class FindExporter(_RecordExporter[FindOptions]):
     """MIOpen's find db, in text."""
 
     form = "find"
@@ -178,7 +191,7 @@ def _problems(source: ResultSource, top: int, tally: ExportTally) -> Iterator[Fi
             )
 
 
-class PerfExporter(_MiopenExporter[PerfOptions]):
+class PerfExporter(_RecordExporter[PerfOptions]):
     """MIOpen's perf db, in SQLite or in text."""
 
     form = "perf"
