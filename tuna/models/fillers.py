@@ -32,4 +32,5 @@ def bound(operator: str, arguments: Sequence[float]) -> float:
     """Return the largest magnitude that an operator on single values makes of values within these
     bounds; of operators that are not known here, which only cut off, choose or scale, the largest
     of them."""
-    return _OPERATORS.get(operator, lambda *bounds: max(bounds))(*arguments)
+    known = _OPERATORS.get(operator)
+    return max(arguments) if known is None else known(*arguments)
