@@ -6,7 +6,7 @@ quantised models differ between any two runtimes. From equal integers to the nex
 not, except by one step where the real value lies next to a tie. So a model that is to be checked
 returns its quantised tensors, and computes each segment from those that it is given.
 
-They are kept as fp32 (`converters.py`). Where only the real values of a tensor are read, the cut is
+They are kept as fp32 (`quantised.py`). Where only the real values of a tensor are read, the cut is
 at these, where most functions of the built model end anyhow. What is shipped has no other ends,
 unless a product before and a sum behind would become one operation with one rounding: the shipped
 model computes the same, bit by bit, as the one in segments.
