@@ -21,7 +21,7 @@ _BY_PLACES: Mapping[tuple[int, ...], str] = {
         ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
         ReduceSum ReduceSumSquare Reshape Expand Tile TopK OneHot Squeeze Unsqueeze Split
         SplitToSequence CenterCropPad Trilu CumSum CumProd AffineGrid Upsample SequenceAt
-        SequenceErase ReverseSequence Compress""",
+        SequenceErase Compress""",
     (2,): "MaxUnpool",
     (0, 1): "Loop",
     (1, 2): "Col2Im DFT Dropout",
@@ -32,8 +32,8 @@ _BY_PLACES: Mapping[tuple[int, ...], str] = {
     (0, 1, 2, 3, 4): "MelWeightMatrix NonMaxSuppression",
 }
 _DECIDING = {name: places for places, names in _BY_PLACES.items() for name in names.split()}
-#: Most values of an input that a hint asks for.
-_MOST_ASKED = 64
+#: Most whole numbers, and most others, such as scales, that a hint asks for.
+_MAX_WHOLE, _MAX_REAL = 64, 8
 
 
 class Unsupported(Exception):
@@ -94,10 +94,10 @@ def _sources(name: str, makers: Mapping[str, Any], known: set[str]) -> Iterator[
 
 
 def _few(tensor: Any) -> bool:
-    """Whether values of an input can be typed: whole numbers, truth values, or a single number."""
+    """Whether values of an input can be typed: a few dozen whole numbers, or a few others."""
     count = int(np.prod([extent.dim_value for extent in tensor.shape.dim], dtype=np.int64))
     kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).kind
-    return count <= 1 or (kind in "iub" and count <= _MOST_ASKED)
+    return count <= (_MAX_WHOLE if kind in "iub" else _MAX_REAL)
 
 
 def _form(tensor: Any) -> str:
