@@ -53,6 +53,8 @@ def settings_paths() -> list[Path]:
 
 
 def _usual_file() -> Path:
-    path = platformdirs.user_config_path("tuna") / _NAME
-    # relative where HOME is unknown, and then not the user's
+    try:
+        path = platformdirs.user_config_path("tuna") / _NAME
+    except RuntimeError:  # HOME is unknown; older versions of platformdirs return a relative path
+        return Path("/nonexistent", _NAME)
     return path if path.is_absolute() else Path("/nonexistent", _NAME)

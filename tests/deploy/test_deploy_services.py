@@ -105,6 +105,8 @@ def test_made_settings_are_settings_of_tuna(
     for variable in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_"))]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TUNA_CONFIG", str(secrets / name))
+    # the user of the containers owns them
+    monkeypatch.setattr(os, "getuid", lambda: (secrets / name).stat().st_uid)
     settings = Settings()
     password = (secrets / "redis-password").read_text()
     host = "tuna.example.com" if "remote" in name else "redis"

@@ -190,3 +190,12 @@ def test_corners_of_a_row_are_aligned_where_the_scale_gives_no_whole_length() ->
         assert np.allclose(found[..., [0, -1]], [0, 6])
         if mode == "linear":
             assert np.allclose(found, [[[0, 2, 4, 6]]])
+
+
+def test_elements_are_gathered_for_a_part_of_the_other_axes() -> None:
+    """As DeBERTa's relative positions are; ONNX's reference asks for all of them."""
+    net = Net((3, 4))
+    model = net.model(net.add("GatherElements", "x", net.whole([[3, -4], [0, 1]]), axis=1))
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (found,) = onnx_reference.run(model, {"x": x})
+    assert np.array_equal(found, [[3, 0], [4, 5]])

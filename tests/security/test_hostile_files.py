@@ -364,7 +364,7 @@ def test_a_folder_or_a_pipe_is_no_database(tmp_path: Path) -> None:
 
 
 _HEADER = {
-    "version": 1, "uuid": "u", "library": "noop", "reason": "r", "tuna": "1", "schema": "1",
+    "version": 1, "uuid": "0" * 32, "library": "noop", "reason": "r", "tuna": "1", "schema": "1",
     "columns": {}, "ids": {}, "jobs": 1,
 }  # fmt: skip
 

@@ -159,7 +159,7 @@ def test_a_server_that_does_not_answer_keeps_its_socket(
     process, other = _process(server), EmbeddedRedis(run_dir)
     with (
         silent(server),
-        pytest.raises(ServiceError, match=rf"process {process.pid} .*does not answer") as raised,
+        pytest.raises(ServiceError, match=rf"process {process.pid}\) .*does not answer") as raised,
     ):
         other.acquire()
     assert f"kill -9 {process.pid}" in raised.value.hint

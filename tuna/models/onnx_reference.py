@@ -139,6 +139,7 @@ def _evaluator(model: Any) -> ReferenceEvaluator:
     own: list[type[OpRun]] = [
         BatchNormalization,
         ConvTranspose,
+        GatherElements,
         GlobalMaxPool,
         LRN,
         MaxPool,
@@ -206,6 +207,19 @@ def _along(values: Any, x: Any, axis: int | None) -> Any:
         return values.reshape(())
     at = (1 if axis is None else axis) % x.ndim
     return values.reshape([-1 if position == at else 1 for position in range(x.ndim)])
+
+
+class GatherElements(OpRun):
+    """Indices for a part of the other axes, which ONNX's reference refuses."""
+
+    op_domain = ""
+
+    def _run(self, data: Any, indices: Any, axis: int = 0) -> Any:
+        axis %= data.ndim
+        part = tuple(
+            slice(None) if at == axis else slice(extent) for at, extent in enumerate(indices.shape)
+        )
+        return (np.take_along_axis(data[part], indices, axis),)
 
 
 class GlobalMaxPool(OpRun):
