@@ -31,7 +31,7 @@ def written(
         [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
         [helper.make_tensor_value_info(output, TensorProto.UNDEFINED, None)],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
     return path
 
 
@@ -109,6 +109,15 @@ def test_extremes_are_infinite_and_nan_where_ieee_has_them(operator: str, tmp_pa
     assert np.array_equal(
         answer(path, x, values={"axes": [-1]}), extreme(x, axis=1), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.bool_])
+def test_extremes_of_whole_numbers_and_flags_have_their_type(kind: Any, tmp_path: Path) -> None:
+    x = np.array([[1, 0, 0], [0, 0, 0]], kind)
+    nodes = [helper.make_node("ReduceMax", ["x", "axes"], ["y"], keepdims=0)]
+    inputs = {"x": (helper.np_dtype_to_tensor_dtype(x.dtype), [2, 3]), "axes": (INT, [1])}
+    found = answer(written(tmp_path / "net.onnx", nodes, inputs), x, values={"axes": [1]})
+    assert (found.dtype, found.tolist()) == (x.dtype, [1, 0])
 
 
 def test_values_of_inputs_are_part_of_an_import_and_empty_ones_leave_its_version() -> None:

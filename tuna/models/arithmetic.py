@@ -48,7 +48,7 @@ def _shift(node: Conversion) -> Any:
         beyond = tirx.any(by < zero, by >= whole) if signed else by >= whole
         by = tirx.Select(beyond, zero, by)
         if right and signed:
-            return tirx.Select(beyond, tirx.Select(x < zero, zero - 1, zero), x >> by)
+            return tirx.Select(beyond, tirx.Select(x < zero, tirx.const(-1, kind), zero), x >> by)
         return tirx.Select(beyond, zero, x >> by if right else x << by)
 
     return elementwise(node, shifted, node.inputs[0], node.inputs[1])

@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.models import (
@@ -156,6 +156,25 @@ def _split(node: QuantisedConversion) -> Any:
     return relax.Tuple(parts)
 
 
+def _one_hot(node: QuantisedConversion) -> Any:
+    """One value where the new axis has the index, another elsewhere: also beyond the depth."""
+    indices, values, depth = node.inputs[0], node.inputs[2], constant_of(node.inputs[1])
+    if depth is None:
+        raise Unsupported("its depth depends on the model's input")
+    size, shape = int(depth.reshape(-1)[0]), _shape(indices)
+    axis = int(node.attributes.get("axis", -1)) % (len(shape) + 1)
+
+    def compute(places: Any, choice: Any) -> Any:
+        def value(*at: Any) -> Any:
+            place = tirx.Cast("int64", places[(*at[:axis], *at[axis + 1 :])])
+            here = tirx.any(place == at[axis], place + size == at[axis])
+            return tirx.Select(here, choice[1], choice[0])
+
+        return te.compute((*shape[:axis], size, *shape[axis:]), value, name="one_hot")
+
+    return node.compute(compute, indices, values)
+
+
 def _reduced_extreme(node: QuantisedConversion) -> Any:
     """Convert ReduceMax and ReduceMin; the axes are an input since opset 18."""
     x, given = node.inputs[0], node.inputs[1]
@@ -211,6 +230,7 @@ OWN: Mapping[str, Callable[[QuantisedConversion], Any]] = {
     "ConvTranspose": _conv,
     "Slice": _slice,
     "Split": _split,
+    "OneHot": _one_hot,
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
     "InstanceNormalization": _instance_norm,

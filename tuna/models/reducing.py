@@ -31,14 +31,14 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
     floating = kind.startswith("float")
     name, better = ("max", maximum) if largest else ("min", minimum)
     if not floating:
-        better = tirx.max if largest else tirx.min
+        better = tirx.Max if largest else tirx.Min
 
     def worst(_: str) -> Any:
         if floating:
             return tirx.const(-math.inf if largest else math.inf, kind)
         return (tirx.min_value if largest else tirx.max_value)(kind)
 
-    reducer = te.comm_reducer(better, worst, name=name)
+    reducer = te.comm_reducer(lambda one, other: better(one, other), worst, name=name)
 
     def compute(values: Any) -> Any:
         inner = {axis: te.reduce_axis((0, shape[axis]), f"r{axis}") for axis in sorted(reduced)}
