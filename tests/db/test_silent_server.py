@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from private_servers import mariadb_server
+from private_servers import mariadb_server, wait_until
 from shared_data import needed_program
 
 from tuna.db import database, mysql_connection
@@ -36,6 +36,12 @@ def _process(engine: sa.Engine) -> int:
         return int(Path(connection.exec_driver_sql("SELECT @@pid_file").scalar_one()).read_text())
 
 
+def _stopped(process: int) -> bool:
+    """Whether every thread is."""
+    threads = Path(f"/proc/{process}/task").glob("*/stat")
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
+
+
 def test_a_database_that_takes_connections_and_says_nothing_is_named(impatient: None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -57,6 +63,7 @@ def test_a_statement_that_a_stopped_server_does_not_answer_is_an_outage(
     process = _process(engine)
     with reading(engine) as connection:
         os.kill(process, signal.SIGSTOP)
+        wait_until(lambda: _stopped(process), 60.0)  # a thread may answer until then
         try:
             with pytest.raises(sa.exc.OperationalError, match="nor to another connection") as lost:
                 connection.exec_driver_sql("SELECT 1")

@@ -161,6 +161,8 @@ def _one_hot(node: QuantisedConversion) -> Any:
     indices, values, depth = node.inputs[0], node.inputs[2], constant_of(node.inputs[1])
     if depth is None:
         raise Unsupported("its depth depends on the model's input")
+    if constant_of(values) is not None:
+        return node.of_tvm(list(node.inputs))
     size, shape = int(depth.reshape(-1)[0]), _shape(indices)
     axis = int(node.attributes.get("axis", -1)) % (len(shape) + 1)
 
