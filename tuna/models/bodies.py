@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tuna.models.onnx_files import OWN_DOMAINS
+
 
 def subgraphs(node: Any) -> Iterator[Any]:
     """The graphs that an operator has as attributes."""
@@ -74,3 +76,9 @@ def _rename_free(graph: Any, names: Mapping[str, str]) -> None:
     nodes = [_renamed(node, outer) for node in graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def version_of(model: Any, domain: str) -> int:
+    """Return the version of a domain's operators, 0 if the model imports none."""
+    same = OWN_DOMAINS if domain in OWN_DOMAINS else (domain,)
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in same), 0)

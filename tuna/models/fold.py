@@ -16,7 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tuna.models.bodies import Inside, names_read, subgraphs
+from tuna.models.bodies import Inside, names_read, subgraphs, version_of
 
 #: Most values of a constant whose values take part in the inference of shapes.
 _LARGEST = 1 << 12
@@ -176,7 +176,7 @@ def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[
     """Replace each branch and loop that `known` values and shapes decide; return whether there was
     any."""
     graph, nodes, changed = model.graph, list[Any](), False
-    around = _Around(graph, known, shapes, by_input=_version(model) >= _AXES_ARE_INPUTS)
+    around = _Around(graph, known, shapes, by_input=version_of(model, "") >= _AXES_ARE_INPUTS)
     for node in graph.node:
         writer = _WRITERS.get(node.op_type)
         found = None if writer is None else writer(around, node)
@@ -316,11 +316,6 @@ def _stacked(around: _Around, values: Sequence[str], name: str, axis: int = 0) -
     parts = [f"{name}/{number}" for number in range(len(values))]
     nodes = [around.expanded(value, axis, part) for value, part in zip(values, parts, strict=True)]
     return [*nodes, helper.make_node("Concat", parts, [name], axis=axis)]
-
-
-def _version(model: Any) -> int:
-    """The version of ONNX's own operators."""
-    return next((entry.version for entry in model.opset_import if not entry.domain), 1)
 
 
 def _goes_on(body: Any) -> bool:

@@ -15,7 +15,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
 from tuna.models import own_functions
-from tuna.models.bodies import Inside, all_nodes, names_read, subgraphs
+from tuna.models.bodies import Inside, all_nodes, names_read, subgraphs, version_of
 from tuna.models.converters import OWN
 from tuna.models.fold import OPERATORS, without_weights
 from tuna.models.onnx_files import OWN_DOMAINS, operator_name
@@ -103,16 +103,10 @@ def _in_order(model: Any) -> Any:
     return copy
 
 
-def _version(model: Any, domain: str) -> int:
-    """Return the version of a domain's operators, 0 if the model imports none."""
-    same = OWN_DOMAINS if domain in OWN_DOMAINS else (domain,)
-    return next((int(entry.version) for entry in model.opset_import if entry.domain in same), 0)
-
-
 def _schema(node: Any, model: Any) -> Any:
     domain = "" if node.domain in OWN_DOMAINS else node.domain
     try:
-        return defs.get_schema(node.op_type, _version(model, domain), domain)
+        return defs.get_schema(node.op_type, version_of(model, domain), domain)
     except defs.SchemaError:
         return None
 
@@ -167,7 +161,7 @@ def _write_out(graph: Any, model: Any, types: Mapping[str, Any]) -> bool:
 def _body(node: Any, model: Any, types: Mapping[str, Any]) -> Any:
     """Return the function of a node, attributes filled in; None if it needs types not known."""
     schema = _schema(node, model)
-    most = _version(model, node.domain)
+    most = version_of(model, node.domain)
     given = types.get(node.input[0]) if node.input else None
     if own_functions.has(node):
         rank = len(given.tensor_type.shape.dim) if given is not None else 0
