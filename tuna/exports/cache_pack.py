@@ -21,7 +21,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.adapters.remote_space import AUTOTUNE, BEST_CONFIG
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries
@@ -29,8 +28,11 @@ from tuna.db.cache_entries import MAX_FILE_BYTES, CacheEntry
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.files import NotPlain, atomic_directory, read_plain
+from tuna.results.autotune_files import AUTOTUNE
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
+#: End of the names of Helion's best configs.
+BEST_CONFIG = ".best_config"
 _GROUP = "__grp__"
 _MOST_HELD_CHARS = 255
 _MOST_MANIFEST_BYTES = 1 << 30

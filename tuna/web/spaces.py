@@ -18,7 +18,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from tuna.adapters.remote_space import AUTOTUNE
 from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
@@ -173,7 +172,7 @@ def _put(
     """Store an entry as `cache_entries.put` does, and report the times that it brings."""
     facts = name, upload.digest, upload.size_bytes, token, bounds
     outcome, evicted = cache_entries.put(connection, *facts, lost)
-    if outcome is PutOutcome.STORED and name.file.endswith(AUTOTUNE):
+    if outcome is PutOutcome.STORED and name.file.endswith(autotune_files.AUTOTUNE):
         data = upload.rewound().read(autotune_files.MOST_BYTES + 1)
         autotune_files.report(connection, name.space, name.file, data, token, reporter)
     return outcome, evicted
