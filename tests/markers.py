@@ -42,7 +42,7 @@ _SERVERS = {
     "redis-server",
     "valkey-server",
 }
-_TESTS = Path(__file__).parent
+_ROOT = Path(__file__).parents[1]
 
 
 def add_markers(item: pytest.Item) -> None:
@@ -115,7 +115,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _is_ours(module: ModuleType | None) -> bool:
-    return _TESTS in Path(getattr(module, "__file__", None) or "/").parents
+    path = Path(getattr(module, "__file__", None) or "/")
+    return path.is_relative_to(_ROOT) and bool(
+        {"tests", "conftest.py"} & {*path.relative_to(_ROOT).parts}
+    )
 
 
 class ServiceGuard:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
+from places import TESTS
 from pydantic_settings import TomlConfigSettingsSource
 from shared_data import PROGRAMS
 
@@ -239,9 +240,9 @@ class _Call(NamedTuple):
 
 @functools.cache  # no trees: collecting garbage takes longer than parsing
 def _calls() -> list[_Call]:
-    """The calls in tests/ of functions that look for something or skip a test."""
+    """The calls in tests of functions that look for something or skip a test."""
     found = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in sorted(path for folder in TESTS for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from places import CORE, PACKAGES, ROOT, TESTS
 from pydantic_settings import TomlConfigSettingsSource
 
-from tuna.cli.main import COMMANDS
+from tuna.cli.main import commands
 from tuna.db import requests
 from tuna.db.models import Base
 from tuna.db.session_options import DEFAULTS, SessionOptions
@@ -17,14 +18,13 @@ from tuna.jobs.states import mermaid
 from tuna.settings import Settings
 from tuna.vocabulary import Cause, RequestState, State
 
-ROOT = Path(__file__).parent.parent
 USAGE = (ROOT / "docs" / "usage.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
 PROJECT = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_each_command_is_in_the_documents(name: str) -> None:
     assert f"tuna {name}" in USAGE + README
 
@@ -83,6 +83,7 @@ def test_each_package_and_module_has_its_place_in_the_architecture() -> None:
     table = ARCHITECTURE.split("## Packages")[1].split("##")[0]
     names = {path.parent.name + "/" for path in ROOT.glob("tuna/*/__init__.py")}
     names |= {path.name for path in ROOT.glob("tuna/*.py") if not path.name.startswith("__")}
+    assert {path.parent.name for path in PACKAGES if f"`{path.parent.name}`" not in table} == set()
     assert {name for name in names if f"`tuna/{name}`" not in table} <= {"data/"}
 
 
@@ -101,12 +102,15 @@ def test_each_dependency_has_its_reason() -> None:
 
 def test_each_folder_with_modules_is_a_package_that_the_build_finds() -> None:
     # an example program
-    folders = {path.parent for path in ROOT.glob("tuna/**/*.py")} - {ROOT / "tuna" / "example"}
+    folders = {path.parent for place in (CORE, *PACKAGES) for path in place.rglob("*.py")}
+    folders.remove(CORE / "example")
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 @pytest.mark.parametrize(
-    "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.name
+    "page",
+    [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *ROOT.glob("packages/*/*.md")],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_each_relative_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
@@ -120,7 +124,8 @@ def test_the_tests_in_the_table_of_trust_are_there() -> None:
     assert owner[0].startswith("| owner")
     assert all("`" in row[-1] for row in others), "each promise has a test"
     for name, test in re.findall(r"`([a-z_/]+\.py)(?:::(\w+))?`", table):
-        text = (ROOT / "tests" / name).read_text()
+        (path,) = (folder / name for folder in TESTS if (folder / name).exists())
+        text = path.read_text()
         assert f"def {test or 'test_'}" in text, name
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from places import CORE, PACKAGES
 from test_dependencies import PYPROJECT
 
-ROOT = Path(__file__).parents[1]
 OLDEST = next(iter(SpecifierSet(PYPROJECT["project"]["requires-python"]))).version
 #: Needs no package: it compiles each module and looks up each name that it imports from Python's
 #: own library, outside of conditions on the version.
@@ -28,7 +28,7 @@ def imports(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
         yield from imports(child)
-for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
+for path in sorted(path for place in sys.argv[1:] for path in pathlib.Path(place).rglob("*.py")):
     tree = ast.parse(path.read_text(), str(path))
     compile(tree, str(path), "exec")
     for node in imports(tree):
@@ -56,7 +56,7 @@ def test_the_oldest_python_has_what_each_module_imports_from_it() -> None:
     if program is None:
         pytest.skip(f"there is no Python {OLDEST} here; mypy checks the modules for it")
     done = subprocess.run(
-        [program, "-c", PROGRAM, ROOT / "tuna"], capture_output=True, text=True, check=False
+        [program, "-c", PROGRAM, CORE, *PACKAGES], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []

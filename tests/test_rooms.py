@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from places import CORE, PACKAGES, ROOT, TESTS
+
 LIMIT = 500
 
 
 def _modules() -> dict[str, Path]:
-    """The files of the package by module name."""
+    """The files of all packages by module name."""
     found = {}
-    for path in sorted((ROOT / "tuna").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for folder in (CORE, *PACKAGES):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -70,7 +72,9 @@ def test_a_circle_through_a_function_and_a_type_would_be_found() -> None:
 
 def test_no_module_is_long() -> None:
     paths = [
-        path for folder in ("tuna", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in (CORE, *PACKAGES, *TESTS, ROOT / "benchmarks")
+        for path in folder.rglob("*.py")
     ]
     long = {
         str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT

@@ -18,7 +18,7 @@ from pydantic_settings import TomlConfigSettingsSource
 
 from tuna import doctor
 from tuna.cli import work
-from tuna.cli.main import COMMANDS, load_command
+from tuna.cli.main import commands, load_command
 from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
@@ -33,10 +33,10 @@ Type = Callable[..., object]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_each_command_has_the_help_that_the_map_shows(name: str) -> None:
     assert load_command(name).help
-    assert COMMANDS[name][1].endswith(".")
+    assert commands()[name][1].endswith(".")
 
 
 def test_status_counts_as_in_flight_what_the_pipeline_does() -> None:

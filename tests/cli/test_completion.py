@@ -11,7 +11,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from tuna.cli import options
-from tuna.cli.main import COMMANDS, tuna
+from tuna.cli.main import commands, tuna
 from tuna.settings import get_settings
 
 
@@ -42,7 +42,7 @@ def completed(*words: object) -> list[str]:
 def test_commands_are_completed_without_loading_them() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(tuna), "get_command", None)
-        assert completed("") == list(COMMANDS)
+        assert completed("") == list(commands())
         assert completed("init") == ["init-session"]
         assert "--debug" in completed("--d")
 
@@ -71,7 +71,7 @@ def test_where_there_is_nothing_nothing_is_made(
 def test_every_command_completes_what_is_known() -> None:
     """By the names of parameters, so that a new command does too."""
     options.attach(tuna)
-    for name in COMMANDS:
+    for name in commands():
         command = tuna.get_command(click.Context(tuna), name)
         assert command is not None
         options.attach(command)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from builders import DRIVERS, DatabaseBuilder, tuned_network
 from command_lines import Ended
+from places import TESTS
 
 from tuna.db import networks
 from tuna.db.engine import make_engine, writing
@@ -29,16 +30,14 @@ TABLE = (
 TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
 #: Commands that another test types, and where.
 ELSEWHERE = {
-    "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py",
-    "tuna serve": "web/test_serving.py",
-    "tuna token create --role submit --space mykernels": "web/test_spaces.py",
-    "tuna cache pack mykernels pack": "adapters/test_served_cache.py",
-    "tuna predictor train": "results/test_predictors.py",
-    'tuna query --predict "MIOpenDriver conv -c 64 -H 56 -W 56 -k 64 -F 1"': (
-        "results/test_predictors.py"
-    ),
-    "tuna tune layers.jsonl --library triton -t mymodel -o out": "integration/test_vllm_page.py",
-    "tuna tune kernel.py --shapes shapes.json -o out": "integration/test_triton_pipeline.py",
+    "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "test_tune_rpc_port.py",
+    "tuna serve": "test_serving.py",
+    "tuna token create --role submit --space mykernels": "test_spaces.py",
+    "tuna cache pack mykernels pack": "test_served_cache.py",
+    "tuna predictor train": "test_predictors.py",
+    'tuna query --predict "MIOpenDriver conv -c 64 -H 56 -W 56 -k 64 -F 1"': ("test_predictors.py"),
+    "tuna tune layers.jsonl --library triton -t mymodel -o out": "test_vllm_page.py",
+    "tuna tune kernel.py --shapes shapes.json -o out": "test_triton_pipeline.py",
 }
 #: What tunes: a drill types it with a layer and a model.
 TUNING = [
@@ -84,7 +83,8 @@ def test_the_table_is_found() -> None:
     } <= set(READING)
     assert len(TUNING) == 3
     for line, file in ELSEWHERE.items():
-        assert line.split()[1] in (ROOT / "tests" / file).read_text()
+        (path,) = (path for folder in TESTS for path in folder.rglob(file))
+        assert line.split()[1] in path.read_text()
 
 
 @pytest.mark.service

@@ -18,7 +18,7 @@ from builders import DatabaseBuilder
 
 from tuna import api, errors
 from tuna.api import running
-from tuna.cli import model, tune
+from tuna.cli import model, tuned
 from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import ConfigRow, ConfigTag, Job
@@ -31,7 +31,7 @@ CHECKED = SimpleNamespace(error=1e-6, rule="y to 0.001", report="", remark="")
 def worked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sessions that were run: here only noted."""
     ran: list[int] = []
-    monkeypatch.setattr(tune, "work_through", lambda number, **_: ran.append(number) or 0)
+    monkeypatch.setattr(tuned, "work_through", lambda number, **_: ran.append(number) or 0)
     return ran
 
 
@@ -148,7 +148,7 @@ def test_options_of_layers_are_none_of_a_kernel(type_in: TypeIn, layers: Path) -
     ended = type_in("tuna", "tune", layers, "-t", "small", *SHAPES)
     assert "--shapes is for kernels, and FILE is a list of layers" in ended.err
     ended = type_in("tuna", "import", layers, "-t", "small", *SHAPES)
-    assert "is no kernel, which is a file *.py: leave --shapes out" in ended.err
+    assert "is a list of layers: leave --shapes out" in ended.err
 
 
 NORM = "./bin/MIOpenDriver bnorm -n 8 -c 16 -H 14 -W 14 -F 1 -m 1"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tuna.adapters.kernel_files import joined
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import access_tokens, cache_entries
@@ -31,13 +30,19 @@ def _kernel(target: dict[str, object], code: str) -> dict[str, bytes]:
     }
 
 
+def _joined(files: dict[str, bytes]) -> bytes:
+    """A kernel as `docs/service.md` has it."""
+    head = "".join(f"{name} {len(data)}\n" for name, data in files.items())
+    return head.encode() + b"\n" + b"".join(files.values())
+
+
 KERNELS = {
     "AMD": _kernel(HIP, "hsaco"),
     "NVIDIA": _kernel(CUDA, "cubin"),
     "CUT": {**_kernel(HIP, "hsaco"), "add.json": b""},
 }
 ENTRIES: dict[str, dict[str, bytes]] = {
-    **{key: {"add.json.kernel": joined(files)} for key, files in KERNELS.items()},
+    **{key: {"add.json.kernel": _joined(files)} for key, files in KERNELS.items()},
     "TIMES": {"add.autotune.json": b"{}"},
     "LAUNCHER": {"hip_utils.cpython-311-x86_64-linux-gnu.so": b"\x7fELF"},
     "beef": {"beef.best_config": b"{}", "other.best_config": b"{}"},

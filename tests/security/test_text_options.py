@@ -15,7 +15,7 @@ from command_lines import PROGRAMS
 from shared_data import DRILLS
 
 from tuna import api
-from tuna.cli.main import COMMANDS, load_command
+from tuna.cli.main import commands, load_command
 from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
@@ -70,7 +70,7 @@ def _walk(
         yield path, command
         return
     if path[0] == "tuna" and len(path) == 1:
-        children = {name: load_command(name) for name in COMMANDS}
+        children = {name: load_command(name) for name in commands()}
     elif path == ("go_fish",):
         children = {"noop": command.get_command(click.Context(command), "noop")}
     else:

@@ -124,7 +124,7 @@ def test_files_that_two_old_programs_put_one_by_one_are_not_given_as_one_kernel(
     for program in (one, other):
         answer = program.put(f"{SPACE}/K/__grp__add.json", content=listed)
         assert (answer.status_code, "put as one" in answer.json()["error"]) == (422, True)
-        assert "tuna-autotuner" in answer.json()["hint"]
+        assert "tuna-cache-client" in answer.json()["hint"]
         assert program.get(f"{SPACE}/K", params={"file": "__grp__add.json"}).content == b"[]\n"
     assert rows() == before
 

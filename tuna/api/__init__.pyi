@@ -11,7 +11,6 @@ from tuna.api.caches import list_spaces as list_spaces
 from tuna.api.caches import pack_cache as pack_cache
 from tuna.api.caches import prune_cache as prune_cache
 from tuna.api.caches import verify_cache as verify_cache
-from tuna.api.configs import KERNEL_ENDING as KERNEL_ENDING
 from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
@@ -81,7 +80,6 @@ from tuna.api.model_tuning import TunedModel as TunedModel
 from tuna.api.model_tuning import tune_model as tune_model
 from tuna.api.model_work import ModelWork as ModelWork
 from tuna.api.model_work import open_work as open_work
-from tuna.api.models import MODEL_ENDINGS as MODEL_ENDINGS
 from tuna.api.models import ImportedModel as ImportedModel
 from tuna.api.models import ModelTask as ModelTask
 from tuna.api.models import import_model as import_model

@@ -19,18 +19,16 @@ from tuna.configs import (
     parse_file,
     parse_lines,
 )
+from tuna.configs.sources import read_source, source_of
 from tuna.configs.values import MAX_SIZE
 from tuna.db import configs, networks
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.networks import Named
 from tuna.errors import BadInput
-from tuna.libraries.triton.kernel_import import read_kernel
 from tuna.messages import counted
 from tuna.sandbox import passthrough
 
-#: How files end that have a kernel.
-KERNEL_ENDING = ".py"
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
 #: What MIOpen's commands begin with on stderr; from ROCm 7 on there is no back-end in the prefix.
@@ -143,19 +141,10 @@ def read_layers(
 ) -> ParsedFile:
     """The layers of a file, with the arguments and the errors of `import_configs`; nothing is
     stored."""
-    if path.suffix == KERNEL_ENDING:
-        if shapes is None:
-            raise BadInput(
-                f"{path} is a kernel, and nothing says for which shapes.",
-                hint="give a file with a list of them: --shapes shapes.json",
-            )
-        kernel = read_kernel(path, shapes)
-        weights = (1,) * len(kernel.configs)
-        return ParsedFile(kernel.configs, LineCounts(), (), weights, {}, kernel.bodies, kernel.tag)
+    if source := source_of(path):
+        return read_source(source, path, shapes)
     if shapes is not None:
-        raise BadInput(
-            f"{path} is no kernel, which is a file *{KERNEL_ENDING}: leave --shapes out."
-        )
+        raise BadInput(f"{path} is a list of layers: leave --shapes out.")
     parsed = parse_file(path, batches=tuple(batches), command=command)
     _check(parsed, str(path), strict=strict)
     return parsed

@@ -19,11 +19,9 @@ from tuna.models import choice, files, store
 from tuna.models.choice import Winner
 from tuna.models.manifest import Manifest
 from tuna.models.process import ModelProcess
+from tuna.models.source import MODEL_ENDINGS
 from tuna.models.store import StoredModel
 from tuna.settings import get_settings
-
-#: How files end that are models.
-MODEL_ENDINGS = (".onnx", ".pt2")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from tuna.cli.main import COMMANDS, load_command
+from tuna.cli.main import commands, load_command
 from tuna.cli.mituna.common import CONTEXT, debug, program
 
 #: name -> the command of `tuna` that it is.
@@ -14,7 +14,7 @@ _NAMES = {"tune": "tune-rpc", "rpc-client": "rpc-client"}
 
 class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, same in _NAMES.items() if same in COMMANDS]
+        return [name for name, same in _NAMES.items() if same in commands()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return load_command(_NAMES[name]) if name in self.list_commands(ctx) else None
@@ -22,7 +22,7 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, COMMANDS[_NAMES[name]][1]) for name in self.list_commands(ctx)]
+                [(name, commands()[_NAMES[name]][1]) for name in self.list_commands(ctx)]
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import importlib
 import os
@@ -16,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tuna.errors import BadInput, TunaError
+from tuna.plugins import Plugins
 from tuna.sandbox.self_limits import forbid_inspection
 from tuna.version import __version__
 
@@ -29,8 +31,8 @@ _HINTS = {
     errno.EAGAIN: "raise the limit of processes (ulimit -u, or the container's); see `tuna doctor`"
 }
 
-#: name -> (module, one line of help). Listed here so that `tuna --help` imports none of them.
-COMMANDS = {
+#: Commands of the core: name -> (module in `tuna.cli`, help). `tuna --help` imports none of them.
+_CORE = {
     "quickstart": ("tune", "Tune some ResNet-50 layers on this machine, end to end."),
     "init-session": ("setup", "Start a tuning effort in this machine's environment."),
     "session": ("session", "List, archive, restore, delete sessions; options, timelines."),
@@ -79,27 +81,47 @@ COMMANDS = {
     "doctor": ("doctor", "Check this machine and its services, and say what to change."),
     "db": ("doctor", "Look after the database."),
 }
+#: Where commands are that a distribution beside the core brings, for who has not installed it.
+_DISTRIBUTIONS: dict[str, str] = {}
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
+#: Tables like `_CORE` of other distributions, whose modules have full names.
+_PACKAGES: Plugins[dict[str, tuple[str, str]]] = Plugins("tuna.commands", "set of commands", dict)
+
+
+@functools.cache
+def commands() -> dict[str, tuple[str, str]]:
+    """Return module and line of help of each command by its name, the core's first."""
+    found = {name: (f"tuna.cli.{module}", line) for name, (module, line) in _CORE.items()}
+    for table in _PACKAGES.all().values():
+        found.update((name, line) for name, line in table.items() if name not in found)
+    return found
+
+
+def _module(name: str) -> str | None:
+    """The module of a command, None for an unknown one; packages are looked at for others than the
+    core's."""
+    if name in _CORE:
+        return f"tuna.cli.{_CORE[name][0]}"
+    return commands().get(name, (None, ""))[0]
 
 
 def load_command(name: str) -> click.Command:
-    """One of `COMMANDS`: its module has it under its name, such as `init_session` or `import_`."""
-    module, attribute = COMMANDS[name][0], name.replace("-", "_")
+    """One of `commands`: its module has it under its name, such as `init_session` or `import_`."""
+    module, attribute = _module(name) or "", name.replace("-", "_")
     command: click.Command = getattr(
-        importlib.import_module(f"tuna.cli.{module}"),
-        f"{attribute}_" if iskeyword(attribute) else attribute,
+        importlib.import_module(module), f"{attribute}_" if iskeyword(attribute) else attribute
     )
     return command
 
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         name = _ALIASES.get(name, name)
-        if name not in COMMANDS:
+        if _module(name) is None:
             return None
         command = load_command(name)
         if ctx.resilient_parsing:  # a shell asks for completions
@@ -110,7 +132,7 @@ class _Lazy(click.Group):
         """The commands and options, without loading any command."""
         found = [
             CompletionItem(name, help=text)
-            for name, (_, text) in COMMANDS.items()
+            for name, (_, text) in commands().items()
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -118,14 +140,18 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = args[0] in COMMANDS or args[0] in _ALIASES or args[0].startswith("-")
+        name = _ALIASES.get(args[0], args[0])
+        known = name.startswith("-") or _module(name) is not None
+        if not known and name in _DISTRIBUTIONS:
+            package = _DISTRIBUTIONS[name]
+            raise click.UsageError(f"{name} needs the package {package}: pip install {package}")
         if not known and not ctx.resilient_parsing:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=commands(), ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in commands().items()])
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,29 +4,31 @@ of ResNet-50."""
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from tuna import api
-from tuna.cli import model, options, show
+from tuna.cli import options, show
 from tuna.cli.console import say
 from tuna.cli.report import print_winners
+from tuna.cli.tuned import tuned
 from tuna.cli.work import work_through
-from tuna.errors import LibraryMissing, NotFound
+from tuna.configs.sources import SOURCES, source_of
+from tuna.errors import LibraryMissing
 
 #: Of the quickstart: tag, databases, candidates per layer and solver, and the library that is
 #: measured beside ours where it is installed.
 _TAG, _FORMS, _CANDIDATES, _VENDOR = "resnet50", ("find", "perf", "kernel", "tvm"), 8, "onednn"
 #: As its layers run inside a network: one kernel hands its blocks of channels to the next.
 _CONDITIONS = {"layouts": "native"}
-#: Forms of export that suit a kernel of one's own.
-_KERNEL_FORMS = ("triton-json", "json")
 
 
 @dataclass(frozen=True)
@@ -70,77 +72,7 @@ def layers(
     )
     if where := _cores_of(wanted.library):
         say(f"kernels for {where} (--cores)")
-    return _tuned(prepared, api.forms_of(wanted.library), wanted.output, stored)
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """Options for a kernel."""
-
-    tag: str | None = options.option(
-        "Name for these shapes; default: of the function and the file's version.", "-t"
-    )
-    output: Path | None = options.option(
-        "The folder to write tiles and a report into.", "-o", type=options.OUTPUT_FOLDER
-    )
-    reason: str = options.option(
-        "Why: a short text; default: tune TAG.", "-l", "--label", default="", show_default=False
-    )
-
-
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@options.shapes
-@options.collected(_Kernel)
-@options.job_choices
-@options.log_to
-def kernel(
-    file: Path,
-    shapes_file: Path | None,
-    asked: options.JobChoices,
-    wanted: _Kernel,
-    stored: options.OnStored,
-) -> int:
-    """Tune the Triton kernel of a Python file."""
-    prepared = show.prepared(
-        lambda: api.prepare_tuning(
-            file,
-            wanted.tag,
-            api.Tuning("triton", wanted.reason, asked.given()),
-            shapes=shapes_file,
-        ),
-        "triton",
-    )
-    return _tuned(prepared, _KERNEL_FORMS, wanted.output, stored)
-
-
-def _tuned(
-    prepared: api.PreparedTuning,
-    forms: Iterable[str],
-    output: Path | None,
-    stored: options.OnStored,
-) -> int:
-    """Run a session, print its winners and write them; returns the exit code."""
-    number = prepared.session.id
-    errored = work_through([number], workers=True, on_stored=stored)
-    figures = api.report(number)
-    print_winners(figures)
-    if output is not None and figures.with_winner:
-        show.exported(*_exports(number, forms, output), marks=False)
-        say(str(api.write_report(figures, output / "report.html")))
-    show.failed(errored, number)
-    say(f"all results: `tuna results --session-id {number}`", err=True)
-    done = figures.with_winner + len(prepared.loaded.met)
-    return 0 if done and done >= len(figures.layers) else 1
-
-
-def _exports(number: int, forms: Iterable[str], folder: Path) -> Iterator[api.ExportReport]:
-    """Export each form that these layers are for, and say which are not written."""
-    for form in forms:
-        try:
-            yield api.export(number, form, folder)
-        except NotFound as error:
-            say(f"no {form}: {error}", err=True)
+    return tuned(prepared, api.forms_of(wanted.library), wanted.output, stored)
 
 
 def _cores_of(library: str) -> str:
@@ -148,17 +80,29 @@ def _cores_of(library: str) -> str:
     return api.of_all() if api.get_library(library).device_kind is api.DeviceKind.CPU else ""
 
 
-#: What a file may be, with the command for it.
-_SORTS = {"layers": layers, "kernels": kernel, "models": model.tune}
-_ENDINGS = {**dict.fromkeys(api.MODEL_ENDINGS, "models"), api.KERNEL_ENDING: "kernels"}
-_ONE_OF = {"layers": "list of layers", "kernels": "kernel", "models": "model"}
+class _Sort(NamedTuple):
+    """One of the commands behind `tuna tune`, and the noun for its files."""
+
+    command: click.Command
+    noun: str
+
+
+@functools.cache
+def _sorts() -> dict[str, _Sort]:
+    """Return the sorts of files by their plural: lists of layers, and the sources installed."""
+    found = {"layers": _Sort(layers, "list of layers")}
+    for source in SOURCES.all().values():
+        module, _, name = source.tune.partition(":")
+        command = getattr(importlib.import_module(module), name)
+        found[source.plural] = _Sort(command, source.noun)
+    return found
 
 
 class _ByFile(click.Command):
     """Runs one of several commands, by what the file is; has the options of all."""
 
     def __init__(self, name: str, help_text: str) -> None:
-        each = {str(one.name): one for command in _SORTS.values() for one in command.params}
+        each = {str(one.name): one for sort in _sorts().values() for one in sort.command.params}
         params = sorted(map(_for_any, each.values()), key=lambda one: isinstance(one, click.Option))
         super().__init__(name, params=params, help=help_text)
 
@@ -169,8 +113,8 @@ class _ByFile(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        sort = _ENDINGS.get(ctx.params["file"].suffix, "layers")
-        chosen = _SORTS[sort]
+        source = source_of(ctx.params["file"])
+        chosen, noun = _sorts()[source.plural if source else "layers"]
         known = {option for one in chosen.params for option in one.opts}
         for one in self.params:
             typed = (
@@ -178,10 +122,10 @@ class _ByFile(click.Command):
             )
             if typed and not known & set(one.opts):
                 others = " and ".join(
-                    name for name, command in _SORTS.items() if _option(command, str(one.name))
+                    name for name, sort in _sorts().items() if _option(sort.command, str(one.name))
                 )
                 raise click.UsageError(
-                    f"{max(one.opts, key=len)} is for {others}, and FILE is a {_ONE_OF[sort]}.", ctx
+                    f"{max(one.opts, key=len)} is for {others}, and FILE is a {noun}.", ctx
                 )
         with chosen.make_context(ctx.info_name, ctx.obj, parent=ctx.parent) as own:
             return chosen.invoke(own)
@@ -196,7 +140,7 @@ def _help_of(name: str) -> str:
     """The help of an option: what it means for each sort of file that has it, where that is not the
     same."""
     texts: dict[str, list[str]] = {}
-    for sort, command in _SORTS.items():
+    for sort, (command, _) in _sorts().items():
         if one := _option(command, name):
             text = f"{one.help} (default: {one.default})" if one.show_default else one.help or ""
             texts.setdefault(text, []).append(sort)

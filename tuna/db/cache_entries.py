@@ -13,7 +13,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.adapters.kernel_files import NAME
 from tuna.artifacts.signatures import CACHE, Keys
 from tuna.db.bulk import parts, rows_among, upsert
 from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation, TokenRow
@@ -22,6 +21,9 @@ from tuna.errors import BadInput, NotFound, TunaError
 from tuna.settings import Settings
 
 SPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
+NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+=@-]{1,255}", re.ASCII)
+#: Beginning of the name of Triton's list of a kernel's files.
+INDEX = "__grp__"
 #: Largest file.
 MAX_FILE_BYTES = 64 << 20
 #: An entry counts as so many bytes more than it has, so that a bound of bytes bounds the rows too.

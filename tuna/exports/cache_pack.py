@@ -21,17 +21,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.adapters.kernel_files import INDEX, KERNEL, split
-from tuna.adapters.remote_space import BEST_CONFIG, SINGLE
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries
-from tuna.db.cache_entries import MAX_FILE_BYTES, CacheEntry
+from tuna.db.cache_entries import INDEX, MAX_FILE_BYTES, NAME, CacheEntry
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.files import NotPlain, atomic_directory, read_plain
+from tuna.results.autotune_files import AUTOTUNE
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
+#: End of the names of Helion's best configs.
+BEST_CONFIG = ".best_config"
+#: End of the names of Triton's kernels, behind that of their metadata.
+_KERNEL = ".kernel"
 _MOST_HELD_CHARS = 255
 _MOST_MANIFEST_BYTES = 1 << 30
 
@@ -124,11 +127,11 @@ def _chosen(
 ) -> dict[str, bytes]:
     """The files of a key as the pack has them, by their paths in it."""
     chosen: dict[str, bytes] = {}
-    kernels = [name for name in files if name.endswith(KERNEL)]
+    kernels = [name for name in files if name.endswith(_KERNEL)]
     for stored in kernels:
-        metadata = stored.removesuffix(KERNEL)
+        metadata = stored.removesuffix(_KERNEL)
         try:
-            kernel = split(stored, files[stored])
+            kernel = _split(stored, files[stored])
         except ValueError:
             packed.incomplete += 1
             continue
@@ -143,11 +146,29 @@ def _chosen(
         if name == key + BEST_CONFIG:
             packed.best_configs += 1
             chosen[f"helion/{name}"] = files[name]
-        elif name.endswith(SINGLE):
+        elif name.endswith((AUTOTUNE, ".so")):
             packed.others += 1
             chosen[f"triton/{key}/{name}"] = files[name]
     packed.incomplete += not kernels and not chosen
     return chosen
+
+
+def _split(stored: str, data: bytes) -> dict[str, bytes]:
+    """Return the files of a kernel that is stored under a name: a line `FILE BYTES` for each, an
+    empty line, their bytes; raises ValueError for other bytes and where its metadata are missing.
+    """
+    head, _, _ = data.partition(b"\n\n")
+    files: dict[str, bytes] = {}
+    start = len(head) + 2
+    for line in head.decode("ascii").split("\n"):
+        name, size = line.split(" ")
+        if not NAME.fullmatch(name) or not size.isdecimal():
+            raise ValueError(line)
+        end = start + int(size)
+        files[name], start = data[start:end], end
+    if start != len(data) or stored.removesuffix(_KERNEL) not in files:
+        raise ValueError(stored)
+    return files
 
 
 def _arch(metadata: bytes) -> str:

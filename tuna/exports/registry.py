@@ -1,4 +1,5 @@
-"""Registry of database formats: those of the installed libraries, and the generic ones."""
+"""Registry of database formats: those of the installed libraries, and those of entry points of the
+group `tuna.exporters`."""
 
 from __future__ import annotations
 
@@ -9,30 +10,26 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tuna.errors import BadInput, LibraryMissing
-from tuna.exports.csv_table import CsvExporter
-from tuna.exports.json_lines import JsonExporter
-from tuna.exports.trial_forms import OptunaExporter, T4Exporter
-from tuna.exports.tuning_files import HipblasltExporter, TunableOpExporter
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter, LineNames
 from tuna.messages import choices
+from tuna.plugins import Plugins
 
 AnyExporter: TypeAlias = Exporter[Any]
-_GENERIC: tuple[AnyExporter, ...] = (
-    JsonExporter(),
-    CsvExporter(),
-    T4Exporter(),
-    OptunaExporter(),
-    TunableOpExporter(),
-    HipblasltExporter(),
-)
+#: Classes of exporters of results of any library, by name.
+_GENERIC: Plugins[type[AnyExporter]] = Plugins("tuna.exporters", "exporter", type)
+
+
+@functools.cache
+def _generic() -> tuple[AnyExporter, ...]:
+    return tuple(exporter() for exporter in _GENERIC.all().values())
 
 
 @functools.cache
 def _found() -> tuple[tuple[AnyExporter, ...], str]:
     """All exporters, and which libraries could not be loaded; a broken plug-in must not hide the
     others."""
-    found, broken = list(_GENERIC), []
+    found, broken = list(_generic()), [*_GENERIC.broken().values()]
     for name in registry.names():
         try:
             found += registry.get_library(name).exporters
@@ -75,7 +72,7 @@ def line_names(path: Path, number: int) -> LineNames:
     Libraries are loaded until one knows the format, since loading all of them takes a second.
     """
     head = compressed.head(path)
-    found: Iterable[AnyExporter] = _GENERIC
+    found: Iterable[AnyExporter] = _generic()
     for name in (None, *registry.names()):
         if name is not None:
             with contextlib.suppress(LibraryMissing):

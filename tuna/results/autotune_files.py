@@ -11,12 +11,13 @@ import structlog
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 from sqlalchemy import Connection
 
-from tuna.adapters.remote_space import AUTOTUNE
 from tuna.errors import BadInput
 from tuna.results.reported import ReportedTime, record
 
 log = structlog.get_logger(__name__)
 
+#: End of the name of such a file.
+AUTOTUNE = ".autotune.json"
 MOST_BYTES = 1 << 20
 
 

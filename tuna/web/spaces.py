@@ -18,13 +18,18 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from tuna.adapters.kernel_files import INDEX
-from tuna.adapters.remote_space import AUTOTUNE
 from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries, sessions
-from tuna.db.cache_entries import MAX_FILE_BYTES, CacheBounds, CacheEntry, EntryName, PutOutcome
+from tuna.db.cache_entries import (
+    INDEX,
+    MAX_FILE_BYTES,
+    CacheBounds,
+    CacheEntry,
+    EntryName,
+    PutOutcome,
+)
 from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
@@ -178,7 +183,7 @@ def _put(
     """Store an entry as `cache_entries.put` does, and report the times that it brings."""
     facts = name, upload.digest, upload.size_bytes, token, bounds
     outcome, evicted = cache_entries.put(connection, *facts, lost)
-    if outcome is PutOutcome.STORED and name.file.endswith(AUTOTUNE):
+    if outcome is PutOutcome.STORED and name.file.endswith(autotune_files.AUTOTUNE):
         data = upload.rewound().read(autotune_files.MOST_BYTES + 1)
         autotune_files.report(connection, name.space, name.file, data, token, reporter)
     return outcome, evicted
@@ -203,7 +208,7 @@ async def put_entry(
     if file.startswith(INDEX):
         raise BadInput(
             "The files of a kernel are put as one.",
-            hint="the program needs the version of tuna-autotuner that the service has",
+            hint="install tuna-cache-client where the program runs",
         )
     if int(request.headers.get("content-length", "0")) > MAX_FILE_BYTES:
         raise HTTPException(413, f"the file has more than {MAX_FILE_BYTES >> 20} MiB")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from space_double import SpaceDouble, space_double
 
-from tuna.adapters import remote_space
+from tuna_cache_client import remote_space
 
 
 @pytest.fixture

@@ -67,8 +67,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("tuna", deadline=None, max_examples=25 if DRILLS == 1 else 200)
 hypothesis.settings.load_profile("tuna")
 
+TESTS = Path(__file__).parent / "tests"
 #: On PYTHONPATH: kernels are timed for a short time.
-QUICK_SITE = str(Path(__file__).parent / "quick_site")
+QUICK_SITE = str(TESTS / "quick_site")
 #: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
 PROGRAM_MODULES = (
     "tuna.cli.main",
@@ -95,71 +96,70 @@ TVM_MODULES = (
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes
 #: twice the time of SQLite.
 ON_SQLITE = (
-    "coordinator/test_several_sessions.py",
-    "exports/test_export.py",
-    "golden/test_golden_build.py",
-    "golden/test_golden_cli.py",
-    "golden/test_golden_compare.py",
-    "golden/test_golden_evidence.py",
-    "golden/test_golden_explain.py",
-    "search/test_chosen_rounds.py",
-    "search/test_round_parts.py",
-    "search/test_searches_shown.py",
-    "search/test_warm_starts.py",
-    "security/test_foreign_numbers.py",
-    "security/test_hostile_results.py",
-    "security/test_text_options.py",
+    "test_several_sessions.py",
+    "test_export.py",
+    "test_golden_build.py",
+    "test_golden_cli.py",
+    "test_golden_compare.py",
+    "test_golden_evidence.py",
+    "test_golden_explain.py",
+    "test_chosen_rounds.py",
+    "test_round_parts.py",
+    "test_searches_shown.py",
+    "test_warm_starts.py",
+    "test_foreign_numbers.py",
+    "test_hostile_results.py",
+    "test_text_options.py",
 )
 
 
 #: The files that take longest, the longest first: begun last, one of them would keep a single core
 #: busy at the end. What is not here takes a few seconds.
 LONG = (
-    "faults/test_faults.py",
-    "integration/test_seed_commands.py",
-    "integration/test_worker_command.py",
-    "web/test_browser.py",
-    "coordinator/test_coordinator.py",
-    "libraries/test_tvm_faults.py",
-    "models/test_benchmark_model.py",
-    "security/test_hostile_answers.py",
-    "testing/test_our_libraries.py",
-    "integration/test_joined_workers.py",
-    "web/test_serving.py",
-    "models/test_plan.py",
-    "libraries/test_tvm_solvers.py",
-    "libraries/test_candidates.py",
-    "libraries/test_tvm_boards.py",
-    "integration/test_pipeline_workers.py",
-    "libraries/test_tvm_families.py",
-    "security/test_hostile_files.py",
-    "archives/test_archives.py",
-    "security/test_secrets.py",
-    "plugin/test_example_plugin.py",
-    "libraries/test_tvm_compile.py",
-    "security/test_hostile_results.py",
-    "golden/test_golden_faults.py",
-    "models/test_model_commands.py",
-    "db/test_first_release_database.py",
-    "integration/test_tvm_end_to_end.py",
-    "cli/test_miopen_commands.py",
-    "models/test_crossing.py",
-    "integration/test_miopen_pipeline.py",
-    "libraries/test_cuda_measuring.py",
-    "workers/test_runner.py",
-    "models/test_elsewhere.py",
-    "sandbox/test_processes.py",
+    "test_faults.py",
+    "test_seed_commands.py",
+    "test_worker_command.py",
+    "test_browser.py",
+    "test_coordinator.py",
+    "test_tvm_faults.py",
+    "test_benchmark_model.py",
+    "test_hostile_answers.py",
+    "test_our_libraries.py",
+    "test_joined_workers.py",
+    "test_serving.py",
+    "test_plan.py",
+    "test_tvm_solvers.py",
+    "test_candidates.py",
+    "test_tvm_boards.py",
+    "test_pipeline_workers.py",
+    "test_tvm_families.py",
+    "test_hostile_files.py",
+    "test_archives.py",
+    "test_secrets.py",
+    "test_example_plugin.py",
+    "test_tvm_compile.py",
+    "test_hostile_results.py",
+    "test_golden_faults.py",
+    "test_model_commands.py",
+    "test_first_release_database.py",
+    "test_tvm_end_to_end.py",
+    "test_miopen_commands.py",
+    "test_crossing.py",
+    "test_miopen_pipeline.py",
+    "test_cuda_measuring.py",
+    "test_runner.py",
+    "test_elsewhere.py",
+    "test_processes.py",
 )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks, long files first; what is for drills is left out of the short suite."""
-    on_sqlite = {Path(__file__).parent / name for name in ON_SQLITE}
 
     def for_drills(item: pytest.Item) -> bool:
         only = any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))
-        return only or (item.path in on_sqlite and "mariadb" in parameters(item))
+        return only or (item.path.name in ON_SQLITE and "mariadb" in parameters(item))
 
     if DRILLS == 1:
         left_out = {item for item in items if for_drills(item)}
@@ -167,8 +167,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     for item in items:
         add_markers(item)
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

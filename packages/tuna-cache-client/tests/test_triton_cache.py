@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from space_double import SpaceDouble
 
-from tuna.adapters.kernel_files import KERNEL, joined, split
-from tuna.adapters.remote_space import AUTOTUNE, LINE, TIMEOUT
+from tuna_cache_client.kernel_files import KERNEL, joined, split
+from tuna_cache_client.remote_space import AUTOTUNE, LINE, TIMEOUT
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
 CACHED_KERNELS = Path(__file__).parent / "cached_kernels.py"
@@ -27,7 +27,7 @@ def compiled(folder: Path, line: str, timeout_ms: int = 10_000) -> tuple[dict[st
     environment = {
         **os.environ,
         "TRITON_CACHE_MANAGER": "triton.runtime.cache:RemoteCacheManager",
-        "TRITON_REMOTE_CACHE_BACKEND": "tuna.adapters.triton:Cache",
+        "TRITON_REMOTE_CACHE_BACKEND": "tuna_cache_client.triton:Cache",
         "TRITON_CACHE_DIR": str(folder),
         LINE: line,
         TIMEOUT: str(timeout_ms),

@@ -19,13 +19,13 @@ from helion.autotuner import remote_cache
 from helion.autotuner.base_cache import LooseAutotuneCacheKey
 from helion.autotuner.local_cache import parse_cache_entry
 
-from tuna.adapters.remote_space import BEST_CONFIG
+from tuna_cache_client.remote_space import BEST_CONFIG
 
 
 @pytest.fixture(autouse=True)
 def backend(in_space: SpaceDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """Helion's settings, and the backend that it loads by them."""
-    monkeypatch.setenv("HELION_REMOTE_CACHE_BACKEND", "tuna.adapters.helion.Backend")
+    monkeypatch.setenv("HELION_REMOTE_CACHE_BACKEND", "tuna_cache_client.helion.Backend")
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path / "helion"))
     return remote_cache._load_remote_backend()
 

@@ -1,7 +1,7 @@
 """Helion's remote cache of best configs in a space of `tuna serve`.
 
 HELION_AUTOTUNE_CACHE=RemoteAutotuneCache
-HELION_REMOTE_CACHE_BACKEND=tuna.adapters.helion.Backend
+HELION_REMOTE_CACHE_BACKEND=tuna_cache_client.helion.Backend
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from helion.autotuner.local_cache import parse_cache_entry
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
-from tuna.adapters.remote_space import BEST_CONFIG, remote_space
+from tuna_cache_client.remote_space import BEST_CONFIG, remote_space
 
 #: Entries that `list` returns where Helion does not say how many.
 _LISTED = 100

@@ -1,7 +1,7 @@
 """Triton's remote cache in a space of `tuna serve`.
 
 TRITON_CACHE_MANAGER=triton.runtime.cache:RemoteCacheManager
-TRITON_REMOTE_CACHE_BACKEND=tuna.adapters.triton:Cache
+TRITON_REMOTE_CACHE_BACKEND=tuna_cache_client.triton:Cache
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from triton import __version__, knobs, runtime
 from triton.runtime.cache import RemoteCacheBackend
 
-from tuna.adapters.kernel_files import INDEX, joined, split, stored_name
-from tuna.adapters.remote_space import AUTOTUNE, SINGLE, remote_space
+from tuna_cache_client.kernel_files import INDEX, joined, split, stored_name
+from tuna_cache_client.remote_space import AUTOTUNE, SINGLE, remote_space
 
 
 class Cache(RemoteCacheBackend):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from space_double import SpaceDouble
 
-from tuna.adapters.remote_space import remote_space
+from tuna_cache_client.remote_space import remote_space
 
 KEY, INDEX = "ABC234", "__grp__add.json"
 NAMES = ("add.ttir", "add.cubin", "add.json")
@@ -42,7 +42,7 @@ def backend(in_space: SpaceDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             vars(module).update(values)
             monkeypatch.setitem(sys.modules, name, module)
         sys.modules["triton"].runtime = sys.modules["triton.runtime"]  # type: ignore[attr-defined]
-    adapter = importlib.import_module("tuna.adapters.triton")
+    adapter = importlib.import_module("tuna_cache_client.triton")
     del sys.modules[adapter.__name__]
     monkeypatch.setattr(adapter.knobs.cache, "dir", str(tmp_path / "triton"))
     return adapter.Cache  # type: ignore[no-any-return]
@@ -119,6 +119,17 @@ def test_a_process_reads_back_the_files_that_it_compiled(backend: Backend) -> No
     second = backend(KEY)
     second.put("add.ttir", b"mine")
     assert second.get(["add.ttir"]) == {"add.ttir": b"mine"}
+
+
+def test_a_kernel_is_stored_as_the_service_documents_it(
+    backend: Backend, in_space: SpaceDouble
+) -> None:
+    cache = backend(KEY)
+    for name, data in (("add.json", b"{}"), ("add.cubin", b"\n\nELF"), ("add.ttir", b"")):
+        cache.put(name, data)
+    cache.put(INDEX, b"")
+    stored = b"add.cubin 5\nadd.json 2\nadd.ttir 0\n\n\n\nELF{}"
+    assert in_space.files == {(KEY, "add.json.kernel"): stored}
 
 
 def test_a_kernel_takes_a_call_to_put_and_a_call_to_get(

@@ -83,7 +83,7 @@ def time_calls() -> list[tuple[float, bool]]:
     """A list that gets milliseconds and success of each call to the space, if there is one."""
     done: list[tuple[float, bool]] = []
     if "TRITON_REMOTE_CACHE_BACKEND" in os.environ:
-        from tuna.adapters.remote_space import RemoteSpace
+        from tuna_cache_client.remote_space import RemoteSpace
 
         attempt = RemoteSpace._attempt
 
