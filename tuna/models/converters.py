@@ -202,6 +202,25 @@ def _instance_norm(node: QuantisedConversion) -> Any:
     return relax.op.nn.instance_norm(x, scale, bias, 1, list(axes), epsilon)
 
 
+def _layer_norm(node: QuantisedConversion) -> Any:
+    """Apply a scale and a bias that broadcast after the normalisation, whose own have a value for
+    each place."""
+    x, scale, bias = (node.inputs[number] for number in range(3))
+    shape, kind, axis = _shape(x), _kind(x), node.axis(-1)
+    epsilon = node.attributes.get("epsilon", 1e-5)
+    one, zero = (relax.const(fill(shape[axis:], kind)) for fill in (np.ones, np.zeros))
+    whole = all(given is None or _shape(given) == shape[axis:] for given in (scale, bias))
+    weights = (scale, zero if bias is None else bias) if whole else (one, zero)
+    axes = list(range(axis, len(shape)))
+    found = node.emit(relax.op.nn.layer_norm(x, *weights, axes, epsilon))
+    if not whole:
+        found = node.emit(relax.op.multiply(found, scale))
+        found = found if bias is None else node.emit(relax.op.add(found, bias))
+    if _shape(found) != shape:
+        raise Unsupported("its scale or bias has more values than its input")
+    return found
+
+
 def _mean_variance_norm(node: QuantisedConversion) -> Any:
     """Add 1e-9 to the deviation, as ONNX's definition does, by its square under the root."""
     x, shape, kind = node.inputs[0], _shape(node.inputs[0]), _kind(node.inputs[0])
@@ -236,6 +255,7 @@ OWN: Mapping[str, Callable[[QuantisedConversion], Any]] = {
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
     "InstanceNormalization": _instance_norm,
+    "LayerNormalization": _layer_norm,
     "MeanVarianceNormalization": _mean_variance_norm,
     "Max": _extreme,
     "Min": _extreme,
