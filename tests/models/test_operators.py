@@ -320,6 +320,21 @@ def test_a_branch_that_the_shapes_decide_is_written_out(size: int) -> None:
     same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 0.0)
 
 
+def test_shapes_that_depend_on_those_of_many_layers_before_are_found() -> None:
+    nodes, value = [], "x"
+    for layer in range(40):
+        nodes += [
+            node("Shape", value, f"shape{layer}"),
+            node("Gather", f"shape{layer} one", f"size{layer}"),
+            node("Div", f"size{layer} whole", f"end{layer}"),
+            node("Slice", f"{value} zero end{layer} one", f"y{layer}"),
+        ]
+        value = f"y{layer}"
+    constants = {"one": np.array([1]), "zero": np.array([0]), "whole": np.array([1])}
+    found = fold(model(nodes, {"x": floats(4, 9)}, [value], constants))
+    assert {each.op_type for each in found.graph.node} == {"Slice"}
+
+
 def test_a_branch_in_a_branch_is_written_out_too() -> None:
     inside = branch("inside", node("Mul", "x x", "t"))
     inner = helper.make_node("If", ["go"], ["u"], then_branch=inside, else_branch=inside)
