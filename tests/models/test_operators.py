@@ -92,6 +92,7 @@ def recurrent(
     lengths: list[int] | None = None,
     states: str = "inputs",
     peepholes: bool = False,
+    trained: str = "constants",
     **attributes: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """A layer of five steps of seven values with all its outputs."""
@@ -117,6 +118,8 @@ def recurrent(
     if peepholes:
         constants["p"] = floats(directions, 3 * units)
         names += [*[""] * (7 - len(names)), "p"]
+    if trained == "inputs":
+        inputs, constants = inputs | constants, {}
     outputs = ["y", "last", "cell"][: 3 if kind == "LSTM" else 2]
     node = helper.make_node(kind, names, outputs, hidden_size=units, **attributes)
     return model([node], inputs, outputs, constants), inputs
@@ -133,6 +136,8 @@ BOTH = {"directions": 2, "direction": "bidirectional"}
         {"kind": "LSTM", "units": 16, **BOTH},
         {"kind": "GRU", "linear_before_reset": 1, "states": "constants", **BOTH},
         {"kind": "GRU", "linear_before_reset": 0},
+        {"kind": "LSTM", "trained": "inputs", "peepholes": True, **BOTH},
+        {"kind": "GRU", "trained": "inputs", "linear_before_reset": 1, "units": 16},
     ],
     ids=lambda case: "-".join(map(str, case.values())),
 )
