@@ -195,6 +195,13 @@ def test_exp_becomes_arithmetic_for_fp32_alone() -> None:
     assert "T.exp(" in str(functions.in_vectors(function([given, topi.exp(given)])).script())
 
 
+def test_exp_of_truth_values_is_in_vectors() -> None:
+    made = applied(lambda given: topi.exp(topi.cast(topi.greater(given, 0.0), "float32")), 2, 64)
+    values = np.resize(ODD, (2, 64))
+    right = np.where(values > 0, np.float32(np.e), 1)
+    np.testing.assert_allclose(of_odd_values(made, values), right, rtol=3e-7)
+
+
 def most_names_within_another(found: Any) -> int:
     counts = [0]
     tvm_ffi.structural_walk(

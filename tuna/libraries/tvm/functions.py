@@ -67,7 +67,7 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
 
 def in_vectors(function: Any) -> Any:
     """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call
-    for each value, and with NaN and infinite values in maxima and minima.
+    for each value, truth values as a choice, and NaN and infinite values in maxima and minima.
 
     The larger of two floats is NaN if one is. A maximum over an axis may leave NaN out: to keep it
     takes up to four times as long. Functions deep inside of others' arguments stay calls.
@@ -92,6 +92,12 @@ def in_vectors(function: Any) -> Any:
             depths.setdefault(name, depth)
         return found
 
+    def chosen(cast: Any) -> Any:
+        # where a cast of a vector of truth values has a name, TVM's analyzer fails
+        if str(cast.value.ty) != "bool" or "float" not in str(cast.ty):
+            return cast
+        return tirx.Select(cast.value, *(tirx.const(value, str(cast.ty)) for value in (1.0, 0.0)))
+
     def kept(extreme: Any) -> Any:
         reduced = any(extreme.a.same_as(load) for load, _ in reductions)
         if reduced or "float" not in str(extreme.ty):
@@ -111,6 +117,7 @@ def in_vectors(function: Any) -> Any:
 
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, visit))
     mapped = [
+        (tirx.Cast, chosen),
         (tvm.ir.Call, replaced),
         ((tirx.Max, tirx.Min), kept),
         (tirx.BufferStore, begun),
