@@ -150,7 +150,6 @@ from tuna.archives.sizes import SessionSize as SessionSize
 from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
-from tuna.configs.model import TOLERANCE as TOLERANCE
 from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.cache_entries import CacheSpace as CacheSpace
