@@ -226,7 +226,7 @@ def run_sessions(
     )
     with contextlib.ExitStack() as stack:
         if specs:
-            stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
+            stack.callback(_drain_last_reports, coordinator)
             wanted = local_workers(
                 settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             )
@@ -237,6 +237,8 @@ def run_sessions(
                 stack.push(lasting.ended)
         with _in_a_sentence(engine):
             coordinator.run(lambda: watch.tick(coordinator.chunks_before), watch.finished, stop)
+        if watch.workers and total(watch.counts).wanted < state.wanted:
+            watch.workers.idle = False  # they may still be at jobs that were canceled or deleted
     return watch.now() if stop is None else total(watch.counts)
 
 
@@ -278,10 +280,10 @@ def _in_a_sentence(engine: sa.Engine) -> Iterator[None]:
         ) from error
 
 
-def _keep_what_is_done(coordinator: Coordinator) -> None:
-    """Drain what interrupted workers finished or returned; the next run would, but users look at
-    the status before."""
-    with contextlib.suppress(Exception):  # another exception is already being raised to the user
+def _drain_last_reports(coordinator: Coordinator) -> None:
+    """Drain what interrupted workers finished, returned or abandoned; the next run would, but users
+    look at the status before, and an embedded Redis may end with the workers."""
+    with contextlib.suppress(Exception):  # the run is over, or raises another exception
         while coordinator.drain.once():
             pass
 
