@@ -324,6 +324,12 @@ def aside(found: Mapping[str, str]) -> None:
         say(f"{one_line(name)} is aside: {one_line(reason)}")
 
 
+def waits(found: Mapping[int, str]) -> None:
+    """A line for each session whose published jobs wait for something."""
+    for session_id, what in found.items():
+        say(f"session {session_id} waits for: {one_line(what)}")
+
+
 def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that
     reproduce them."""
