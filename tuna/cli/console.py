@@ -172,6 +172,11 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
 
 
+def table_width() -> int:
+    """Columns that `print_table` has by default."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+
+
 @dataclass(frozen=True)
 class Column(Generic[_Item]):
     """A column of a table that may be left out where there is no room."""
