@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -20,10 +21,11 @@ from tuna.errors import StorageFull
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
-from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.sandbox import core_lending
+from tuna.sandbox import device_lock as device_lock_module
 from tuna.sandbox.device_lock import device_lock
 from tuna.sandbox.processes import Child, ChildCancelled, run
 from tuna.settings import get_settings
@@ -194,6 +196,18 @@ def test_work_is_given_back_when_the_device_stays_somebody_elses(
     assert (last.kind, last.results) == (ReportKind.RETURNED, ())
     assert "another process measures on cpu0" in last.reason
     assert bench.run() == "finished"
+
+
+def test_others_see_that_a_worker_waits_for_its_device(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock_module, "_TOLD_S", 0.0)
+    monkeypatch.setattr(running, "DEVICE_WAIT_S", 0.1)
+    bench.runner._announcer = announcer = Mock(spec=HeartbeatSender)
+    with device_lock(CORE.locks):
+        assert bench.run() == "returned"
+    told = [call.args[0] for call in announcer.waits.call_args_list]
+    assert told == ["another process's measurement on cpu0", ""]
 
 
 def test_a_measurement_has_its_cores_alone_and_quiet_where_that_is_set(

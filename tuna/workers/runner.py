@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from tuna import waits
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import ArtifactStore, RunContext
@@ -358,7 +359,13 @@ class Runner:
         if resource is not Resource.DEVICE or device is None:
             yield
             return
-        with measuring_on(device, DEVICE_WAIT_S, cancelled):
+        announce = self._announcer.waits if self._announcer else lambda _: None
+        with contextlib.ExitStack() as stack:
+            try:
+                with waits.shown_by(announce):
+                    stack.enter_context(measuring_on(device, DEVICE_WAIT_S, cancelled))
+            finally:
+                announce("")
             yield
 
     def _should_decline(self, chunk: Chunk) -> bool:
