@@ -1,4 +1,4 @@
-"""The rows of README's table "Use", typed as they are printed."""
+"""The rows of the tables of README and docs/tasks.md, typed as they are printed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from tuna.db.engine import make_engine, writing
 from tuna.db.networks import Named
 
 ROOT = Path(__file__).parents[2]
-TABLE = (
-    (ROOT / "README.md")
-    .read_text()
-    .split("\n## Use\n")[1]
-    .split("\n\nLayers are ")[0]
-    .split("\n\n")[-1]
-)
-TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
+ROWS = [
+    line
+    for page in ("README.md", "docs/tasks.md")
+    for line in (ROOT / page).read_text().splitlines()
+    if line.startswith("| ")
+]
+TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", "\n".join(ROWS))
 #: Commands that another test types, and where.
 ELSEWHERE = {
     "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "test_tune_rpc_port.py",
@@ -75,7 +74,9 @@ def test_no_row_has_a_word_to_replace_but_the_folder_of_a_tuning() -> None:
     assert {word for word in words if word.isupper() or "..." in word} <= {"DIR"}
 
 
-def test_the_table_is_found() -> None:
+def test_the_tables_are_found() -> None:
+    assert sum("you want to" in row for row in ROWS) == 2
+    assert len(ROWS) > 26
     assert {
         "tuna doctor",
         "tuna results --session-id 1",
