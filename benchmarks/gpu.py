@@ -38,10 +38,10 @@ from benchmarks.gpu_faults import PRODUCT, faults
 from benchmarks.gpu_tuning import Run, add_trials, agreeing, behind
 from benchmarks.harness import Outcome, command_line
 from benchmarks.triton_builds import layer as wide_layer
-from tuna.configs.moe import MoeConfig
 from tuna.libraries.kernels import DeviceLost
 from tuna_triton.driver import Cuda
 from tuna_triton.exporters import GAIN
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import AXES, tile_of, tile_text
 from tuna_triton.tuned_files import GRID, read_tiles
 

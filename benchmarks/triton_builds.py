@@ -19,8 +19,8 @@ from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
 
 from benchmarks.harness import Outcome
-from tuna.configs.moe import MoeConfig
 from tuna_triton.descriptions import DESCRIPTIONS
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, least_shared_bytes, tile_of, tile_text
 from tuna_triton.tuned_files import GRID
 

@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from tuna.configs import Config, DataType, GemmConfig, parse_line
-from tuna.configs.moe import FP8, INT8, MoeConfig
 from tuna.errors import BadInput
 from tuna_triton import device_problems
 from tuna_triton.artifact import Buffer
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.device_problems import DeviceProblem, decode
+from tuna_triton.moe import FP8, INT8, MoeConfig
 from tuna_triton.tiles import AXES, TARGETS
 
 Array = NDArray[np.float64]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_corpus import MOST_BYTES, RecordedRun, Table, of_trials, read, write
-from tuna.configs.moe import MoeConfig
 from tuna.libraries.kernels import Past
 from tuna.testing.exporter_contract import SampleResult, SampleSource
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.exporters import VllmMoeExporter
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, Tile, tile_of, tile_text
 from tuna_triton.tuned_files import GRID, read_tiles
 

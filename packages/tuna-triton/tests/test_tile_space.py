@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.tile_search import LAYERS, searched
 from tuna.configs import GemmConfig
-from tuna.configs.moe import MoeConfig
 from tuna.configs.values import DataType
 from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.proposal import propose
 from tuna_triton.descriptions import DESCRIPTIONS
+from tuna_triton.moe import MoeConfig
 from tuna_triton.space import TileSpace
 from tuna_triton.tiles import TARGETS, tile_text
 

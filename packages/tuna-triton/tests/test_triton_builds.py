@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from tuna.configs import Config, GemmConfig
-from tuna.configs.moe import MoeConfig
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.configs.values import DataType
 from tuna.libraries.items import WorkItem
 from tuna.libraries.kernels import KernelJob
@@ -24,7 +22,9 @@ from tuna.vocabulary import Cause
 from tuna_triton.artifact import PARAM_BYTES, BadArtifact, from_bytes
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.library import TritonLibrary
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import AXES, TARGETS, tile_of, tile_text
+from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.user_file import parse
 
 pytest.importorskip("triton", reason="needs the extra `triton`")

@@ -25,13 +25,13 @@ import pytest
 from test_triton_exports import PRODUCT, TUNED, checked, export, results
 
 from tuna.configs import Config, GemmConfig
-from tuna.configs.moe import MoeConfig
 from tuna_triton.exporters import (
     BlockFp8Exporter,
     SglangMoeExporter,
     VllmMoeExporter,
 )
 from tuna_triton.kernel_arguments import BLOCK_FP8, MOE
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, Tile
 from tuna_triton.tuned_files import GRID, nearest_key
 

@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 import pytest
 
 from tuna.configs import Config, GemmConfig
-from tuna.configs.moe import MoeConfig
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.configs.values import DataType
 from tuna.errors import NotFound
 from tuna.exports.database_files import check
@@ -35,7 +33,9 @@ from tuna_triton.exporters import (
     WinnersExporter,
 )
 from tuna_triton.kernel_arguments import MOE
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import AXES, TARGETS, Tile, tile_text
+from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.tuned_files import GRID, PROVENANCE, read_tiles
 
 LAYER = MoeConfig(1, 512, 128, 2048, 10, scheme="fp8_w8a8", block_n=128, block_k=128)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tuna.configs import GemmConfig
-from tuna.configs.moe import MoeConfig
 from tuna.configs.values import DataType
 from tuna.errors import BadInput, LibraryMissing
 from tuna_triton import kernel_file, library
@@ -25,6 +24,7 @@ from tuna_triton.artifact import (
 )
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.library import TritonLibrary
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, least_shared_bytes, tile_of, tile_text
 
 MOE = MoeConfig(64, 512, 128, 2048, 10, scheme="fp8_w8a8", block_n=128, block_k=128)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Past
 from tuna.libraries.search.proposal import propose
@@ -27,6 +26,7 @@ from tuna_triton.device_problems import DeviceProblem
 from tuna_triton.kernel_import import read_kernel
 from tuna_triton.space import TileSpace
 from tuna_triton.tiles import TARGETS, Tile, tile_of, tile_text
+from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.user_file import parse
 from tuna_triton.user_kernel import UserKernel, check
 

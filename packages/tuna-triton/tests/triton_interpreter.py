@@ -16,10 +16,10 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from tuna.configs import from_json_text
-from tuna.configs.moe import MoeConfig
 from tuna_triton import builder
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.device_problems import DeviceProblem
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, Element, tile_of
 from tuna_triton.user_kernel import user_kernel
 

@@ -22,7 +22,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
@@ -51,6 +50,7 @@ from tuna_triton.tiles import (
     tile_of,
     tile_text,
 )
+from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.user_kernel import user_kernel
 
 #: Compiled kernels that a child keeps, some 60 kB each: configs that differ in a batch size alone

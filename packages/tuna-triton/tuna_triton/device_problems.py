@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuna.configs import Config, GemmConfig
-from tuna.configs.moe import MoeConfig
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
 from tuna_triton.artifact import ELEMENT_BYTES, Buffer, SampledAnswer
 from tuna_triton.kernel_arguments import block_sizes
+from tuna_triton.moe import MoeConfig
+from tuna_triton.triton_kernel import TritonKernelConfig
 
 Floats = NDArray[np.float64]
 IntArray = NDArray[np.int64]

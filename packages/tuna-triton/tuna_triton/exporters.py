@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tuna.configs import GemmConfig, read_one
-from tuna.configs.moe import MoeConfig
 from tuna.errors import BadInput
 from tuna.libraries.exporter import (
     Check,
@@ -30,6 +29,7 @@ from tuna.libraries.exporter import (
 from tuna.libraries.results import ResultRecord, ResultSource, is_close, is_time
 from tuna_triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL
 from tuna_triton.kernel_arguments import BLOCK_FP8, MOE, WIDEST_GROUP, KernelFamily
+from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, Tile, tile_of, tile_text
 from tuna_triton.tuned_files import (
     GRID,

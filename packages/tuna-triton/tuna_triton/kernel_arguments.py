@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.configs import Config, GemmConfig
-from tuna.configs.moe import FP8, INT8, MoeConfig
 from tuna.configs.values import DataType
 from tuna_triton.artifact import Buffer
+from tuna_triton.moe import FP8, INT8, MoeConfig
 from tuna_triton.tiles import AXES, Element, KernelCall, Plan, Target, Tile, Value
 
 ELEMENTS = {

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
 from tuna.messages import last_line
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFault, ChildTimeout, child_env
+from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.user_file import UserFile, parse
 
 _MAX_FILE_BYTES, _MAX_SHAPES_BYTES, _MAX_SHAPES = 1 << 20, 16 << 20, 10_000

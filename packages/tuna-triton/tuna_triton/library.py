@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import ClassVar
 
 from tuna.configs import Config
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.contest import Budgets
@@ -29,6 +28,7 @@ from tuna_triton.exporters import (
     WinnersExporter,
 )
 from tuna_triton.tiles import AXES, TARGETS
+from tuna_triton.triton_kernel import TritonKernelConfig
 
 _SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tuna.configs import GemmConfig
-from tuna.configs.moe import FP8, INT8, SCHEMES, MoeConfig
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries.exporter import Findings
 from tuna_triton.kernel_arguments import BLOCK_FP8, MOE, block_sizes
+from tuna_triton.moe import FP8, INT8, SCHEMES, MoeConfig
 from tuna_triton.tiles import AMD_AXES, AXES, TARGETS, Target, Tile, least_shared_bytes
 
 #: Batch sizes that consumers' tuners measure.

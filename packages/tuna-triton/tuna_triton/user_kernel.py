@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tuna.configs import Config, from_json
-from tuna.configs.triton_kernel import TritonKernelConfig
 from tuna.errors import BadInput
 from tuna_triton.artifact import (
     ELEMENT_BYTES,
@@ -29,6 +28,7 @@ from tuna_triton.descriptions import KernelSpace, TunedKernel
 from tuna_triton.device_problems import DeviceProblem
 from tuna_triton.kernel_file import KernelFile
 from tuna_triton.tiles import KernelCall, Plan, Target, Tile, Value
+from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.user_file import PROVIDED, UserFile, default_tile, parse
 
 #: Elements of all inputs and outputs: what the reference computes in doubles takes some GiB.

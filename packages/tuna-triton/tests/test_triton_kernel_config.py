@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tuna.configs import KINDS, from_json
-from tuna.configs.triton_kernel import TritonKernelConfig
+from tuna.configs.similarity import differ_in_batch, size_distance
 from tuna.errors import BadInput
 from tuna.testing.kind_contract import KindContract
+from tuna_triton.triton_kernel import TritonKernelConfig
 
 BODY = "0123456789abcdef" * 4
 SOFTMAX = TritonKernelConfig("softmax", (("rows", 4096), ("columns", 1024)), BODY)
@@ -61,3 +64,25 @@ def test_one_and_true_are_two_shapes() -> None:
 def test_a_kernel_that_cannot_be_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         from_json({**SOFTMAX.to_json(), **change})
+
+
+def test_a_kernel_at_shapes_that_differ_in_numbers_alone_is_alike() -> None:
+    def at(function: str = "softmax", body: str = "a", **shape: int | str) -> TritonKernelConfig:
+        return TritonKernelConfig(function, tuple(shape.items()), body * 64)
+
+    one = at(rows=8, columns=64, mode="fast", causal=True)
+    assert size_distance(one, replace(one, shape=(*one.shape[:-1], ("rows", 16)))) == math.log(2)
+    for other in (
+        at(rows=8, columns=64, mode="slow", causal=True),
+        at(rows=8, columns=64, mode="fast", causal=False),
+        at(body="b", rows=9, columns=64, mode="fast", causal=True),
+        at("norm", rows=9, columns=64, mode="fast", causal=True),
+        at(rows=8, mode="fast", causal=True),
+        at(rows=0, columns=64, mode="fast", causal=True),
+    ):
+        assert size_distance(one, other) is None
+
+
+def test_no_size_of_a_kernel_is_known_to_be_that_of_a_batch() -> None:
+    one, two = (TritonKernelConfig("f", (("rows", rows),), BODY) for rows in (8, 16))
+    assert not differ_in_batch(one, two)

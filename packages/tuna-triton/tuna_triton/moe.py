@@ -7,7 +7,7 @@ from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.config import Config
-from tuna.configs.kind import ConfigKind
+from tuna.configs.kind import ConfigKind, similar_by
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, DataType, check_sizes, member
 from tuna.errors import BadInput
 
@@ -81,4 +81,6 @@ class MoeConfig(Config):
         return 6 * self.tokens * self.topk * self.hidden * self.intermediate
 
 
-KIND = ConfigKind(MoeConfig)
+KIND = ConfigKind(
+    MoeConfig, similar=similar_by(("data_type", "scheme", "block_n", "block_k"), _SIZES)
+)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tuna.configs import KINDS, from_json
-from tuna.configs.moe import MoeConfig
 from tuna.errors import BadInput
 from tuna.testing.kind_contract import KindContract
+from tuna_triton.moe import MoeConfig
 
 BLOCKS = MoeConfig(64, 512, 128, 2048, 10, scheme="fp8_w8a8", block_n=128, block_k=128)
 

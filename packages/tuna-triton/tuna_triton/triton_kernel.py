@@ -10,7 +10,7 @@ from reprlib import repr as shown
 from typing import Any, ClassVar, TypeAlias
 
 from tuna.configs.config import Config
-from tuna.configs.kind import ConfigKind
+from tuna.configs.kind import ConfigKind, Similar
 from tuna.errors import BadInput
 
 #: A size or a mode of a shape, as JSON has it.
@@ -96,4 +96,17 @@ def _check_value(name: str, value: object) -> None:
         raise BadInput(f"{name} must be a number, a word, true or false, got {shown(value)}")
 
 
-KIND = ConfigKind(TritonKernelConfig)
+def _similar(config: TritonKernelConfig) -> Similar:
+    """Shapes of a kernel that differ in numbers alone are similar; none is known to be a batch's
+    size."""
+    sizes = {name: float(value) for name, value in config.shape if _is_size(value)}
+    modes = (pair for pair in config.shape if pair[0] not in sizes)
+    family = (config.function, config.body, *sizes, *modes)
+    return Similar(family, tuple(sizes.values()), batch_first=False)
+
+
+def _is_size(value: ShapeValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+KIND = ConfigKind(TritonKernelConfig, similar=_similar)
