@@ -22,10 +22,11 @@ from benchmarks.gpu_launch import PARTS
 from tuna.configs import Config, from_json
 from tuna.libraries.items import WorkItem
 from tuna.sandbox import box as boxes
-from tuna.sandbox import landlock, nvml, seccomp
+from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env
 from tuna.testing.rehearsal import run_context
+from tuna_triton import nvml
 from tuna_triton.library import TritonLibrary
 
 ROOT = Path(__file__).resolve().parents[1]

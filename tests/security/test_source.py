@@ -58,7 +58,7 @@ _LOADERS = {
     "benchmarks/contest.py",
     "tuna/libraries/onednn/capi.py",
     "packages/tuna-triton/tuna_triton/driver.py",
-    "tuna/sandbox/nvml.py",
+    "packages/tuna-triton/tuna_triton/nvml.py",
 }
 #: Runs the functions of a kernel's file that its user gave, in a box.
 _OWN_KERNELS = "packages/tuna-triton/tuna_triton/user_kernel.py"

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from tuna.configs import Config, from_json
 from tuna.libraries.probe import Probe
 from tuna.libraries.repeats import HOPELESS, Repeat, Sampler, Timing, sample_until_done, timing
-from tuna.sandbox import nvml, seccomp
+from tuna.sandbox import seccomp
+from tuna_triton import nvml
 from tuna_triton.artifact import ELEMENT_BYTES, Artifact, Buffer, from_bytes
 from tuna_triton.device_problems import DeviceProblem, OutputSample, poison_byte
 from tuna_triton.driver import Cuda, DeviceMemory, scratch

@@ -18,9 +18,10 @@ from tuna.libraries.contest import Budgets
 from tuna.libraries.options import Condition
 from tuna.libraries.searching import SearchingLibrary
 from tuna.messages import install_extra
-from tuna.sandbox.discovery import Device, DeviceKind, discover
+from tuna.sandbox.discovery import Device, discover
 from tuna.vocabulary import BASELINE
 from tuna_triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description
+from tuna_triton.devices import NVIDIA
 from tuna_triton.exporters import (
     BlockFp8Exporter,
     SglangMoeExporter,
@@ -38,7 +39,7 @@ class TritonLibrary(SearchingLibrary):
 
     name = "triton"
     kinds = ("gemm", "moe", TritonKernelConfig.kind)
-    device_kind = DeviceKind.NVIDIA
+    device_kind = NVIDIA
     conditions: Sequence[Condition] = ()
     in_rounds = frozenset({*DESCRIPTIONS, USER_KERNEL})
     exporters = (
@@ -85,7 +86,7 @@ class TritonLibrary(SearchingLibrary):
 
     @functools.cached_property
     def _device(self) -> Device | None:
-        found = (one for one in discover() if one.kind is self.device_kind and one.arch)
+        found = (one for one in discover() if one.kind == self.device_kind and one.arch)
         return next(found, None)
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
