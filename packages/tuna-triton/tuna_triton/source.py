@@ -16,4 +16,12 @@ def _read(path: Path, shapes: Path) -> ParsedFile:
     return ParsedFile(kernel.configs, LineCounts(), (), weights, {}, kernel.bodies, kernel.tag)
 
 
-SOURCE = Source((".py",), "kernel", "kernels", "tuna_triton.tune_kernel:tune_kernel", _read)
+SOURCE = Source(
+    (".py",),
+    "kernel",
+    "kernels",
+    "tuna_triton.tune_kernel:tune_kernel",
+    _read,
+    holds="a Triton kernel",
+    help="A kernel (*.py) is tuned for each of --shapes.",
+)
