@@ -100,7 +100,7 @@ _alike = similar_by(
 
 
 def _similar(config: ConvConfig) -> Similar | None:
-    """Layers that differ in sizes alone are similar; among grouped ones only depthwise ones."""
+    """Return the likeness to layers of other sizes; None if grouped and not depthwise."""
     if config.group_count == 1:
         grouping = "none"
     elif config.group_count == config.in_channels == config.out_channels:

@@ -32,7 +32,7 @@ CommandReader = Callable[[list[str]], Sequence[Config]]
 
 @dataclass(frozen=True)
 class Similar:
-    """What makes configs of a kind similar, so that params of one are tried for another."""
+    """Likeness of a config to others of its kind: params of similar ones are tried for it."""
 
     family: tuple[object, ...]  #: equal for similar configs
     sizes: tuple[float, ...]  #: above 0: where similar configs differ, as many in each of a family
@@ -62,7 +62,7 @@ class ConfigKind:
     #: empty: there is none. It takes a config and a seed, and returns a `reference.Problem` of
     #: `tuna.libraries`.
     reference: str = ""
-    #: What makes a config similar to others of the kind; None for one like no other.
+    #: Returns the likeness of a config to others of the kind; None for one like no other.
     similar: Callable[[Any], Similar | None] = _like_no_other
 
     def __post_init__(self) -> None:

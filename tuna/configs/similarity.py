@@ -44,7 +44,7 @@ def _similar(config: Config) -> Similar | None:
 
 
 def _pair(config: Config, other: Config) -> tuple[Similar, Similar] | None:
-    """What is similar of two configs of a family; None of others, and of the same config."""
+    """Return the likeness of two configs of a family; None of others, and of the same config."""
     if config == other or config.kind != other.kind:
         return None
     mine, theirs = _similar(config), _similar(other)

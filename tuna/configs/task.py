@@ -113,7 +113,7 @@ def _is_epilogue(parts: tuple[str, ...]) -> bool:
 
 
 def _similar(config: TaskConfig) -> Similar | None:
-    """Tasks with similar cores, the same layouts and the same epilogue are similar."""
+    """Return the likeness to tasks with similar cores, the same layouts and epilogue."""
     core = config.core
     similar = None if core is None else kind_of(core).similar(core)
     if core is None or similar is None:

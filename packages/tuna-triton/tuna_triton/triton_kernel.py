@@ -97,8 +97,8 @@ def _check_value(name: str, value: object) -> None:
 
 
 def _similar(config: TritonKernelConfig) -> Similar:
-    """Shapes of a kernel that differ in numbers alone are similar; none is known to be a batch's
-    size."""
+    """Return the likeness to shapes of the kernel that differ in numbers alone, none of which is
+    known to be a batch's size."""
     sizes = {name: float(value) for name, value in config.shape if _is_size(value)}
     modes = (pair for pair in config.shape if pair[0] not in sizes)
     family = (config.function, config.body, *sizes, *modes)
