@@ -133,6 +133,7 @@ from tuna.api.sessions import outlook as outlook
 from tuna.api.sessions import prune_session as prune_session
 from tuna.api.sessions import restore_session as restore_session
 from tuna.api.sessions import set_session as set_session
+from tuna.api.sessions import waits as waits
 from tuna.api.sessions import warm_starts as warm_starts
 from tuna.api.sessions import watcher as watcher
 from tuna.api.sessions import workers_aside as workers_aside
@@ -150,7 +151,6 @@ from tuna.archives.sizes import SessionSize as SessionSize
 from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
-from tuna.configs.model import TOLERANCE as TOLERANCE
 from tuna.coordinator.session_run import RunEvents as RunEvents
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.cache_entries import CacheSpace as CacheSpace

@@ -7,11 +7,11 @@ current one is counted and dropped.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -25,6 +25,7 @@ from tuna.db.server_errors import ErrorKind
 from tuna.db.types import utc_now
 from tuna.drain.attempts import (
     Attempt,
+    after_losses,
     reject_trials,
     write_attempts,
     write_devices,
@@ -46,7 +47,6 @@ from tuna.jobs.serving import libraries_of
 from tuna.jobs.states import AttemptedJob, is_open
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
-from tuna.queue.claim import ChunkSizer
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals
@@ -68,19 +68,6 @@ _JOBS = (
     .with_for_update()
 )
 _ENDED = (ReportKind.FINISHED, ReportKind.RETURNED)
-
-
-class EndedStage(NamedTuple):
-    """A good attempt, and how long it took."""
-
-    session_id: int
-    solver_id: int
-    step: str
-    seconds: float
-
-
-#: The latest stages that ended, which durations are predicted from.
-Ended = deque[EndedStage]
 
 
 @dataclass
@@ -106,6 +93,9 @@ class _Written:
     letters: list[Letter] = field(default_factory=list)  #: for coordinators with other libraries
     ended: set[int] = field(default_factory=set)  #: jobs of which nothing is left to do
     unneeded: set[str] = field(default_factory=set)  #: artifacts
+    #: jobs, and digests of what was stored for them, of reports and results without effect
+    left: list[tuple[Collection[int], Collection[str]]] = field(default_factory=list)
+    abandoned: set[str] = field(default_factory=set)  #: artifacts of `left` that are to be removed
 
 
 class Drain:
@@ -119,22 +109,21 @@ class Drain:
         max_attempts: int,
         is_alone: Callable[[str], bool] = lambda _: True,
         on_stored: Callable[[Collection[int]], None] = lambda _: None,
+        on_result: Callable[[AttemptedJob, StepResult], None] = lambda *_: None,
     ) -> None:
         """`is_alone`: whether no live worker but those at this place does the same work
         (`HeartbeatBoard.is_alone`). `on_stored` gets the jobs of each transaction after its commit,
-        unless this process is killed in between."""
+        unless this process is killed in between; `on_result` each result that counts."""
         self._engine = engine
         self._stream = stream
         self._artifacts = artifacts
         self._find_db = FindDbWriter(artifacts)
         self._max_attempts = max_attempts
         self._is_alone = is_alone
-        self._on_stored = on_stored
+        self._on_stored, self._on_result = on_stored, on_result
         # by session; the name of one that is not installed here
         self._libraries: dict[int, Library | str] = {}
         self.counts = DrainCounts()
-        self.pace = ChunkSizer()
-        self.ended: Ended = deque(maxlen=_BATCH_RESULTS)
 
     def once(self, *, block_ms: int | None = None) -> int:
         """Drain the new entries, waiting up to `block_ms` for the first; returns the number of
@@ -227,16 +216,15 @@ class Drain:
         for job, _, (result, cause, after) in written.attempts:
             if cause:
                 self.counts.causes[cause.value] += 1
-            self.pace.note(job.session_id, result)
-            if result.ok:
-                took_s = result.ended_at - result.started_at
-                self.ended.append(EndedStage(job.session_id, job.solver_id, result.step, took_s))
+            self._on_result(job, result)
             library, ends = self._library(job), job.id in written.ended
             if not ends:
                 self.counts.due.add((job.session_id, after.step))
             if job.search_id is not None or (library.finals is not None and ends):
                 self.counts.configs.add((job.session_id, job.config_id))
         self._artifacts.release(written.unneeded)
+        if written.abandoned:
+            self._artifacts.remove(written.abandoned)
         self._on_stored({job.id for job, *_ in written.attempts})
 
     def _write_reports(
@@ -258,6 +246,8 @@ class Drain:
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
+        written.left += [(one.jobs, one.artifacts) for one in reports if one.artifacts]
+        written.abandoned = needed_artifacts.abandoned(connection, written.left)
         keep_letters(connection, (*letters, *written.letters))
         return written
 
@@ -273,7 +263,7 @@ class Drain:
         attempts = self._accepted(connection, reports, written, now)
         self._write_found(connection, attempts, fetched, now)
         losses = losses_of(connection, (job for job, *_ in attempts.values()))
-        written.attempts = [_after_losses(one, losses) for one in attempts.values()]
+        written.attempts = [after_losses(one, losses) for one in attempts.values()]
         write_attempts(connection, written.attempts, now)
         results = [one.outcome.result for one in written.attempts]
         needed_artifacts.note(connection, results)
@@ -311,6 +301,7 @@ class Drain:
                 job = jobs.get(result.job_id)
                 if job is None or job.id in accepted or not _is_current(job, result, report):
                     written.refused += 1
+                    written.left.append(((result.job_id,), result.artifacts))
                 elif isinstance(self._libraries[job.session_id], str):
                     others[job.session_id].append(result)
                 else:
@@ -392,13 +383,3 @@ def _ends(library: Library, after: NextState) -> bool:
     return after.state is State.ERRORED or not is_open(
         after.state, library.step(after.step).resource
     )
-
-
-def _after_losses(attempt: Attempt, losses: Mapping[int, AttemptedJob]) -> Attempt:
-    """Keep the failures of a job that lost an artifact and goes on: see `losses_of`."""
-    _, cause, after = attempt.outcome
-    job = losses.get(attempt.job.id)
-    if job is None or cause is not None or after.step == job.step:
-        return attempt
-    after = after._replace(failures=job.failures, uncharged=job.uncharged)
-    return attempt._replace(outcome=attempt.outcome._replace(after=after))
