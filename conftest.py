@@ -16,6 +16,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
 from markers import ServiceGuard, add_markers, parameters
 from private_servers import mariadb_server, wait_until
-from shared_data import DRILLS, needed_program
+from shared_data import DRILLS, need, needed_program
 
 from tuna.cli.main import guarded
 from tuna.cli.mituna.common import respell
@@ -336,6 +337,12 @@ def quick_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     drills."""
     if DRILLS == 1:
         monkeypatch.setenv("PYTHONPATH", QUICK_SITE, prepend=os.pathsep)
+
+
+@pytest.fixture(scope="session")
+def xgboost_here() -> None:
+    """Skip without xgboost at home, fail without it in CI."""
+    need(find_spec("xgboost") is not None, "xgboost (pip install '.[tvm]')")
 
 
 @pytest.fixture(scope="session")

@@ -38,12 +38,12 @@ from benchmarks.gpu_faults import PRODUCT, faults
 from benchmarks.gpu_tuning import Run, add_trials, agreeing, behind
 from benchmarks.harness import Outcome, command_line
 from benchmarks.triton_builds import layer as wide_layer
-from tuna.configs.moe import MoeConfig
 from tuna.libraries.kernels import DeviceLost
-from tuna.libraries.triton.driver import Cuda
-from tuna.libraries.triton.exporters import GAIN
-from tuna.libraries.triton.tiles import AXES, tile_of, tile_text
-from tuna.libraries.triton.tuned_files import GRID, read_tiles
+from tuna_triton.driver import Cuda
+from tuna_triton.exporters import GAIN
+from tuna_triton.moe import MoeConfig
+from tuna_triton.tiles import AXES, tile_of, tile_text
+from tuna_triton.tuned_files import GRID, read_tiles
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("smoke", "shape", "cold", "faults")
@@ -304,7 +304,7 @@ def _stand_in(argv: Sequence[str], home: Path | None) -> bool:
     except DeviceLost:
         if made:
             raise
-        sys.path.insert(0, str(ROOT / "tests"))
+        sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "packages" / "tuna-triton" / "tests")]
         stand_in = importlib.import_module("cuda_double.stand_in")
         with tempfile.TemporaryDirectory() as scratch:
             folder = home.absolute() / "stand_in" if home else Path(scratch)

@@ -18,7 +18,8 @@ from benchmarks.harness import Outcome
 from tuna.configs import DataType, GemmConfig
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.items import Candidate, WorkItem
-from tuna.libraries.triton.artifact import (
+from tuna.testing.rehearsal import run_context
+from tuna_triton.artifact import (
     PROFILE_SCRATCH,
     Artifact,
     Buffer,
@@ -26,8 +27,7 @@ from tuna.libraries.triton.artifact import (
     Param,
     from_bytes,
 )
-from tuna.libraries.triton.library import TritonLibrary
-from tuna.testing.rehearsal import run_context
+from tuna_triton.library import TritonLibrary
 
 PRODUCT = GemmConfig(96, 80, 64, data_type=DataType.FP16)
 _PTX = """.version 7.0

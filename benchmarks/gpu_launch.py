@@ -68,9 +68,9 @@ def _allow(allowed: set[str]) -> None:
 def _launched(asked: Mapping[str, Any]) -> dict[str, Any]:
     # as in the child that measures, packages are imported in the box
     from tuna.configs import from_json
-    from tuna.libraries.triton.artifact import from_bytes
-    from tuna.libraries.triton.cuda_measuring import DeviceBench
-    from tuna.libraries.triton.driver import Cuda
+    from tuna_triton.artifact import from_bytes
+    from tuna_triton.cuda_measuring import DeviceBench
+    from tuna_triton.driver import Cuda
 
     config, path = from_json(asked["config"]), asked["artifact"]
     artifact = from_bytes(Path(path).read_bytes())

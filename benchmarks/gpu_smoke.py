@@ -21,12 +21,13 @@ from typing import Any
 from benchmarks.gpu_launch import PARTS
 from tuna.configs import Config, from_json
 from tuna.libraries.items import WorkItem
-from tuna.libraries.triton.library import TritonLibrary
 from tuna.sandbox import box as boxes
-from tuna.sandbox import landlock, nvml, seccomp
+from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env
 from tuna.testing.rehearsal import run_context
+from tuna_triton import nvml
+from tuna_triton.library import TritonLibrary
 
 ROOT = Path(__file__).resolve().parents[1]
 _FP8 = {"data_type": "FP8_E4M3", "c_type": "BF16", "trans_b": True}

@@ -15,11 +15,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
 from tuna.configs import Config
-from tuna.libraries.triton import builder
-from tuna.libraries.triton.artifact import Artifact, Launch
-from tuna.libraries.triton.descriptions import DESCRIPTIONS
-from tuna.libraries.triton.driver import Cuda
-from tuna.libraries.triton.tiles import TARGETS, Element, Plan, tile_of
+from tuna_triton import builder
+from tuna_triton.artifact import Artifact, Launch
+from tuna_triton.descriptions import DESCRIPTIONS
+from tuna_triton.driver import Cuda
+from tuna_triton.tiles import TARGETS, Element, Plan, tile_of
 
 _DTYPES = {
     **{"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16, "fp8e4nv": tl.float8e4nv},

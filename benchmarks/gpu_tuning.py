@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tuna.configs import Config
-from tuna.sandbox import nvml
 from tuna.vocabulary import BASELINE
+from tuna_triton import nvml
 
 ROOT = Path(__file__).resolve().parents[1]
 _TRIALS = (

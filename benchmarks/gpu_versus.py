@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu_triton import JitCuda, timer
 from tuna.configs import from_json
 from tuna.libraries.repeats import median_interval
-from tuna.libraries.triton.cuda_measuring import DeviceBench
+from tuna_triton.cuda_measuring import DeviceBench
 
 _LEAST, _MOST = 10, 60
 

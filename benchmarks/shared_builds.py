@@ -24,11 +24,11 @@ from tuna.artifacts.files import folder_url
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.libraries.items import Candidate, WorkItem
-from tuna.libraries.triton.descriptions import DESCRIPTIONS
-from tuna.libraries.triton.library import TritonLibrary
-from tuna.libraries.triton.tiles import TARGETS, tile_text
-from tuna.libraries.triton.tuned_files import GRID
 from tuna.testing.rehearsal import run_context
+from tuna_triton.descriptions import DESCRIPTIONS
+from tuna_triton.library import TritonLibrary
+from tuna_triton.tiles import TARGETS, tile_text
+from tuna_triton.tuned_files import GRID
 
 SOLVER = "TritonMoe"
 

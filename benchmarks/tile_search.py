@@ -25,13 +25,13 @@ from random import Random
 
 from benchmarks.harness import Outcome, command_line
 from benchmarks.triton_builds import layer
-from tuna.configs.moe import FP8, MoeConfig
 from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.proposal import Strategy, propose
-from tuna.libraries.triton.descriptions import DESCRIPTIONS
-from tuna.libraries.triton.space import TileSpace
-from tuna.libraries.triton.tiles import TARGETS, tile_of
-from tuna.libraries.triton.tuned_files import GRID
+from tuna_triton.descriptions import DESCRIPTIONS
+from tuna_triton.moe import FP8, MoeConfig
+from tuna_triton.space import TileSpace
+from tuna_triton.tiles import TARGETS, tile_of
+from tuna_triton.tuned_files import GRID
 
 #: Layers by a name: the one that vLLM #44830 tuned, and Mixtral on two ranks.
 LAYERS: Mapping[str, Callable[[int], MoeConfig]] = {

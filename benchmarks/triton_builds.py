@@ -19,10 +19,10 @@ from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
 
 from benchmarks.harness import Outcome
-from tuna.configs.moe import MoeConfig
-from tuna.libraries.triton.descriptions import DESCRIPTIONS
-from tuna.libraries.triton.tiles import TARGETS, least_shared_bytes, tile_of, tile_text
-from tuna.libraries.triton.tuned_files import GRID
+from tuna_triton.descriptions import DESCRIPTIONS
+from tuna_triton.moe import MoeConfig
+from tuna_triton.tiles import TARGETS, least_shared_bytes, tile_of, tile_text
+from tuna_triton.tuned_files import GRID
 
 #: Name of a build: the batch size, the tile and the number of its launch.
 Build = tuple[int, str, int]
@@ -39,7 +39,7 @@ def build(solver: str, arch: str, one: Build, until: float) -> Built | None:
     """Return what became of a build, made in a child; None after the time `until`."""
     if time.time() > until:
         return None
-    from tuna.libraries.triton import builder
+    from tuna_triton import builder
 
     tokens, text, number = one
     description, target, tile = DESCRIPTIONS[solver], TARGETS[arch], tile_of(text)
@@ -54,7 +54,7 @@ def build(solver: str, arch: str, one: Build, until: float) -> Built | None:
 
 def distinct(solver: str, arch: str) -> tuple[list[Build], Counter[str]]:
     """Return one of each group of equal builds, and counts over all batch sizes."""
-    from tuna.libraries.triton import builder
+    from tuna_triton import builder
 
     description, target, counts = DESCRIPTIONS[solver], TARGETS[arch], Counter[str]()
     kernel = description.kernel()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.similarity import size_distance
-from tuna.configs.triton_kernel import TritonKernelConfig
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))
@@ -49,23 +47,6 @@ def test_grouped_layers_are_alike_only_if_both_are_depthwise() -> None:
     depthwise = with_core(group_count=64)
     assert size_distance(depthwise, with_core(group_count=32, in_channels=32, out_channels=32))
     assert size_distance(with_core(group_count=2), with_core(group_count=2, batchsize=2)) is None
-
-
-def test_a_kernel_at_shapes_that_differ_in_numbers_alone_is_alike() -> None:
-    def at(function: str = "softmax", body: str = "a", **shape: int | str) -> TritonKernelConfig:
-        return TritonKernelConfig(function, tuple(shape.items()), body * 64)
-
-    one = at(rows=8, columns=64, mode="fast", causal=True)
-    assert size_distance(one, replace(one, shape=(*one.shape[:-1], ("rows", 16)))) == math.log(2)
-    for other in (
-        at(rows=8, columns=64, mode="slow", causal=True),
-        at(rows=8, columns=64, mode="fast", causal=False),
-        at(body="b", rows=9, columns=64, mode="fast", causal=True),
-        at("norm", rows=9, columns=64, mode="fast", causal=True),
-        at(rows=8, mode="fast", causal=True),
-        at(rows=0, columns=64, mode="fast", causal=True),
-    ):
-        assert size_distance(one, other) is None
 
 
 def test_depths_of_convolutions_in_3d_count() -> None:

@@ -79,9 +79,8 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_there_are_the_forms_of_the_installed_libraries_and_the_generic_ones() -> None:
-    triton = ["block-fp8", "sglang-moe", "triton-json", "vllm-moe"]
-    generic = ["csv", "hipblaslt", "json", "optuna", "t4", "tunableop"]
-    assert registry.forms() == sorted(["find", "kernel", "perf", "tvm", *generic, *triton])
+    generic = {"csv", "hipblaslt", "json", "optuna", "t4", "tunableop"}
+    assert {"find", "kernel", "perf", "tvm", *generic} <= set(registry.forms())
 
 
 @pytest.mark.usefixtures("plugged")
@@ -108,10 +107,10 @@ def test_an_unknown_form_is_refused_with_those_there_are_and_the_library_that_is
         BadInput, match=r"no database form 'nosuch'.*The library broken cannot be loaded"
     ) as caught:
         registry.exporter("nosuch")
-    assert caught.value.hint == (
-        "forms: block-fp8, csv, find, hipblaslt, json, kernel, optuna, perf, sglang-moe, t4, toy,"
-        " triton-json, tunableop, tvm, vllm-moe"
-    )
+    forms = registry.forms()
+    assert forms == sorted(forms)
+    assert "toy" in forms
+    assert caught.value.hint == f"forms: {', '.join(forms)}"
 
 
 @pytest.mark.usefixtures("plugged")

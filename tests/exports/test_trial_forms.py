@@ -65,8 +65,8 @@ class TestOptuna(Trials):
 def session(build: DatabaseBuilder) -> int:
     """Trials of one layer and two solvers: good, slow, failed, and no candidate's; names of
     parameters."""
-    made, layer = build.session(library="triton"), build.config(LAYER)
-    job = build.job(made, layer, build.solver("A", library="triton"))
+    made, layer = build.session(library="noop"), build.config(LAYER)
+    job = build.job(made, layer, build.solver("A", library="noop"))
     for number, (m, time_ms) in enumerate(((16, 3.0), (32, 1.0), (64, 2.0))):
         tile = json.dumps({"m": m, "kind": "x", "stages": [1, m]})
         facts = {"build_s": 0.25, "max_error": 1e-7, "low_ms": time_ms * 0.9, "clock": "own"}
@@ -76,9 +76,9 @@ def session(build: DatabaseBuilder) -> int:
     build.trial(job, 5, None, params="{}", cause="device_lost")
     build.trial(job, 6, None, params=None, cause="build_error")
     build.trial(job, 7, 0.0, params='{"m": 1}')
-    other = build.job(made, layer, build.solver("B<1>", library="triton"))
+    other = build.job(made, layer, build.solver("B<1>", library="noop"))
     build.trial(other, 0, 0.5, params="not JSON")
-    same = build.job(made, layer, build.solver("B_1_", library="triton"))
+    same = build.job(made, layer, build.solver("B_1_", library="noop"))
     build.trial(same, 0, 0.75, params="not JSON")
     return made
 

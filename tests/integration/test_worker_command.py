@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
-from cuda_double.stand_in import install
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes, below
 
@@ -30,7 +29,14 @@ def _lasting_leases(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     get_settings.cache_clear()
 
 
-#: nvidia-ml-py as far as Tuna uses it, on a machine with two cards.
+#: A package's vendor of devices, which finds two cards.
+CARDS = """
+from tuna.sandbox.discovery import Device, Vendor, narrow
+CARDS = [Device("card", "card", number, variables={"CARDS": str(number)}) for number in range(2)]
+VENDOR = Vendor(lambda _, __, environ: narrow(CARDS, environ.get("CARDS")), ("CARDS",))
+"""
+
+
 def _workers(process: psutil.Popen) -> list[psutil.Process]:
     """The Celery workers that `tuna worker` started, without their pools."""
     found = []
@@ -164,17 +170,18 @@ def test_an_interrupted_run_gives_back_what_it_has(
 def test_each_device_has_a_worker_that_sees_no_other(
     processes: Processes, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(install(tmp_path / "driver")))
-    monkeypatch.setenv("FAKE_NVML_DEVICES", "2")
+    (tmp_path / "cards.py").write_text(CARDS)
+    described = tmp_path / "cards-1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: cards\nVersion: 1\n")
+    (described / "entry_points.txt").write_text("[tuna.devices]\ncards = cards:VENDOR\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     worker = processes.start("tuna", "worker", "eval", "--devices", "all", forked=False)
     eventually(
         lambda: len(_workers(worker)) == 2 and all(w.children() for w in _workers(worker)), 60
     )
     variables = [process.environ() for process in _workers(worker)]
-    assert {found["CUDA_VISIBLE_DEVICES"] for found in variables} == {
-        "GPU-fa4e0000-0000-0000-0000-000000000000",
-        "GPU-fa4e0000-0000-0000-0000-000000000001",
-    }
+    assert {found["CARDS"] for found in variables} == {"0", "1"}
     assert len({found["TUNA_EVAL_CPUS"] for found in variables}) == 2
     names = {process.cmdline()[process.cmdline().index("-n") + 1] for process in _workers(worker)}
     assert len(names) == 2

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from shared_data import need
 from tvm_bench import Bench
 
 from tuna.artifacts.store import Artifacts
@@ -26,12 +25,6 @@ def tvm_here() -> None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
             "TVM is not installed: pip install '.[tvm]'"
         )
-
-
-@pytest.fixture(scope="session")
-def xgboost_here() -> None:
-    """Skip without xgboost at home, fail without it in CI."""
-    need(find_spec("xgboost") is not None, "xgboost (pip install '.[tvm]')")
 
 
 @pytest.fixture(scope="module")

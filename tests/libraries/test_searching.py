@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from one_solver import OneSolverLibrary
 
 from tuna.errors import BadInput
 from tuna.libraries.base import Found, SearchLimits
 from tuna.libraries.items import StepResult, Trial
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
+from tuna.libraries.searching import SearchingLibrary
 from tuna.libraries.tvm.solvers import SEARCHED, TILED
 
-TVM, TRITON = get_library("tvm"), get_library("triton")
+
+class Tiles(OneSolverLibrary, SearchingLibrary):
+    """A library whose spaces end."""
+
+    name = "tiles"
+    in_rounds = ("Toy",)
+
+
+TVM, TILES = get_library("tvm"), Tiles()
 
 
 def found(times_ms: list[float | None], **facts: Any) -> Found:
@@ -45,18 +55,18 @@ def test_a_space_without_an_end_is_not_exhausted() -> None:
 
 def test_all_candidates_are_tried_until_there_are_no_more() -> None:
     every = {"strategy": "exhaustive"}
-    assert set(TRITON.searched(["VllmMoe", "VllmMoeDefault"], every)) == {"VllmMoe"}
-    assert TRITON.look_ahead(every) > TRITON.look_ahead({}) == 1
-    assert TRITON.warm_starts({})
-    assert not TRITON.warm_starts(every)
+    assert set(TILES.searched(["Toy", "ToyDefault"], every)) == {"Toy"}
+    assert TILES.look_ahead(every) > TILES.look_ahead({}) == 1
+    assert TILES.warm_starts({})
+    assert not TILES.warm_starts(every)
     flat = found([1.0] * 1600, opened=117, proposed=117 * 16)
-    assert TRITON.search_ends(every, flat) is None
+    assert TILES.search_ends(every, flat) is None
     with pytest.raises(BadInput, match="effort cannot be so: all candidates are tried"):
-        check(TRITON.options, {**every, "effort": "quick"}, "triton")
-    assert "no further" in str(TRITON.search_ends(every, found([1.0] * 1600, proposed=1605)))
+        check(TILES.options, {**every, "effort": "quick"}, "tiles")
+    assert "no further" in str(TILES.search_ends(every, found([1.0] * 1600, proposed=1605)))
     limits = {"candidates": 1872}, {"minutes": 0.5}, {"target_ms": 1.0}
     for limit, why in zip(limits, ("trials", "minutes", "target"), strict=True):
-        assert why in str(TRITON.search_ends({**every, **limit}, flat))
+        assert why in str(TILES.search_ends({**every, **limit}, flat))
 
 
 @pytest.mark.parametrize(

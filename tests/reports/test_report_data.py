@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from softmax_kind import Softmax
 
-from tuna.configs import parse_line
-from tuna.configs.moe import MoeConfig
+from tuna.configs import ConfigKind, DataType, parse_line
 from tuna.db import models
 from tuna.errors import NotFound
 from tuna.reports.layers import MeasuredTrial, best_so_far
@@ -23,6 +22,13 @@ from tuna.reports.totals import Totals
 from tuna.testing.kind_contract import registered
 
 CONV, GEMM = DRIVERS[1], DRIVERS[5]
+
+
+class Quantised(Softmax):
+    """Of a kind that multiplies another type than that of its answer."""
+
+    kind = "quantised"
+    product_type = DataType.FP8_E4M3
 
 
 def device(build: DatabaseBuilder, session: int, name: str, peak_gflops: float | None) -> None:
@@ -138,15 +144,16 @@ def test_the_peak_of_a_gpu_is_that_of_the_layers_data_type(build: DatabaseBuilde
     assert shares == {"gemm": full, "gemmfp16": full * 2 / 16, "gemmint8": full * 3 / 32}
 
 
-def test_the_peak_of_quantised_experts_is_that_of_8_bits(build: DatabaseBuilder) -> None:
-    session, layer = build.session(), MoeConfig(64, 8, 64, 64, 2, scheme="fp8_w8a8")
+def test_the_peak_of_a_quantised_layer_is_that_of_8_bits(build: DatabaseBuilder) -> None:
+    session, layer = build.session(), Quantised(64, 64)
     config, solver = build.config(layer), build.solver("S")
     job = build.job(session, config, solver)
     build.step(job, "eval", 1.0, 1.0, device="card 0")
     build.winner(session, config, solver, 1.0, job)
     device(build, session, "card 0", 1000.0)
     build.connection.execute(sa.update(models.DeviceRow).values(peak_source="device"))
-    (found,) = read_figures(build.connection, session).layers
+    with registered(ConfigKind(Quantised)):
+        (found,) = read_figures(build.connection, session).layers
     assert found.peak_share == pytest.approx(layer.flops / 1e-3 / 1e9 / (32 * 1000))
 
 

@@ -9,18 +9,25 @@ from typing import Any
 import pytest
 
 from tuna.errors import BadInput
-from tuna.sandbox import discovery, nvml
+from tuna.sandbox import discovery
 from tuna.sandbox.discovery import (
+    AMD,
+    CPU,
     Device,
-    DeviceKind,
+    Vendor,
     choose,
     from_amdsmi,
     from_kfd,
-    from_nvml,
     narrow,
 )
-from tuna.sandbox.nvml import NvmlDevice
 
+#: A vendor of two devices, one of which its variable may leave.
+OTHERS = Vendor(
+    lambda sys_root, proc_root, environ: narrow(
+        [Device("other", "o", index) for index in range(2)], environ.get("OTHERS")
+    ),
+    ("OTHERS",),
+)
 # What the kernel shows of a machine with two sockets and two MI300X, in its own order of lines.
 _CPU = (
     "cpu_cores_count 96\nsimd_count 0\nmem_banks_count 1\nsimd_per_cu 0\ngfx_target_version"
@@ -60,21 +67,12 @@ def sys_root(tmp_path: Path) -> Path:
             words = f"heap_type {heap_type}\nsize_in_bytes {size}\nflags 0\n"
             _write(node_folder / f"mem_banks/{bank}/properties", words)
         _write(tmp_path / f"class/drm/renderD{minor}/device/numa_node", f"{node}\n")
-    _write(tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node", "0\n")
-    _write(tmp_path / "bus/pci/devices/0000:d8:00.0/numa_node", "-1\n")
     return tmp_path
 
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-#: What NVIDIA's library says on a machine with two cards.
-NVML = (
-    NvmlDevice("NVIDIA H200", "GPU-0", "00000000:3B:00.0", "sm_90", 132, 141 << 30),
-    NvmlDevice("NVIDIA L40S", "GPU-1", "00000000:D8:00.0", "sm_89", 142, 48 << 30),
-)
 
 
 class _SmiError(Exception):
@@ -101,11 +99,16 @@ def _smi(**changes: Any) -> Any:
     return SimpleNamespace(**(facts | changes))
 
 
+def variables(index: int) -> dict[str, str]:
+    """Those with which a process sees one of AMD's devices alone."""
+    return {"ROCR_VISIBLE_DEVICES": str(index), "HIP_VISIBLE_DEVICES": "0"}
+
+
 def test_amd_devices_are_the_topologys_nodes_with_simds_in_its_order(sys_root: Path) -> None:
     facts = "gfx942", 304, 192 << 30
     assert from_kfd(sys_root) == [
-        Device(DeviceKind.AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1, *facts),
-        Device(DeviceKind.AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0, *facts),
+        Device(AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1, *facts, variables(0)),
+        Device(AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0, *facts, variables(1)),
     ]
 
 
@@ -133,48 +136,18 @@ def test_a_machine_without_amds_driver_has_none(tmp_path: Path) -> None:
     assert from_kfd(tmp_path) == []
 
 
-def test_nvidias_library_names_devices_by_uuid(sys_root: Path) -> None:
-    assert from_nvml(NVML, sys_root) == [
-        Device(DeviceKind.NVIDIA, "NVIDIA H200", 0, "GPU-0", 0, "sm_90", 132, 141 << 30),
-        Device(DeviceKind.NVIDIA, "NVIDIA L40S", 1, "GPU-1", None, "sm_89", 142, 48 << 30),
-    ]
-
-
 def test_a_library_without_its_driver_finds_nothing(sys_root: Path) -> None:
     def fail(*_: Any) -> None:
         raise _SmiError
 
-    # of libraries that are not there, and that have no such functions
-    assert nvml.devices("libnone.so.1") == nvml.devices("libc.so.6") == []
     assert from_amdsmi(None) == from_amdsmi(_smi(amdsmi_init=fail)) == []
     assert from_amdsmi(_smi(amdsmi_get_gpu_asic_info=fail)) == []
 
 
-def test_nvidias_driver_is_asked_where_its_library_is_missing(sys_root: Path) -> None:
-    text = (
-        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 64\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location:"
-        " \t {}\n"
-    )
-    _write(
-        sys_root / "driver/nvidia/gpus/0000:3b:00.0/information",
-        text.format("GPU-5d5b0d45", "0000:3b:00.0"),
-    )
-    _write(
-        sys_root / "driver/nvidia/gpus/0000:d8:00.0/information",
-        text.format("GPU-????????", "0000:d8:00.0"),
-    )
-    found = discovery.from_nvidia_driver(sys_root, sys_root)
-    assert found == [
-        Device(DeviceKind.NVIDIA, "NVIDIA H200", 0, "GPU-5d5b0d45", 0),
-        Device(DeviceKind.NVIDIA, "NVIDIA H200", 1, "", None),
-    ]
-    assert found[1].variables() == {"CUDA_VISIBLE_DEVICES": "1"}
-
-
 def test_amds_library_gives_hips_order() -> None:
     assert from_amdsmi(_smi()) == [
-        Device(DeviceKind.AMD, "AMD Instinct MI300X second", 0, "GPU-second", None),
-        Device(DeviceKind.AMD, "AMD Instinct MI300X first", 1, "GPU-first", 1),
+        Device(AMD, "AMD Instinct MI300X second", 0, "GPU-second", variables=variables(0)),
+        Device(AMD, "AMD Instinct MI300X first", 1, "GPU-first", 1, variables=variables(1)),
     ]
 
 
@@ -184,38 +157,22 @@ def test_an_amdsmi_that_does_not_know_hips_order_is_not_asked() -> None:
     assert from_amdsmi(old) == []
 
 
-def test_the_variables_leave_one_device() -> None:
-    assert Device(DeviceKind.NVIDIA, "a", 1, "GPU-1").variables() == {
-        "CUDA_VISIBLE_DEVICES": "GPU-1"
-    }
-    amd = Device(DeviceKind.AMD, "a", 3, "GPU-3").variables()
-    assert amd == {"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}
-    assert Device(DeviceKind.CPU, "CPU").variables() == {}
-
-
 def test_what_the_scheduler_hides_stays_hidden(
     sys_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml, "devices", lambda: list(NVML))
     monkeypatch.setattr(discovery, "_module", lambda _: None)
-    environ = {
-        "CUDA_VISIBLE_DEVICES": "GPU-1",
-        "ROCR_VISIBLE_DEVICES": "1,0",
-        "HIP_VISIBLE_DEVICES": "0",
-    }
-    found = discovery.discover(sys_root, sys_root, environ)
-    assert [(device.kind, device.index) for device in found] == [
-        (DeviceKind.NVIDIA, 1),
-        (DeviceKind.AMD, 1),
-    ]
+    environ = {"OTHERS": "1", "ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}
+    with discovery.VENDORS.adding("others", OTHERS):
+        found = discovery.discover(sys_root, sys_root, environ)
+        assert "OTHERS" in discovery.visibility()
+    assert [(device.kind, device.index) for device in found] == [("other", 1), (AMD, 1)]
 
 
 def test_a_machine_without_devices_has_its_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml, "devices", list)
     monkeypatch.setattr(discovery, "_module", lambda _: None)
-    assert discovery.discover(tmp_path, tmp_path, {}) == [Device(DeviceKind.CPU, "CPU")]
+    assert discovery.discover(tmp_path, tmp_path, {}) == [Device(CPU, "CPU")]
 
 
 @pytest.mark.parametrize(
@@ -225,12 +182,12 @@ def test_a_machine_without_devices_has_its_cpu(
 def test_a_visibility_variable_ends_at_the_first_unknown_word(
     visible: str | None, left: list[int]
 ) -> None:
-    devices = [Device(DeviceKind.AMD, "a", 0), Device(DeviceKind.AMD, "a", 1)]
+    devices = [Device(AMD, "a", 0), Device(AMD, "a", 1)]
     assert [device.index for device in narrow(devices, visible)] == left
 
 
 def test_devices_are_chosen_by_number() -> None:
-    devices = [Device(DeviceKind.AMD, name) for name in "abc"]
+    devices = [Device(AMD, name) for name in "abc"]
     assert choose(devices, "all") == [0, 1, 2]
     assert choose(devices, "2,0") == [0, 2]
     assert choose(devices, "0-1") == [0, 1]

@@ -16,7 +16,7 @@ import pytest
 
 from tuna.sandbox import processes
 from tuna.sandbox.box import Box
-from tuna.sandbox.discovery import VISIBILITY
+from tuna.sandbox.discovery import visibility
 from tuna.sandbox.processes import (
     Child,
     ChildCancelled,
@@ -335,7 +335,7 @@ def test_a_child_dies_with_its_parent() -> None:
     assert eventually(lambda: gone(int(parent.stdout)))
 
 
-@pytest.mark.parametrize("name", VISIBILITY)
+@pytest.mark.parametrize("name", visibility())
 def test_a_child_sees_the_device_that_its_worker_was_given(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,8 +346,8 @@ def test_a_child_sees_the_device_that_its_worker_was_given(
 
 
 def test_a_device_that_is_hidden_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert python("import os; print(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))").output == "''\n"
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "")
+    assert python("import os; print(repr(os.environ.get('ROCR_VISIBLE_DEVICES')))").output == "''\n"
 
 
 def test_a_program_that_nobody_wants_any_more_is_killed_with_all_that_it_started(

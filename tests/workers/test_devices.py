@@ -16,7 +16,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report
-from tuna.sandbox.discovery import Device, DeviceKind
+from tuna.sandbox.discovery import AMD, CPU, VENDORS, Device, Vendor, narrow
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
@@ -26,8 +26,8 @@ from tuna.workers.runner import Runner
 
 SETTINGS = Settings(eval_cpus="0")
 CARDS = [
-    Device(DeviceKind.NVIDIA, "H100", 0, "GPU-a"),
-    Device(DeviceKind.AMD, "gfx942", 1, "GPU-b"),
+    Device("other", "H100", 0, "GPU-a", variables={"OTHERS": "GPU-a"}),
+    Device(AMD, "gfx942", 1, "GPU-b", variables={"ROCR_VISIBLE_DEVICES": "1"}),
 ]
 
 
@@ -36,7 +36,7 @@ class Anywhere(NoopLibrary):
 
 
 class OnAmd(NoopLibrary):
-    device_kind = DeviceKind.AMD
+    device_kind = AMD
 
 
 def test_a_library_gets_a_device_of_its_kind() -> None:
@@ -44,27 +44,27 @@ def test_a_library_gets_a_device_of_its_kind() -> None:
     found = device_for(OnAmd(), SETTINGS, {}, CARDS)
     assert (found.uuid, found.variables) == (
         "GPU-b",
-        {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"},
+        {"ROCR_VISIBLE_DEVICES": "1"},
     )
     assert device_for(NoopLibrary(), SETTINGS, {}, CARDS) == DeviceHandle("cpu0", cpus=(0,))
 
 
 def test_what_its_starter_chose_stands() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+    environ = {"ROCR_VISIBLE_DEVICES": "GPU-a"}
     assert device_for(Anywhere(), SETTINGS, environ, CARDS[:1]).variables == environ
 
 
 def test_without_any_gpu_it_is_the_measuring_cores() -> None:
-    cpu = [Device(DeviceKind.CPU, "CPU")]
+    cpu = [Device(CPU, "CPU")]
     found = device_for(Anywhere(), SETTINGS, {}, cpu)
     assert (found.id, found.uuid, found.cpus, found.locks) == ("cpu0", "", (0,), ("cpu0",))
-    assert device_for(Anywhere(), SETTINGS, {"CUDA_VISIBLE_DEVICES": ""}, cpu).id == "cpu0"
+    assert device_for(Anywhere(), SETTINGS, {"ROCR_VISIBLE_DEVICES": ""}, cpu).id == "cpu0"
 
 
 def test_a_device_that_only_its_variable_tells_of_is_known_by_it() -> None:
     """A driver that discovery does not know, or the stand-in for a GPU: workers as the seeds start
     them."""
-    cpu = [Device(DeviceKind.CPU, "CPU")]
+    cpu = [Device(CPU, "CPU")]
     first, second = (device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": n}, cpu) for n in "01")
     assert first.variables == {"HIP_VISIBLE_DEVICES": "0"}
     assert first.locks != second.locks, (
@@ -113,7 +113,7 @@ def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
     threads = []
     for number in "01":
         device = device_for(
-            OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(DeviceKind.CPU, "CPU")]
+            OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(CPU, "CPU")]
         )
         context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), device)
         work = (Chunk(id=number, **facts), Prints())
@@ -136,7 +136,7 @@ def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
     [
         (DeviceHandle("cpu4,5", cpus=(4, 5)), ("cpu4", "cpu5")),
         (DeviceHandle("GPU-a", "GPU-a", cpus=(4,)), ("GPU-a",)),
-        (DeviceHandle("nvidia1", "", cpus=(4,)), ("nvidia1",)),
+        (DeviceHandle("amd1", "", cpus=(4,)), ("amd1",)),
     ],
 )
 def test_two_workers_on_one_card_exclude_each_other_whatever_their_cores(
@@ -145,13 +145,8 @@ def test_two_workers_on_one_card_exclude_each_other_whatever_their_cores(
     assert device.locks == locks
 
 
-def test_the_discovered_device_is_that_which_the_variable_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for index in range(2):
-        folder = tmp_path / "driver" / "nvidia" / "gpus" / f"0000:0{index}:00.0"
-        folder.mkdir(parents=True)
-        (folder / "information").write_text(f"Model: H100\nGPU UUID: GPU-{index}\n")
-    monkeypatch.setattr("tuna.sandbox.discovery._module", lambda _: None)
-    monkeypatch.setattr("tuna.sandbox.discovery.discover.__defaults__", (tmp_path, tmp_path, {}))
-    assert device_for(Anywhere(), SETTINGS, {"CUDA_VISIBLE_DEVICES": "1"}).uuid == "GPU-1"
+def test_the_discovered_device_is_that_which_the_variable_leaves() -> None:
+    two = [Device("other", "H100", index, f"GPU-{index}") for index in range(2)]
+    vendor = Vendor(lambda _, __, environ: narrow(two, environ.get("OTHERS")), ("OTHERS",))
+    with VENDORS.adding("a", vendor):
+        assert device_for(Anywhere(), SETTINGS, {"OTHERS": "1"}).uuid == "GPU-1"

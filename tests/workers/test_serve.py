@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from tuna.errors import BadInput, LibraryMissing, ServiceError
-from tuna.sandbox.discovery import Device, DeviceKind
+from tuna.sandbox.discovery import AMD, CPU, Device
 from tuna.settings import Settings
 from tuna.workers import serve as serving
 from tuna.workers.launch import run_hook
 from tuna.workers.serve import Restarts, device_specs, serve
 
-CARDS = [Device(DeviceKind.AMD, "gfx942 x 304", index, node=None) for index in range(3)]
+CARDS = [
+    Device(AMD, "gfx942 x 304", index, variables={"ROCR_VISIBLE_DEVICES": str(index)})
+    for index in range(3)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ def test_workers_of_another_command_have_other_cores() -> None:
 
 
 def test_the_cpu_measures_on_the_cores_that_it_would_without_devices() -> None:
-    (spec,) = device_specs([Device(DeviceKind.CPU, "CPU")], "all", Settings(eval_cpus="0"), {})
+    (spec,) = device_specs([Device(CPU, "CPU")], "all", Settings(eval_cpus="0"), {})
     assert spec.env == {"TUNA_EVAL_CPUS": "0"}
 
 

@@ -202,7 +202,7 @@ from tuna.results.training import Seen as Seen
 from tuna.sandbox.cores import compile_cpus as compile_cpus
 from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
-from tuna.sandbox.discovery import DeviceKind as DeviceKind
+from tuna.sandbox.discovery import CPU as CPU
 from tuna.search.history import WarmStart as WarmStart
 from tuna.simulation.scenario import Scenario as Scenario
 from tuna.simulation.scenario import Simulated as Simulated

@@ -77,7 +77,7 @@ def layers(
 
 def _cores_of(library: str) -> str:
     """On how many cores a library measures; empty where its device is another."""
-    return api.of_all() if api.get_library(library).device_kind is api.DeviceKind.CPU else ""
+    return api.of_all() if api.get_library(library).device_kind == api.CPU else ""
 
 
 class _Sort(NamedTuple):
@@ -165,16 +165,19 @@ def _for_any(parameter: click.Parameter) -> click.Parameter:
     return either
 
 
-tune = _ByFile(
-    "tune",
-    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), a
-    Triton kernel, or a model.
+def _help() -> str:
+    sources = [*SOURCES.all().values()]
+    held = ["layers (one a line, as `tuna import` reads them)", *(one.holds for one in sources)]
+    held[-1] = f"or {held[-1]}" if sources else held[-1]
+    tuned_so = " ".join(one.help for one in sources)
+    return f"""Tune what FILE holds on this machine: {", ".join(held)}.
 
-    Layers need a tag: session, import, jobs, run and report in one. A kernel (*.py) is tuned for
-    each of --shapes. The tasks of a model (*.onnx, *.pt2) are tuned and, with -o, built into a
-    shared library. Interrupted, the same command goes on from there.
-    """,
-)
+    Layers need a tag: session, import, jobs, run and report in one. {tuned_so}
+    Interrupted, the same command goes on from there.
+    """
+
+
+tune = _ByFile("tune", _help())
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import Any
 from tuna.configs import conv
 from tuna.configs.conv import LAYOUTS, ConvConfig
 from tuna.configs.flags import Flags
-from tuna.configs.kind import ConfigKind
+from tuna.configs.kind import ConfigKind, Similar, similar_by
 from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import Direction
 from tuna.errors import BadInput
@@ -87,10 +87,35 @@ def _one_layout(given: dict[str, str], spatial_dim: int) -> str:
     return layouts.pop()
 
 
+#: Fields of a convolution that must be equal, and those whose ratio counts.
+_alike = similar_by(
+    (
+        *("fil_h", "fil_w", "conv_stride_h", "conv_stride_w"),
+        *("dilation_h", "dilation_w", "pad_h", "pad_w"),
+        *("fil_d", "conv_stride_d", "dilation_d", "pad_d", "direction"),
+        *("data_type", "in_layout", "spatial_dim", "mode"),
+    ),
+    ("batchsize", "in_channels", "out_channels", "in_d", "in_h", "in_w"),
+)
+
+
+def _similar(config: ConvConfig) -> Similar | None:
+    """Return the likeness to layers of other sizes; None if grouped and not depthwise."""
+    if config.group_count == 1:
+        grouping = "none"
+    elif config.group_count == config.in_channels == config.out_channels:
+        grouping = "depthwise"
+    else:
+        return None
+    alike = _alike(config)
+    return Similar((grouping, *alike.family), alike.sizes)
+
+
 KIND = ConfigKind(
     ConvConfig,
     commands=dict.fromkeys(_OF_COMMAND, _read),
     reference="tuna.libraries.reference:convolution",
+    similar=_similar,
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from tuna.configs.config import Config
 from tuna.configs.flags import Flags
-from tuna.configs.kind import ConfigKind
+from tuna.configs.kind import ConfigKind, similar_by
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, MAX_SIZE, DataType, check_sizes, member
 from tuna.errors import BadInput
 
@@ -232,4 +232,11 @@ KIND = ConfigKind(
     GemmConfig,
     commands=dict.fromkeys(_OF_COMMAND, _read),
     reference="tuna.libraries.reference:gemm",
+    similar=similar_by(
+        (
+            *("trans_a", "trans_b", "data_type", "b_type", "c_type"),
+            *("compute_type", "scale_a", "scale_b", "scale_c"),
+        ),
+        ("m", "n", "k", "batch_count"),
+    ),
 )

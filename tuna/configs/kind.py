@@ -14,6 +14,7 @@ import functools
 import gzip
 import hashlib
 import json
+import operator
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -30,6 +31,26 @@ CommandReader = Callable[[list[str]], Sequence[Config]]
 
 
 @dataclass(frozen=True)
+class Similar:
+    """Likeness of a config to others of its kind: params of similar ones are tried for it."""
+
+    family: tuple[object, ...]  #: equal for similar configs
+    sizes: tuple[float, ...]  #: above 0: where similar configs differ, as many in each of a family
+    batch_first: bool = True  #: the first size is that of a batch
+
+
+def similar_by(equal: Sequence[str], sizes: Sequence[str]) -> Callable[[Config], Similar]:
+    """Return the rule that configs are similar where the fields `equal` are, and differ in two
+    sizes or more, the batch's first."""
+    values, numbers = operator.attrgetter(*equal), operator.attrgetter(*sizes)
+    return lambda config: Similar(values(config), numbers(config))
+
+
+def _like_no_other(_: Config) -> None:
+    return None
+
+
+@dataclass(frozen=True)
 class ConfigKind:
     """A class of layers."""
 
@@ -41,6 +62,8 @@ class ConfigKind:
     #: empty: there is none. It takes a config and a seed, and returns a `reference.Problem` of
     #: `tuna.libraries`.
     reference: str = ""
+    #: Returns the likeness of a config to others of the kind; None for one like no other.
+    similar: Callable[[Any], Similar | None] = _like_no_other
 
     def __post_init__(self) -> None:
         if not (

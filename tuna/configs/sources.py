@@ -28,6 +28,10 @@ class Source:
     #: Reads configs at the shapes of a JSON file for `tuna import`; None: such files have none that
     #: stand alone.
     read: Callable[[Path, Path], ParsedFile] | None = None
+    #: In the help of `tuna tune`: what such a file holds ("a model"), and a sentence on
+    #: how it is tuned.
+    holds: str = "other files"
+    help: str = ""
 
 
 SOURCES: Plugins[Source] = Plugins("tuna.sources", "source", Source)

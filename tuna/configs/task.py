@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
-from tuna.configs.kind import ConfigKind, from_json
+from tuna.configs.kind import ConfigKind, Similar, from_json, kind_of
 from tuna.errors import BadInput
 
 #: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
@@ -112,4 +112,14 @@ def _is_epilogue(parts: tuple[str, ...]) -> bool:
     return len(functions) <= 1 and left.count(RESIDUAL) == len(left) - len(functions) <= 1
 
 
-KIND = ConfigKind(TaskConfig, reference="tuna.libraries.reference:task")
+def _similar(config: TaskConfig) -> Similar | None:
+    """Return the likeness to tasks with similar cores, the same layouts and epilogue."""
+    core = config.core
+    similar = None if core is None else kind_of(core).similar(core)
+    if core is None or similar is None:
+        return None
+    family = (config.layouts, config.epilogue, core.kind, *similar.family)
+    return Similar(family, similar.sizes, similar.batch_first)
+
+
+KIND = ConfigKind(TaskConfig, reference="tuna.libraries.reference:task", similar=_similar)

@@ -24,7 +24,6 @@ from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.options import Condition, JobOptions, complete
 from tuna.messages import choices
-from tuna.sandbox.discovery import DeviceKind
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.
@@ -193,7 +192,7 @@ class Library(ABC):
     conditions: Sequence[Condition] = ()
     #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use,
     #: else its measuring cores.
-    device_kind: DeviceKind | None = None
+    device_kind: str | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
     exporters: Sequence[Exporter[Any]] = ()
     #: Whether its builds use measuring cores while nothing is measured there (`RunContext.build`

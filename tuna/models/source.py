@@ -6,4 +6,12 @@ from tuna.configs.sources import Source
 
 #: How files of ONNX and of `torch.export` end.
 MODEL_ENDINGS = (".onnx", ".pt2")
-SOURCE = Source(MODEL_ENDINGS, "model", "models", "tuna.cli.model:tune")
+SOURCE = Source(
+    MODEL_ENDINGS,
+    "model",
+    "models",
+    "tuna.cli.model:tune",
+    holds="a model",
+    help="The tasks of a model (*.onnx, *.pt2) are tuned and, with -o, built into a shared"
+    " library.",
+)

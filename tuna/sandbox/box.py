@@ -26,6 +26,7 @@ import structlog
 
 from tuna.errors import ServiceError
 from tuna.sandbox import landlock, seccomp
+from tuna.sandbox.discovery import vendors
 from tuna.settings import Settings, get_settings
 from tuna.settings_file import settings_paths
 
@@ -43,9 +44,8 @@ _SYSTEM = (
 _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 #: Files of the name resolver.
 _RESOLVER = ("/etc/hosts", "/etc/resolv.conf", "/etc/gai.conf")
-#: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm
-#: and nvidia-caps. GPU drivers map `zero` shared, which is memory that no limit counts.
-_GPUS = ("kfd", "dri", "nvidia*", "zero")
+#: A device node that drivers of GPUs map shared, which is memory that no limit counts.
+_SHARED = "zero"
 #: Limit of a child's open files.
 _OPEN_FILES = 4096
 #: Where Tuna lies: a folder of installed packages, or a checkout.
@@ -163,7 +163,8 @@ def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tup
     yield from ((str(path), int(landlock.READ)) for path in box.readable)
     writable = [*box.writable, *_split(settings.sandbox_write)]
     yield from ((str(path), int(landlock.WRITE)) for path in writable)
-    nodes = (str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern))
+    patterns = [pattern for vendor in vendors() for pattern in vendor.nodes]
+    nodes = (str(node) for one in (*patterns, _SHARED) for node in Path("/dev").glob(one))
     devices = (*_DEVICES, *nodes) if box.gpus else _DEVICES
     yield from ((path, int(landlock.DEVICE)) for path in devices)
 

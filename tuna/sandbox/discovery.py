@@ -1,34 +1,34 @@
 """Devices of this machine, and the environment variables that show a process just one of them.
 
-Sources: the vendor's management library (NVML, amdsmi) if it is here and works, else the vendor's
-driver in /proc or /sys, else the measuring cores. Each takes its answers, module or root folder, so
-that tests bring their own.
+Sources: those of the vendors whose packages are installed; for AMD's its management library
+(amdsmi) if it is here and works, else the driver in /sys; else the measuring cores. Each takes its
+answers, module or root folder, so that tests bring their own. A vendor is an entry point:
+
+    [project.entry-points."tuna.devices"]
+    name = "my_package.devices:VENDOR"
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuna.errors import BadInput
-from tuna.sandbox import nvml
+from tuna.plugins import Plugins
 from tuna.settings import parse_cpus
 
 SYS = Path("/sys")
 PROC = Path("/proc")
 _AMD_VENDOR = "4098"
-#: Variables by which the runtimes of NVIDIA, AMD, OpenCL, Level Zero, SYCL and TPUs restrict a
-#: process to some devices.
-VISIBILITY = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
+#: Kinds of devices: AMD's, and this machine's measuring cores. Packages bring others.
+AMD, CPU = "amd", "cpu"
+#: Variables by which the runtimes of OpenCL, Level Zero, SYCL and TPUs restrict a process to some
+#: devices.
+_VISIBILITY = (
     "GPU_DEVICE_ORDINAL",
     "ZE_AFFINITY_MASK",
     "ONEAPI_DEVICE_SELECTOR",
@@ -36,19 +36,11 @@ VISIBILITY = (
 )
 
 
-class DeviceKind(str, Enum):
-    """Vendor of a device, which decides how it is made visible."""
-
-    NVIDIA = "nvidia"  #: CUDA_VISIBLE_DEVICES, by UUID
-    AMD = "amd"  #: ROCR_VISIBLE_DEVICES, by index
-    CPU = "cpu"  #: this machine's measuring cores; no variable
-
-
 @dataclass(frozen=True)
 class Device:
     """A device that one eval worker can have for itself."""
 
-    kind: DeviceKind
+    kind: str  #: as in `Library.device_kind`
     name: str  #: its marketing name
     index: int = 0  #: its runtime's number while all devices are visible
     uuid: str = ""  #: as its runtime's visibility variable takes it; empty: it has none
@@ -56,28 +48,41 @@ class Device:
     arch: str = ""  #: such as sm_90 or gfx942; empty: unknown
     units: int = 0  #: streaming multiprocessors or compute units; 0: unknown
     memory_bytes: int = 0  #: of the device; 0: unknown
+    #: Environment variables with which a process sees this device alone.
+    variables: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    def variables(self) -> dict[str, str]:
-        """Environment variables with which a process sees this device alone."""
-        if self.kind is DeviceKind.NVIDIA:
-            return {"CUDA_VISIBLE_DEVICES": self.uuid or str(self.index)}
-        if self.kind is DeviceKind.AMD:
-            # HIP numbers the devices that ROCR leaves, so HIP's own variable must name the first.
-            return {"ROCR_VISIBLE_DEVICES": str(self.index), "HIP_VISIBLE_DEVICES": "0"}
-        return {}
+
+@dataclass(frozen=True)
+class Vendor:
+    """The devices of a vendor: how they are found, and what a process needs that uses one."""
+
+    #: Returns the devices in their runtime's order, as the variables in an environment leave them,
+    #: from the root folders /sys and /proc and from what else there is.
+    find: Callable[[Path, Path, Mapping[str, str]], list[Device]]
+    #: Variables by which its runtimes restrict a process to some devices.
+    visibility: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  #: patterns of names in /dev
+
+
+VENDORS: Plugins[Vendor] = Plugins("tuna.devices", "vendor of devices", Vendor)
+
+
+def vendors() -> list[Vendor]:
+    """Return those of installed packages, and AMD."""
+    return [*VENDORS.all().values(), _AMD]
+
+
+def visibility() -> tuple[str, ...]:
+    """Return the variables that restrict a process to some devices."""
+    return (*(name for vendor in vendors() for name in vendor.visibility), *_VISIBILITY)
 
 
 def discover(
     sys_root: Path = SYS, proc_root: Path = PROC, environ: Mapping[str, str] = os.environ
 ) -> list[Device]:
     """Return the devices that this process may use, in their runtimes' order, else the CPU."""
-    nvidia = from_nvml(nvml.devices(), sys_root) or from_nvidia_driver(proc_root, sys_root)
-    amd = from_amdsmi(_module("amdsmi")) or from_kfd(sys_root)
-    nvidia = narrow(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
-    amd = narrow(
-        narrow(amd, environ.get("ROCR_VISIBLE_DEVICES")), environ.get("HIP_VISIBLE_DEVICES")
-    )
-    return nvidia + amd or [Device(DeviceKind.CPU, "CPU")]
+    found = [one for vendor in vendors() for one in vendor.find(sys_root, proc_root, environ)]
+    return found or [Device(CPU, "CPU")]
 
 
 def choose(devices: Sequence[Device], text: str) -> list[int]:
@@ -117,37 +122,13 @@ def narrow(devices: Sequence[Device], visible: str | None) -> list[Device]:
     return left
 
 
-def from_nvml(known: Iterable[nvml.NvmlDevice], sys_root: Path = SYS) -> list[Device]:
-    """Return NVIDIA's devices from what NVML knows of them."""
-    return [
-        Device(
-            DeviceKind.NVIDIA,
-            one.name,
-            index,
-            one.uuid,
-            # the domain has eight digits in NVML's bus ids, four in the kernel's
-            _pci_node(sys_root, one.bus[-12:].lower()),
-            one.arch,
-            one.units,
-            one.memory_bytes,
-        )
-        for index, one in enumerate(known)
-    ]
+def _find_amd(sys_root: Path, _: Path, environ: Mapping[str, str]) -> list[Device]:
+    found = from_amdsmi(_module("amdsmi")) or from_kfd(sys_root)
+    left = narrow(found, environ.get("ROCR_VISIBLE_DEVICES"))
+    return narrow(left, environ.get("HIP_VISIBLE_DEVICES"))
 
 
-def from_nvidia_driver(proc_root: Path = PROC, sys_root: Path = SYS) -> list[Device]:
-    """Return NVIDIA's devices from its driver's folders, one per bus address of this container."""
-    found: list[Device] = []
-    for path in sorted(proc_root.glob("driver/nvidia/gpus/*/information")):
-        pairs = (line.partition(":") for line in path.read_text().splitlines())
-        facts = {name.strip(): value.strip() for name, _, value in pairs}
-        uuid = facts.get("GPU UUID", "?")
-        node = _pci_node(sys_root, path.parent.name)
-        if "?" in uuid:  # the driver writes question marks until the device is first used
-            uuid = ""
-        name = facts.get("Model", "NVIDIA GPU")
-        found.append(Device(DeviceKind.NVIDIA, name, len(found), uuid, node))
-    return found
+_AMD = Vendor(_find_amd, ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), ("kfd", "dri"))
 
 
 def from_amdsmi(smi: Any) -> list[Device]:
@@ -164,8 +145,9 @@ def from_amdsmi(smi: Any) -> list[Device]:
             name = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
             order = smi.amdsmi_get_gpu_enumeration_info(handle)
             index, uuid = int(order["hip_id"]), str(order.get("hip_uuid", ""))
-            node = int(smi.amdsmi_topo_get_numa_node_number(handle))
-            found.append(Device(DeviceKind.AMD, name, index, uuid, None if node < 0 else node))
+            number = int(smi.amdsmi_topo_get_numa_node_number(handle))
+            node = None if number < 0 else number
+            found.append(Device(AMD, name, index, uuid, node, variables=_amd_variables(index)))
         return sorted(found, key=lambda device: device.index)
     except (smi.AmdSmiException, KeyError, ValueError):
         return []
@@ -191,8 +173,14 @@ def from_kfd(sys_root: Path = SYS) -> list[Device]:
         uuid = f"GPU-{unique:016x}" if unique else ""
         memory = sum(_bank_bytes(bank) for bank in path.glob("mem_banks/*/properties"))
         name = f"{arch} x {units}"
-        found.append(Device(DeviceKind.AMD, name, len(found), uuid, node, arch, units, memory))
+        variables = _amd_variables(len(found))
+        found.append(Device(AMD, name, len(found), uuid, node, arch, units, memory, variables))
     return found
+
+
+def _amd_variables(index: int) -> Mapping[str, str]:
+    # HIP numbers the devices that ROCR leaves, so HIP's own variable must name the first.
+    return {"ROCR_VISIBLE_DEVICES": str(index), "HIP_VISIBLE_DEVICES": "0"}
 
 
 def _bank_bytes(path: Path) -> int:
@@ -211,7 +199,8 @@ def _properties(path: Path) -> dict[str, str]:
     return {words[0]: words[1] for words in (line.split() for line in lines) if len(words) == 2}
 
 
-def _pci_node(sys_root: Path, address: str) -> int | None:
+def pci_node(sys_root: Path, address: str) -> int | None:
+    """Return the NUMA node of a device by its bus address, such as `0000:3b:00.0`."""
     return _number(sys_root / "bus" / "pci" / "devices" / address / "numa_node")
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 
 from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
-from tuna.sandbox.discovery import VISIBILITY
+from tuna.sandbox.discovery import visibility
 from tuna.sandbox.process_tree import CpuLimit, end, ended
 from tuna.sandbox.python import bare_command, module_command
 from tuna.sandbox.self_limits import forbid_inspection
@@ -32,10 +32,9 @@ TAIL_BYTES = 64 << 10
 #: Maximum length of an answer; a longer one counts as garbage.
 MAX_ANSWER_BYTES = 64 << 20
 #: Variables of this process that a child may see; no others, because some hold secrets.
-ALLOWED = (
+_ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
     *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
-    *VISIBILITY,  # without these it would measure on the first device
 )
 _CLOSED = Box()
 #: Timeout of one poll, after which the clock and the child are checked again.
@@ -112,7 +111,9 @@ def _object(answer: Any) -> dict[str, Any]:
 
 def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The allowed variables of this process, Tuna's place in PYTHONPATH, and `extra` over both."""
-    env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
+    # without those of devices it would measure on the first one
+    allowed = (*_ALLOWED, *visibility())
+    env = {name: os.environ[name] for name in allowed if name in os.environ}
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     if "site-packages" not in _ROOT.parts:
         paths.append(str(_ROOT))

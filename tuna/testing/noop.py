@@ -16,7 +16,7 @@ from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.libraries.options import JobOptions
-from tuna.sandbox.discovery import DeviceKind
+from tuna.sandbox.discovery import CPU
 from tuna.vocabulary import Cause, Resource
 
 
@@ -36,7 +36,7 @@ class NoopLibrary(Library):
 
     name = "noop"
     kinds: tuple[str, ...] = ("convolution", "gemm")
-    device_kind = DeviceKind.CPU
+    device_kind = CPU
     options = NoopOptions
     steps: tuple[Step, ...] = (
         Step("build", Resource.CPU, chunk=50),

@@ -18,7 +18,7 @@ from tuna.sandbox import discovery
 from tuna.sandbox.core_lending import measuring
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.device_lock import device_lock
-from tuna.sandbox.discovery import VISIBILITY, Device, DeviceKind
+from tuna.sandbox.discovery import CPU, Device, visibility
 from tuna.settings import Settings, get_settings
 
 
@@ -34,24 +34,20 @@ def device_for(
         return elsewhere
     cpus, kind = eval_cpus(settings), library.device_kind
     cores = DeviceHandle(f"cpu{','.join(map(str, cpus))}", cpus=cpus)
-    if kind is DeviceKind.CPU:
+    if kind == CPU:
         return cores
     here = discovery.discover(environ=environ) if found is None else found
-    usable = [
-        device
-        for device in here
-        if device.kind is not DeviceKind.CPU and kind in (None, device.kind)
-    ]
-    chosen = {name: environ[name] for name in VISIBILITY if name in environ}
+    usable = [device for device in here if device.kind != CPU and kind in (None, device.kind)]
+    chosen = {name: environ[name] for name in visibility() if name in environ}
     if usable:
         device = usable[0]
-        identity = device.uuid or f"{device.kind.value}{device.index}"
-        return DeviceHandle(identity, device.uuid, chosen or device.variables(), cpus)
+        identity = device.uuid or f"{device.kind}{device.index}"
+        return DeviceHandle(identity, device.uuid, chosen or device.variables, cpus)
     # A device that discovery cannot see: an unknown driver, or a stand-in.
     names = ",".join(f"{name}={value}" for name, value in sorted(chosen.items()) if value)
     if not names and kind is None:
         return cores
-    return DeviceHandle(names or f"{kind.value if kind else 'device'}0", "", chosen, cpus)
+    return DeviceHandle(names or f"{kind or 'device'}0", "", chosen, cpus)
 
 
 def place_of(worker: str, device: DeviceHandle | None, node: str = "") -> str:

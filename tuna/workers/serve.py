@@ -19,7 +19,7 @@ from tuna import logs
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
 from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
-from tuna.sandbox.discovery import Device, DeviceKind
+from tuna.sandbox.discovery import CPU, Device
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
 from tuna.signals import SignalEvent
@@ -101,7 +101,7 @@ def device_specs(
     other cores.
     """
     numbers = discovery.choose(found, chosen)
-    if any(device.kind is DeviceKind.CPU for device in found):
+    if any(device.kind == CPU for device in found):
         shares = [eval_cpus(settings)] * len(found)
     else:
         usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()
@@ -113,7 +113,7 @@ def device_specs(
             name=f"eval-{number}",
             env={
                 **common,
-                **found[number].variables(),
+                **found[number].variables,
                 "TUNA_EVAL_CPUS": ",".join(map(str, shares[number])),
             },
         )

@@ -48,7 +48,7 @@ from tuna.libraries.miopen.formats.database_file import device_name
 from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
-from tuna.sandbox.discovery import DeviceKind
+from tuna.sandbox.discovery import AMD
 from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
@@ -77,7 +77,7 @@ class MiopenLibrary(Library):
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
-    device_kind = DeviceKind.AMD
+    device_kind = AMD
     options = MiopenOptions
     #: With the limits of one call of fin, which the job option `timeout_s` replaces.
     steps = (

@@ -23,7 +23,7 @@ from tuna.libraries.options import LAYOUTS, Condition, complete
 from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
-from tuna.sandbox.discovery import DeviceKind
+from tuna.sandbox.discovery import CPU
 from tuna.sandbox.processes import Child, ChildFault, child_env
 
 #: The wheel that holds the library. Intel's own of later years need 600 MB of runtimes.
@@ -188,7 +188,7 @@ class OneDnnLibrary(OneStepLibrary):
 
     name = "onednn"
     kinds = ("convolution", "gemm")
-    device_kind = DeviceKind.CPU
+    device_kind = CPU
     conditions: Sequence[Condition] = (*OneStepLibrary.conditions, LAYOUTS)
     builder = f"{_CHILD}:OneDnnBuilder"
     loader = f"{_CHILD}:OneDnnLoader"

@@ -35,7 +35,7 @@ from tuna.libraries.tvm import boards, toolchain
 from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, readable
 from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
-from tuna.sandbox.discovery import DeviceKind
+from tuna.sandbox.discovery import CPU
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed, ChildFault
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
@@ -91,7 +91,7 @@ class TvmLibrary(SearchingLibrary):
 
     name = "tvm"
     kinds = ("convolution", "gemm", "task", "model")
-    device_kind = DeviceKind.CPU
+    device_kind = CPU
     options = TvmJobOptions
     in_rounds = frozenset(row.name for row in (*SEARCHED, FUNCTION))
     exporters = (TvmDatabaseExporter(),)
