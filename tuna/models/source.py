@@ -1,9 +1,0 @@
-"""Files of models, as `tuna tune` takes them."""
-
-from __future__ import annotations
-
-from tuna.configs.sources import Source
-
-#: How files of ONNX and of `torch.export` end.
-MODEL_ENDINGS = (".onnx", ".pt2")
-SOURCE = Source(MODEL_ENDINGS, "model", "models", "tuna.cli.model:tune")
