@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = ("tuna", "scripts", "examples", "benchmarks")
+_FOLDERS = ("tuna", "packages", "scripts", "examples", "benchmarks")
 #: Modules that deserialise objects or code, or run shell commands.
 _MODULES = {
     "pickle",
@@ -96,12 +96,13 @@ def _sources() -> list[Path]:
         path
         for folder in _FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if "build" not in path.relative_to(ROOT).parts
+        if not {"build", "tests"} & {*path.relative_to(ROOT).parts}
     ]
     scripts = [
         path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]
     ]
-    return [*files, *scripts, *sorted(ROOT.glob("*.py"))]
+    programs = [path for path in sorted(ROOT.glob("*.py")) if path.name != "conftest.py"]
+    return [*files, *scripts, *programs]
 
 
 def _name(node: ast.expr) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tuna_models import files
 from tuna_models.files import BuildCache, key_of
 
@@ -19,6 +21,16 @@ def test_a_build_is_found_by_all_that_went_into_it(tmp_path: Path) -> None:
     assert (tmp_path / "out.so").read_bytes() == b"code"
     assert key == key_of({"winograd": True, "model": "a"})
     assert key != key_of({"model": "a", "winograd": False})
+
+
+def test_a_build_depends_on_the_code_of_each_package_that_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packages, keys = files._CODE, {key_of({})}
+    for name in packages:
+        monkeypatch.setattr(files, "_CODE", [one for one in packages if one != name])
+        keys.add(key_of({}))
+    assert len(keys) == 1 + len(packages)
 
 
 def test_the_oldest_builds_are_forgotten_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,9 +22,8 @@ from tuna.vocabulary import MAX_BYTES
 _HINT = "a model's weights lie in its own folder or below it, in plain files, without links"
 #: Number of the latest builds that are kept.
 _KEPT = 8
-_PACKAGE = Path(__file__).parents[1]
 #: Packages with code on which a build depends.
-_CODE = ("models", "libraries/tvm", "configs")
+_CODE = ("tuna_models", "tuna.libraries.tvm", "tuna.configs")
 
 
 def read(path: Path) -> bytes:
@@ -138,7 +138,10 @@ def _sha256(path: Path) -> str:
 
 def _code() -> str:
     digest = hashlib.sha256()
-    for folder in _CODE:
-        for path in sorted((_PACKAGE / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+    for name in _CODE:
+        spec = find_spec(name)
+        assert spec is not None
+        for folder in spec.submodule_search_locations or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(path.read_bytes())
     return digest.hexdigest()
