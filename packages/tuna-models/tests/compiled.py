@@ -18,7 +18,8 @@ from tuna.libraries.tvm.kernel_child import TvmLoader
 from tuna.libraries.tvm.model_answers import Answer, Answers, Case, ModelProblem, Run
 from tuna_models import build, edges, importer, inputs, program, rules
 from tuna_models.build import Planned, TaskKernels
-from tuna_models.program import BODY, PROGRAM, Program
+from tuna_models.files import BODY, PROGRAM
+from tuna_models.program import Program
 from tuna_models.segments import Form
 
 

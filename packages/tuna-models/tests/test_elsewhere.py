@@ -30,7 +30,7 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import board_child
 from tuna.libraries.tvm.solvers import MODEL, applicable, unsupported
 from tuna_models import api as models_api
-from tuna_models.api import model_work
+from tuna_models import work as models_work
 from tuna_models.choice import ResultScope
 
 #: Of another machine with this one's linker, so that no cross compiler is needed.
@@ -64,11 +64,12 @@ def test_a_session_decides_the_target_and_its_workers_are_elsewhere(
     assert there == {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 3}
     asked: list[int] = []
 
-    def enqueue(session_id: int, **_: Any) -> None:
+    def run(session_id: int, *, workers: bool, **_: Any) -> None:
+        assert not workers, "they are elsewhere"
         asked.append(session_id)
         raise Served
 
-    monkeypatch.setattr(running, "enqueue", enqueue)
+    monkeypatch.setattr(running, "run", run)
     with pytest.raises(Served):
         models_api.build_model("net", tmp_path / "net.so", session_id=session)
     assert asked == [session]
@@ -84,7 +85,7 @@ def test_a_session_decides_the_target_and_its_workers_are_elsewhere(
     assert not (tmp_path / "net.so").exists()
     # the same import is still the one for this machine
     with models_api.open_work(model="net") as work:
-        assert json.loads(model_work.find_model("net", work).manifest.target) == here
+        assert json.loads(models_work.find_model("net", work).manifest.target) == here
         assert (work.own, work.runs_here) == (True, True)
 
 
@@ -110,7 +111,7 @@ def test_a_whole_model_is_for_its_own_target_alone() -> None:
 def test_results_of_an_emulated_device_count_for_it_alone() -> None:
     facts = {"library": "tvm", "library_version": "1", "arch": "a", "num_cu": 1, "toolchain": "t"}
     board = Environment(**facts, flags={"emulator": "qemu"})  # type: ignore[arg-type]
-    work = model_work.ModelWork(board, own=False, lasting=SimpleNamespace())  # type: ignore[arg-type]
+    work = models_work.ModelWork(board, own=False, lasting=SimpleNamespace())  # type: ignore[arg-type]
     assert work.scope() == ResultScope(simulated=True)
 
 

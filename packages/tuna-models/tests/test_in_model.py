@@ -16,8 +16,7 @@ from test_plan import TARGET
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
-from tuna_models import build, choosing, importer, inputs, runtimes
-from tuna_models.api import model_making
+from tuna_models import build, checked_build, choosing, importer, inputs, runtimes
 from tuna_models.build import Planned, Record, TaskKernels
 from tuna_models.manifest import Class
 from tuna_models.program import Program
@@ -114,11 +113,11 @@ def test_the_fastest_kernel_inside_the_model_is_chosen(
     times_ms: dict[str, float], chosen: int | None, left: list[str] | None
 ) -> None:
     places: dict[str, int | None] = {"a": 0, "b": 1, "c": None}
-    found = model_making._fastest(places, times_ms)
-    assert found == {"times_ms": list(times_ms.values()), "chosen": chosen}
+    found = checked_build._fastest(places, times_ms)
+    assert (found.times_ms, found.chosen) == (tuple(times_ms.values()), chosen)
     known = {"task": ["first", "second"], "other": ["only"]}
     wanted = {"other": ["only"]} | ({"task": left} if left else {})
-    assert model_making._with_chosen(known, {"task": chosen}) == wanted
+    assert checked_build._with_chosen(known, {"task": chosen}) == wanted  # type: ignore[arg-type]
 
 
 def test_estimates_are_of_the_families_that_have_the_core() -> None:

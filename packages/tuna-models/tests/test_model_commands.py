@@ -34,10 +34,11 @@ from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
 from tuna_models import api as models_api
 from tuna_models import store
-from tuna_models.api import model_tuning
-from tuna_models.api.model_work import SESSION
+from tuna_models.api import tuning
+from tuna_models.child_answers import ChildAnswer
 from tuna_models.manifest import Manifest, ManifestTask
 from tuna_models.process import ModelProcess
+from tuna_models.work import SESSION
 
 #: NumPy has no threads of its own there.
 ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -135,7 +136,7 @@ def test_what_goes_wrong_in_the_child_is_told_in_a_sentence(
 
     monkeypatch.setattr(Child, "call", fail)
     with ModelProcess("{}", "net") as process, pytest.raises(BadInput) as refused:
-        process.call("check")
+        process.call(ChildAnswer, "check")
     assert str(refused.value) == told
     assert refused.value.hint == "run it as tuna --debug to see where"
     assert "the traceback" in str(refused.value.__cause__)
@@ -202,7 +203,7 @@ def test_a_name_that_cannot_be_used_is_refused(name: str) -> None:
 
 def test_the_command_line_imports_neither_tvm_nor_onnx() -> None:
     program = (
-        "import sys, tuna_models.cli.model, tuna_models.api.models, tuna_models.store\n"
+        "import sys, tuna_models.cli.model, tuna_models.api.importing, tuna_models.store\n"
         "import tuna_models.process, tuna_models.manifest\n"
         "print(sorted({'tvm', 'onnx', 'torch', 'numpy'} & set(sys.modules)))"
     )
@@ -269,7 +270,7 @@ def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.Mo
         raise AssertionError("the jobs of the other model would be waited for")
 
     monkeypatch.setattr(running, "run", run)
-    monkeypatch.setattr(model_tuning._Tuning, "_load", lambda *_: None)
+    monkeypatch.setattr(tuning._Tuning, "_load", lambda *_: None)
     tuned = models_api.tune_model("b", events=RunEvents(seen.append))
     assert [(one.wanted, one.unfinished) for one in seen] == [(2, 2), (2, 0)]
     assert tuned.errored == 2

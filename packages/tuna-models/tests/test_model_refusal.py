@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from tuna.errors import BadInput
-from tuna_models.api import model_making
-from tuna_models.api.model_making import Checked, Checks, judge
+from tuna_models import checked_build
+from tuna_models.checked_build import BuildFacts, Verdict
+from tuna_models.checks import Checked, Checks, judge
+from tuna_models.child_answers import ChildAnswer, Contenders, Plan
+from tuna_models.whole_job import MeasuredModel
 
+PLAN = Plan(classes={}, functions={}, calls={}, places={}, refused_records={}, operations=0)
 FAILED = "AxisError: axis 3 is out of bounds"
 
 
@@ -91,72 +95,99 @@ def test_where_the_reference_has_no_answer_the_others_count() -> None:
     assert refused.value.hint.endswith("pip install onnxruntime")
 
 
-class Making:
+class Scene:
     """A build of which the answers of runtimes, and the outcomes of its jobs, are given."""
 
-    def __init__(self, errors: dict[str, float], unanswered: dict[str, str]) -> None:
-        manifest = SimpleNamespace(opset="17", tasks=())
-        self.wanted = SimpleNamespace(checks=Checks(), manifest=manifest, winograd=True)
-        self.given: dict[str, Any] = {}
-        self._errors, self._unanswered = errors, unanswered
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        errors: dict[str, float],
+        unanswered: dict[str, str] | None = None,
+    ) -> None:
+        self._errors, self._unanswered = errors, unanswered or {}
         self.asked: list[str] = []
+        monkeypatch.setattr(checked_build, "measure", self._measured)
 
-    def call(self, _op: str, *, by: str, **_: Any) -> dict[str, Any]:
+    def call(self, kind: type[ChildAnswer], op: str, *, by: str = "", **_: Any) -> ChildAnswer:
+        """The child's answer."""
+        if op == "difference":
+            return kind(error=self._errors["between"])
         self.asked.append(by)
-        rule = {"rule": "equal", "tolerance": 1e-3, "quantised": 0}
-        return {"unanswered": self._unanswered.get(by, ""), **rule}
+        return kind(unanswered=self._unanswered.get(by, ""), rule="equal")
 
-    def answers_by(self, name: str) -> Path:
-        return Path(name)
+    def _measured(self, _work: Any, _model: Any, _folder: Path, answers: Path, _: int) -> Any:
+        error = self._errors[answers.stem]
+        right, fault = error <= 1e-3, "" if error <= 1e-3 else f"y differs by {error}"
+        figures = {"times_ms": [1.0], "time_ms": 1.0, "low_ms": 1.0, "high_ms": 1.0, "clock": "cpu"}
+        facts = {"functions": answers.stem, "parts_ms": {}, "device": "", "noisy": False}
+        return MeasuredModel(1, **figures, **facts, error=error, right=right, report=fault)
 
-    def measure(self, _plan: Any, answers: Path) -> Any:
-        error = self._errors[answers.name]
-        right, fault = error <= 1e-3, f"y differs by {error}"
-        return SimpleNamespace(error=error, right=right, by=answers.name, report="", fault=fault)
-
-    def difference(self, *_: Path) -> float:
-        return self._errors["between"]
-
-
-def judged(making: Making) -> tuple[Any, dict[str, Any]]:
-    return model_making._Answers(making).judged({})  # type: ignore[arg-type]
+    def judged(self) -> Verdict:
+        """The verdict on the model's answer."""
+        manifest = SimpleNamespace(opset="17", tasks=(), inputs=(), shapes={}, values={})
+        build = SimpleNamespace(
+            checks=Checks(), manifest=manifest, winograd=True, work=None, model=None
+        )
+        draft = checked_build._Draft(build, self, Path("folder/model/net.onnx"))  # type: ignore[arg-type]
+        return draft.judged(PLAN)
 
 
-def test_no_other_runtime_is_asked_where_the_reference_agrees() -> None:
-    making = Making({"reference": 1e-6}, {})
-    measured, verdict = judged(making)
-    assert (making.asked, measured.by) == ([""], "reference")
-    assert verdict == {
+def test_no_other_runtime_is_asked_where_the_reference_agrees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch, {"reference": 1e-6})
+    verdict = scene.judged()
+    assert (scene.asked, verdict.measured.functions) == ([""], "reference")
+    assert verdict.model_dump(exclude={"measured"}) == {
         "errors": {"reference": 1e-6},
         "remark": "",
         "rule": "equal",
-        "near": 1e-3,
+        "tolerance": 1e-3,
         "quantised": 0,
         "report": "",
     }
 
 
-def test_a_runtime_that_differs_from_a_right_model_is_said_to() -> None:
-    assert model_making._disagreement({"onnxruntime": 0.0069}, quantised=True) == (
+def test_a_runtime_that_differs_from_a_right_model_is_said_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdict = Scene(monkeypatch, {"reference": 1e-6}).judged()
+    facts = BuildFacts(
+        plan=PLAN,
+        verdict=verdict.model_copy(update={"quantised": 2}),
+        compared={},
+        contenders=Contenders(errors={"onnxruntime": 0.0069}),
+        made_at="",
+    )
+    assert facts.remark == (
         "the built model, right by its reference, differs from onnxruntime by 0.0069 of the largest"
         " value, as quantised models do from one runtime to the next"
     )
+    assert facts.errors == {"reference": 1e-6, "onnxruntime": 0.0069}
+    near = facts.model_copy(update={"contenders": Contenders(errors={"onnxruntime": 1e-4})})
+    assert near.remark == ""
 
 
 @pytest.mark.parametrize("unanswered", [FAILED, ""])
-def test_onnxruntime_is_asked_where_the_reference_has_no_answer_or_another(unanswered: str) -> None:
-    making = Making({"reference": 0.5, "onnxruntime": 1e-6, "between": 0.5}, {"": unanswered})
-    measured, verdict = judged(making)
-    assert (making.asked, measured.by) == (["", "onnxruntime"], "onnxruntime")
-    assert verdict["remark"].startswith("ONNX's reference evaluator")
+def test_onnxruntime_is_asked_where_the_reference_has_no_answer_or_another(
+    unanswered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {"reference": 0.5, "onnxruntime": 1e-6, "between": 0.5}
+    scene = Scene(monkeypatch, errors, {"": unanswered})
+    verdict = scene.judged()
+    assert (scene.asked, verdict.measured.functions) == (["", "onnxruntime"], "onnxruntime")
+    assert verdict.remark.startswith("ONNX's reference evaluator")
     compared = {"onnxruntime"} if unanswered else {"reference", "onnxruntime"}
-    assert verdict["errors"].keys() == compared
+    assert verdict.errors.keys() == compared
 
 
-def test_a_wrong_model_is_refused_whether_or_not_there_is_another_runtime() -> None:
+def test_a_wrong_model_is_refused_whether_or_not_there_is_another_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent = {"onnxruntime": "Absent: not installed"}
     with pytest.raises(BadInput, match=r"by 0\.5"):
-        judged(Making({"reference": 0.5}, {"onnxruntime": "Absent: not installed"}))
+        Scene(monkeypatch, {"reference": 0.5}, absent).judged()
     with pytest.raises(BadInput, match=r"by onnxruntime, which agrees with it, y differs by 0\.4"):
-        judged(Making({"reference": 0.5, "onnxruntime": 0.4, "between": 1e-6}, {}))
+        Scene(monkeypatch, {"reference": 0.5, "onnxruntime": 0.4, "between": 1e-6}).judged()
     with pytest.raises(BadInput, match="no other runtime is here that can"):
-        judged(Making({}, {"": FAILED, "onnxruntime": "Absent: not installed"}))
+        Scene(monkeypatch, {}, {"": FAILED, **absent}).judged()

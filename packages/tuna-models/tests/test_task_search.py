@@ -22,7 +22,7 @@ from tuna.libraries.tvm.solvers import FUNCTION
 from tuna_models import choosing
 from tuna_models.build import Record, TaskKernels
 from tuna_models.manifest import Class
-from tuna_models.tuning import Tunable, Wanted, order
+from tuna_models.tuning_order import Tunable, Wanted, order
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1})
 TASK = TaskConfig(name="softmax", body="0" * 64)

@@ -12,9 +12,9 @@ import pytest
 from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.workers.launch import RunStopped
 from tuna_models.api import Ending, Latency, Reached
-from tuna_models.api.model_tuning import _Tuning
+from tuna_models.api.tuning import _Tuning
 from tuna_models.cli.model import reached
-from tuna_models.tuning import Budget, Wanted
+from tuna_models.tuning_order import Budget, Wanted
 
 WANTED = Latency(10.0)
 
@@ -100,9 +100,9 @@ def test_workers_stop_when_enough_is_known(monkeypatch: pytest.MonkeyPatch) -> N
         left = mine.popleft()
         return Progress({}, 3, left, 0)
 
-    monkeypatch.setattr("tuna_models.api.model_tuning.progress", progress)
-    monkeypatch.setattr("tuna_models.api.model_tuning.open_database", lambda: None)
-    monkeypatch.setattr("tuna_models.api.model_tuning.reading", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("tuna_models.api.tuning.progress", progress)
+    monkeypatch.setattr("tuna_models.api.tuning.open_database", lambda: None)
+    monkeypatch.setattr("tuna_models.api.tuning.reading", lambda _: contextlib.nullcontext())
     scene._session_id, scene._model = 1, SimpleNamespace(tag="t")  # type: ignore[assignment]
     scene._work = SimpleNamespace(events=RunEvents(shown.append))  # type: ignore[assignment]
     scene._load = lambda count: None  # type: ignore[method-assign]

@@ -19,7 +19,8 @@ from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna_models import api as models_api
 from tuna_models import child, store
-from tuna_models.api import model_tuning
+from tuna_models.api import tuning
+from tuna_models.child_answers import ChildAnswer
 from tuna_models.manifest import Manifest, ManifestTask
 
 CORE = ConvConfig(1, 16, 8, 8, 32, 1, 1)
@@ -33,8 +34,8 @@ class InProcess:
     def __init__(self, target: str, model: str) -> None:
         pass
 
-    def call(self, op: str, **arguments: Any) -> Any:
-        return child.HANDLERS[op](**arguments)
+    def call(self, kind: type[ChildAnswer], op: str, **arguments: Any) -> Any:
+        return kind.model_validate(child.HANDLERS[op](**arguments))
 
     def __enter__(self) -> InProcess:
         return self
@@ -48,7 +49,7 @@ class InProcess:
 def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     layouts: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_tuning, "ModelProcess", InProcess)
+    monkeypatch.setattr(tuning, "ModelProcess", InProcess)
     monkeypatch.setattr(running, "run", lambda *_, **__: None)
     here = api.init_session("tvm", "layers", conditions={"layouts": layouts})
     api.update_solvers("tvm")

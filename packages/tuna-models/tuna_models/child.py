@@ -19,16 +19,26 @@ from tuna.libraries.tvm.model_answers import Answer, Answers, Case
 from tuna.libraries.tvm.whole_models import extract_object
 from tuna_models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
 from tuna_models.build import Record, TaskKernels
-from tuna_models.manifest import Class
+from tuna_models.child_answers import (
+    ChildAnswer,
+    Contenders,
+    Estimates,
+    LargestError,
+    Plan,
+    ReadModel,
+    WeightFiles,
+    WrittenAnswers,
+)
+from tuna_models.manifest import Class, ManifestTask, ModelTensor
 from tuna_models.process import refusing
 from tuna_models.program import Program
 from tuna_models.segments import Form
 
 
 @refusing
-def locations(path: str) -> dict[str, Any]:
+def locations(path: str) -> WeightFiles:
     """The places of its weights that the model file names, unchecked."""
-    return {"locations": importer.locations(Path(path))}
+    return WeightFiles(locations=tuple(importer.locations(Path(path))))
 
 
 @refusing
@@ -39,7 +49,7 @@ def inspect(
     values: Mapping[str, Any],
     batch: int | None,
     text: str,
-) -> dict[str, Any]:
+) -> ReadModel:
     """Return the model's tasks, and the texts of those without a core.
 
     The module's text is written to the file `text`.
@@ -48,24 +58,26 @@ def inspect(
     module = importer.to_relax(model, Path(path).name)
     planned = build.plan(module, TaskKernels(_target(target), {}, winograd=False), _target(target))
     Path(text).write_text(planned.text)
-    return {
-        "opset": importer.opset(model),
-        "inputs": [
-            {
+    return ReadModel(
+        opset=importer.opset(model),
+        inputs=tuple(
+            ModelTensor(
                 **given,
-                "bounds": found["bounds"],
-                "parameter": found["name"] if found["name"] != given["name"] else "",
-            }
+                bounds=found["bounds"],
+                parameter=found["name"] if found["name"] != given["name"] else "",
+            )
             for given, found in zip(importer.inputs_of(model), inputs.of(module), strict=True)
-        ],
-        "tasks": [[task.to_json(), count] for task, count in planned.tasks()],
-        "bodies": planned.bodies,
-        "tvm": tvm.__version__,
-    }
+        ),
+        tasks=tuple(
+            ManifestTask(config=task.to_json(), count=count) for task, count in planned.tasks()
+        ),
+        bodies=planned.bodies,
+        tvm=tvm.__version__,
+    )
 
 
 @refusing
-def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]) -> dict[str, Any]:
+def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]) -> Estimates:
     """Estimate the cycles of the best point of each solver, by task key.
 
     `bodies` are the texts of tasks without a core, by their SHA-256.
@@ -74,7 +86,7 @@ def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]
     for task in map(from_json, tasks):
         assert isinstance(task, TaskConfig)
         cycles[task.key] = choosing.estimates(task, _target(target), bodies.get(task.body, ""))
-    return {"cycles": cycles}
+    return Estimates(cycles=cycles)
 
 
 @refusing
@@ -88,7 +100,7 @@ def plan(
     compare: bool,
     untuned: bool,
     folder: str,
-) -> dict[str, Any]:
+) -> Plan:
     """Plan the model, and write what crosses to workers into `folder` (`program.Program.write`).
 
     `records` are lists of [solver, params, whether of a similar task] by task key, the best first.
@@ -122,14 +134,14 @@ def plan(
             if task.key in found.records:
                 own = made.names[f"timed_{number}"][name]
                 places[task.key].setdefault(own, found.records[task.key][number])
-    return {
-        "classes": {key: str(kind) for key, kind in classes.items()},
-        "functions": functions,
-        "calls": dict(made.calls),
-        "places": places,
-        "refused_records": found.kernels.refused,
-        "operations": sum(task.flops * count for task, count in first.tasks()),
-    }
+    return Plan(
+        classes=classes,
+        functions=functions,
+        calls=dict(made.calls),
+        places=places,
+        refused_records=found.kernels.refused,
+        operations=sum(task.flops * count for task, count in first.tasks()),
+    )
 
 
 @refusing
@@ -140,13 +152,11 @@ def answer(
     given: Mapping[str, Any],
     by: str,
     output: str,
-) -> dict[str, Any]:
+) -> WrittenAnswers:
     """Write inputs and the answers to them into the file `output`: those of the reference, or of
     the runtime `by`.
 
-    Returns `unanswered`, why there is none, and else the `rule` by which the built model's are
-    compared with them, the `tolerance` of real ones, and the number of `quantised` tensors. `given`
-    are arguments of `inputs.values`.
+    `given` are arguments of `inputs.values`.
     """
     model, arrays = importer.read(Path(path), shapes, None, values), inputs.values(**given)
     near, why = rules.tolerance(model)
@@ -163,29 +173,30 @@ def answer(
         else:
             cases, titles = edges.cases(model, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
-        return {"unanswered": f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]}
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+        return WrittenAnswers(unanswered=reason)
     Answers(cases, near).write(Path(output))
     count = len(cases[0].cuts)
     text = rules.line(cases[0].outputs, near, why, count, titles)
-    return {"unanswered": "", "rule": text, "tolerance": near, "quantised": count}
+    return WrittenAnswers(rule=text, tolerance=near, quantised=count)
 
 
 @refusing
-def difference(found: str, expected: str) -> dict[str, Any]:
+def difference(found: str, expected: str) -> LargestError:
     """Return the largest error of the answers in one file against those in another."""
     ours, right = (
         [answer.values for answer in Answers.read(Path(path)).cases[0].outputs]
         for path in (found, expected)
     )
-    return {"error": inputs.largest_error(ours, right)}
+    return LargestError(error=inputs.largest_error(ours, right))
 
 
 @refusing
-def link(folder: str, functions: str, target: str, output: str) -> dict[str, Any]:
+def link(folder: str, functions: str, target: str, output: str) -> ChildAnswer:
     """Link a planned model and its compiled functions into the shared library `output`."""
     compiled = extract_object(Path(functions), Path(folder))
     program.link(Path(folder), compiled, json.loads(target), Path(output))
-    return {}
+    return ChildAnswer()
 
 
 @refusing
@@ -196,7 +207,7 @@ def compare(
     library: str,
     given: Mapping[str, Any],
     threads: int,
-) -> dict[str, Any]:
+) -> Contenders:
     """Time the built model in turn with other runtimes; see `timing.compare`.
 
     `given` are arguments of `inputs.values`.

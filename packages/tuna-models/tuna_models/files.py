@@ -20,6 +20,8 @@ from tuna.files import atomic_file
 from tuna.vocabulary import MAX_BYTES
 
 _HINT = "a model's weights lie in its own folder or below it, in plain files, without links"
+#: Files of a planned model: the functions to compile, and the program that calls them.
+BODY, PROGRAM = "body.json.gz", "program.vm"
 #: Number of the latest builds that are kept.
 _KEPT = 8
 #: Packages with code on which a build depends.

@@ -12,12 +12,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError, TunaError
 from tuna.messages import install_extra
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
+from tuna_models.child_answers import ChildAnswer
+
+Answer = TypeVar("Answer", bound=ChildAnswer)
 
 #: Enough to read, plan and compile a model of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
@@ -56,10 +59,12 @@ class ModelProcess:
         box = Box(writable=(Path(self._home.name), *writable), readable=readable)
         self._child = Child("tuna_models.child", env=child_env(variables), cpus=cpus, box=box)
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """The child's answer; raises BadInput with what it refused, or with how it ended."""
+    def call(self, kind: type[Answer], op: str, **arguments: Any) -> Answer:
+        """Return the child's answer to an operation, which is of this kind; raises BadInput with
+        what it refused, or with how it ended."""
         try:
-            return accepted(self._child.call({"op": op, **arguments}, _TIMEOUT_S))
+            answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
+            return kind.model_validate(accepted(answer))
         except ChildFailed as error:
             reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
             cause = RuntimeError(error.tail)
@@ -84,13 +89,16 @@ class ModelProcess:
         self.close()
 
 
-def refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def refusing(
+    handler: Callable[..., dict[str, Any] | ChildAnswer],
+) -> Callable[..., dict[str, Any]]:
     """Decorate a child's handler: a TunaError becomes an answer with `refused`, `hint`, `kind`."""
 
     @functools.wraps(handler)
     def answer(**arguments: Any) -> dict[str, Any]:
         try:
-            return handler(**arguments)
+            found = handler(**arguments)
+            return found.model_dump() if isinstance(found, ChildAnswer) else found
         except TunaError as error:
             return {"refused": str(error), "hint": error.hint, "kind": type(error).__name__}
 

@@ -23,10 +23,11 @@ from tuna.libraries.tvm.kernels import machine, stages
 from tuna.libraries.tvm.whole_models import MAIN, SEGMENTS, TENSORS, UNTUNED, ModelBody
 from tuna_models.blocked import opaque
 from tuna_models.build import Planned, called
+from tuna_models.files import BODY, PROGRAM
 from tuna_models.graph import substitute
 
-#: Files that `write` makes.
-BODY, PROGRAM, _MAIN = "body.json.gz", "program.vm", "main.vm"
+#: File of `main` alone, for `link`.
+_MAIN = "main.vm"
 #: Clocks of clock_gettime(2) on Linux: wall time, and the CPU time of the calling thread.
 _MONOTONIC, _THREAD_CPUTIME = 1, 3
 

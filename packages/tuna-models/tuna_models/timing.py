@@ -12,6 +12,7 @@ from tvm import relax
 
 from tuna.libraries.tvm.whole_models import arrays_of
 from tuna_models import runtimes
+from tuna_models.child_answers import Contenders
 from tuna_models.inputs import largest_error
 
 #: Characters of a runtime's reason; onnxruntime says its versions at the end of a long sentence.
@@ -31,7 +32,7 @@ def clock(threads: int) -> Callable[[], float]:
 
 def compare(
     model: Any, library: Path, inputs: Mapping[str, Any], *, threads: int = 1
-) -> dict[str, Any]:
+) -> Contenders:
     """Return the errors of a built model against other runtimes, milliseconds by contender, and
     why others do not take part.
 
@@ -54,7 +55,7 @@ def compare(
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:_REASON_CHARS]
             absent[name] = f"it cannot run the model: {reason}"
     times_ms, wall_ms = _in_turn(contenders, threads) if errors else ({}, {})
-    return {"errors": errors, "times_ms": times_ms, "wall_ms": wall_ms, "absent": absent}
+    return Contenders(errors=errors, times_ms=times_ms, wall_ms=wall_ms, absent=absent)
 
 
 def _best(

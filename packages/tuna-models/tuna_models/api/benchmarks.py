@@ -22,9 +22,9 @@ from tuna.sandbox.cores import available_cpus, measuring_with
 from tuna.settings import get_settings
 from tuna.workers.devices import device_for, measuring_on
 from tuna_models import arguments, benchmark
-from tuna_models.api.model_making import check_recorded
 from tuna_models.arguments import Argument
 from tuna_models.benchmark import BenchmarkDevice
+from tuna_models.checks import check_recorded
 
 #: An error that stands for outputs that are not finite, or of another shape.
 _NONE = sys.float_info.max

@@ -89,17 +89,14 @@ class ModelWork:
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Work through the session, with workers here if it is of this machine's environment;
         `on_progress` takes the place of that of `showing`."""
-        shown = on_progress or self.events.on_progress
-        if self.own:
-            running.run(
-                self.session_id(),
-                lasting=self.lasting,
-                on_progress=shown,
-                events=self.events,
-                on_log=self.on_log,
-            )
-        else:
-            running.enqueue(self.session_id(), on_progress=shown, events=self.events)
+        running.run(
+            self.session_id(),
+            workers=self.own,
+            lasting=self.lasting if self.own else None,
+            on_progress=on_progress,
+            events=self.events,
+            on_log=self.on_log if self.own else None,
+        )
 
 
 @contextlib.contextmanager

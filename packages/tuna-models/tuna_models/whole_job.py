@@ -27,11 +27,10 @@ from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm.solvers import MODEL
 from tuna.vocabulary import Cause, State
 from tuna.workers.launch import RunStopped
-from tuna_models.api.model_work import ModelWork
+from tuna_models.files import BODY, PROGRAM
 from tuna_models.store import StoredModel
+from tuna_models.work import ModelWork
 
-#: Files that `models/program.py` makes. It imports TVM.
-BODY, PROGRAM = "body.json.gz", "program.vm"
 _ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 #: One kernel of each task, checked and timed once; a whole model may take long to build and to run.
 _OPTIONS: Mapping[str, object] = {

@@ -15,12 +15,13 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna_models import choice, files, store
-from tuna_models.api.model_work import environment_of
+from tuna_models.child_answers import ReadModel, WeightFiles
 from tuna_models.choice import Winner
 from tuna_models.manifest import Manifest
 from tuna_models.process import ModelProcess
 from tuna_models.source import MODEL_ENDINGS
 from tuna_models.store import StoredModel
+from tuna_models.work import environment_of
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,12 @@ def import_model(
     ):
         text, copy = Path(folder) / "module.py", Path(folder) / "model" / path.name
         files.lay_out(copy, data, {})
-        places = process.call("locations", path=str(copy))["locations"]
+        places = process.call(WeightFiles, "locations", path=str(copy)).locations
         beside = {place: files.read_beside(path, place) for place in places}
         files.lay_out(copy, data, beside)
         fixed = {key: list(value) for key, value in (values or {}).items()}
         found = process.call(
+            ReadModel,
             "inspect",
             path=str(copy),
             target=target,
@@ -89,16 +91,16 @@ def import_model(
             file=artifacts.put(data),
             data={place: artifacts.put(weights) for place, weights in beside.items()},
             size_bytes=len(data) + sum(map(len, beside.values())),
-            opset=found["opset"],
-            shapes={value["name"]: tuple(value["shape"]) for value in found["inputs"]},
+            opset=found.opset,
+            shapes={value.name: value.shape for value in found.inputs},
             values=fixed,
             target=target,
-            tvm=found["tvm"],
-            inputs=found["inputs"],
-            tasks=[{"config": config, "count": count} for config, count in found["tasks"]],
+            tvm=found.tvm,
+            inputs=found.inputs,
+            tasks=found.tasks,
             text=artifacts.put(text.read_bytes()),
         )
-    bodies = {digest: body.encode() for digest, body in found["bodies"].items()}
+    bodies = {digest: body.encode() for digest, body in found.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
     with writing(engine) as connection:
         stored = store.save(connection, name, manifest, bodies)

@@ -8,7 +8,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +20,13 @@ from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna.golden.versions import find
 from tuna_models import choice
-from tuna_models.api.model_making import Build, Checks, made
-from tuna_models.api.model_work import ModelWork, find_model, open_work, planned_for
+from tuna_models.checked_build import Build, BuildFacts
+from tuna_models.checks import Checks
 from tuna_models.choice import Winner
 from tuna_models.manifest import Class
 from tuna_models.store import StoredModel
+from tuna_models.whole_job import MeasuredModel
+from tuna_models.work import ModelWork, find_model, open_work, planned_for
 
 #: Parts of a measured model: its run as a whole, and TVM's of it (`whole_models`).
 _TIMED, _UNTUNED = "timed_0", "untuned"
@@ -102,38 +104,36 @@ def build_model(
     of the same model and records that was made before is taken as it is. `work`: where it is done,
     if that is open already.
 
-    Raises NotFound, and BadInput if the answer is wrong by the rules of `models/rules.py`.
+    Raises NotFound, and BadInput if the answer is wrong by the rules of `tuna_models/rules.py`.
     """
     if not output.parent.is_dir():
         raise BadInput(f"There is no folder {output.parent}.")
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")
-    with _opened(work, name, session_id) as place:
-        model = find_model(name, place)
-        manifest = planned_for(model.manifest, place)
+    with _opened(work, name, session_id) as opened:
+        model = find_model(name, opened)
+        manifest = planned_for(model.manifest, opened)
         with reading(open_database()) as connection:
             release = None if golden is None else find(connection, golden, "tvm").id
-            source = place.scope(winograd=winograd, session_id=session_id, golden_id=release)
+            source = opened.scope(winograd=winograd, session_id=session_id, golden_id=release)
             started = time.perf_counter()
             known = choice.finalists(connection, manifest, source)
             alike = choice.nearest(connection, manifest, source, known)
             lookup_s = time.perf_counter() - started
-        records: dict[str, Any] = {
-            key: [[one.solver, one.params, False] for one in found] for key, found in known.items()
+        records = {
+            key: [(one.solver, one.params, False) for one in found] for key, found in known.items()
         }
-        records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
+        records |= {key: [(winner.solver, winner.params, True)] for key, winner in alike.items()}
         with tempfile.TemporaryDirectory(
             dir=output.parent, prefix=f".{output.name[:99]}."
         ) as folder:
             temporary = Path(folder) / "new.so"
-            wanted = Build(place, model, manifest, records, winograd, compare, checks)
-            facts, cached = made(wanted, temporary)
+            build = Build(opened, model, manifest, records, winograd, compare, checks)
+            facts = build.run(temporary)
             temporary.replace(output)
-    built = _described(
-        output, model, facts, known, cached=cached, lookup_s=lookup_s, cores=manifest.cores
-    )
-    if not cached:
-        _store_time(built, facts["measured"])
+    built = _described(output, model, facts, known, lookup_s=lookup_s, cores=manifest.cores)
+    if not facts.cached:
+        _store_time(built, facts.verdict.measured)
     target = json.loads(manifest.target)
     Path(f"{output}.json").write_text(json.dumps(_for_programs(built, target), indent=1) + "\n")
     return built
@@ -153,17 +153,14 @@ def check_model(
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
-    with _opened(work, name, session_id) as place, tempfile.TemporaryDirectory() as folder:
-        model = find_model(name, place)
-        library = Path(folder) / "new.so"
+    with _opened(work, name, session_id) as opened, tempfile.TemporaryDirectory() as folder:
+        model = find_model(name, opened)
         checks = replace(checks, untuned=False)
-        manifest = planned_for(model.manifest, place)
-        wanted = Build(place, model, manifest, {}, winograd, compare, checks)
-        facts, _ = made(wanted, library)
-    errors: Mapping[str, float] = facts["errors"]
-    return CheckedModel(
-        next(iter(errors.values())), facts["rule"], facts["report"], facts["remark"]
-    )
+        manifest = planned_for(model.manifest, opened)
+        build = Build(opened, model, manifest, {}, winograd, compare, checks)
+        facts = build.run(Path(folder) / "new.so")
+    error, verdict = next(iter(facts.errors.values())), facts.verdict
+    return CheckedModel(error, verdict.rule, verdict.report, facts.remark)
 
 
 @contextlib.contextmanager
@@ -176,65 +173,62 @@ def _opened(work: ModelWork | None, name: str, session_id: int | None) -> Iterat
 def _described(
     output: Path,
     model: StoredModel,
-    facts: Mapping[str, Any],
+    facts: BuildFacts,
     known: Mapping[str, Sequence[Winner]],
     *,
-    cached: bool,
     lookup_s: float,
     cores: int,
 ) -> BuiltModel:
-    plan, measured, compared = facts["plan"], facts["measured"], facts["compared"]
+    plan, verdict, compared = facts.plan, facts.verdict, facts.compared
     labels = {entry.task.key: entry.task.label for entry in model.manifest.tasks}
-    parts_ms: Mapping[str, float] = measured["parts_ms"]
+    parts_ms = verdict.measured.parts_ms
     spent: dict[Class, float] = defaultdict(float)
     by_label: dict[str, float] = defaultdict(float)
     tuned: dict[str, float] = defaultdict(float)
-    numbers: dict[Class, int] = defaultdict(int)
-    for function, calls in plan["calls"].items():
-        key, ms = plan["functions"].get(function, ""), parts_ms.get(function, 0.0)
-        kind = Class(plan["classes"].get(key, Class.DEFAULT))
+    for function, calls in plan.calls.items():
+        key, kind, ms = plan.task_of(function), plan.class_of(function), parts_ms.get(function, 0.0)
         spent[kind] += ms
         by_label[labels.get(key, function)] += ms
         if kind is Class.EXACT and key in known:
-            chosen = compared.get(key, {"chosen": 0})["chosen"]
+            chosen = compared[key].chosen if key in compared else 0
             alone_ms = (
-                known[key][chosen or 0].time_ms
+                known[key][chosen].time_ms
                 if chosen is not None
-                else min(compared[key]["times_ms"]) / calls
+                else min(compared[key].times_ms) / calls
             )
             tuned[labels[key]] += calls * alone_ms
     whole_ms = max(parts_ms[_TIMED], sum(spent.values())) or 1.0
-    for key in {plan["functions"].get(function, "") for function in plan["calls"]}:
-        numbers[Class(plan["classes"].get(key, Class.DEFAULT))] += 1
-    times_ms = facts.get("times_ms") or {"tuna": measured["times_ms"]}
+    # functions of no task are one row
+    kinds = {plan.task_of(function): plan.class_of(function) for function in plan.calls}
+    numbers = Counter(kinds.values())
     in_turn = (parts_ms[_UNTUNED], parts_ms[_TIMED]) if _UNTUNED in parts_ms else None
     return BuiltModel(
         path=output,
         model=model,
-        errors=facts["errors"],
-        times_ms=times_ms,
-        wall_ms=facts.get("wall_ms", {}),
-        device=measured["device"],
-        absent=facts["absent"],
-        remark=facts["remark"],
-        rule=facts["rule"],
-        report=facts["report"],
+        errors=facts.errors,
+        times_ms=facts.contenders.times_ms or {"tuna": verdict.measured.times_ms},
+        wall_ms=facts.contenders.wall_ms,
+        device=verdict.measured.device,
+        absent=facts.contenders.absent,
+        remark=facts.remark,
+        rule=verdict.rule,
+        report=verdict.report,
         tasks={kind: numbers[kind] for kind in Class if kind in numbers},
         shares={kind: ms / whole_ms for kind, ms in spent.items()},
         runtime_share=1.0 - sum(spent.values()) / whole_ms,
         functions_ms=dict(sorted(by_label.items(), key=lambda entry: -entry[1])),
         tuned_ms=dict(tuned),
         compared=len(compared),
-        made_at=facts["made_at"],
-        cached=cached,
+        made_at=facts.made_at,
+        cached=facts.cached,
         lookup_s=lookup_s,
         cores=cores,
-        refused={labels.get(key, key): reason for key, reason in plan["refused_records"].items()},
+        refused={labels.get(key, key): reason for key, reason in plan.refused_records.items()},
         untuned_ms=in_turn,
     )
 
 
-def _store_time(built: BuiltModel, measured: Mapping[str, Any]) -> None:
+def _store_time(built: BuiltModel, measured: MeasuredModel) -> None:
     """Add the model's time to those of whole models."""
     engine = open_database()
     with reading(engine) as connection:
@@ -251,10 +245,12 @@ def _store_time(built: BuiltModel, measured: Mapping[str, Any]) -> None:
             f"{one.name}={','.join(map(str, one.shape))}:{one.dtype}"
             for one in built.model.manifest.inputs
         ),
-        repeats=len(measured["times_ms"]),
-        noisy=measured["noisy"],
+        time_ms=measured.time_ms,
+        low_ms=measured.low_ms,
+        high_ms=measured.high_ms,
+        repeats=len(measured.times_ms),
+        noisy=measured.noisy,
         error=next(iter(built.errors.values())),
-        **{name: measured[name] for name in ("time_ms", "low_ms", "high_ms")},
     )
     with writing(engine) as connection:
         benchmarks.store(connection, benchmarks.new_run(), [row])

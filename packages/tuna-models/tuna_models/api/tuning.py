@@ -21,14 +21,15 @@ from tuna.db.engine import reading
 from tuna.db.jobs import Only
 from tuna.libraries.registry import get_library
 from tuna.workers.launch import RunStopped
-from tuna_models import choice, store, tuning
-from tuna_models.api.model_building import BuiltModel, build_model
-from tuna_models.api.model_making import Checks
-from tuna_models.api.model_work import SESSION, ModelWork, find_model, open_work, planned_for
+from tuna_models import choice, store, tuning_order
+from tuna_models.api.building import BuiltModel, build_model
+from tuna_models.checks import Checks
+from tuna_models.child_answers import Estimates
 from tuna_models.choice import Winner
 from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
-from tuna_models.tuning import Tunable, Wanted
+from tuna_models.tuning_order import Tunable, Wanted
+from tuna_models.work import SESSION, ModelWork, find_model, open_work, planned_for
 
 
 class Ending(str, enum.Enum):
@@ -124,14 +125,14 @@ class _Tuning:
         self._work, self._winograd, self._candidates = work, winograd, candidates
         self._model = find_model(name, work)
         self._manifest = planned_for(self._model.manifest, work)
-        self._budget = None if minutes is None else tuning.Budget(60 * minutes)
+        self._budget = None if minutes is None else tuning_order.Budget(60 * minutes)
         known = self._winners()
         self._session_id = work.session_id()
         preparation.update_solvers("tvm")
         preparation.update_applicability(self._session_id, self._model.tag)
         self._tasks = self._tunable()
-        self._waiting = deque(tuning.order(list(self._tasks.values()), candidates))
-        self._recent: deque[Wanted] = deque(maxlen=tuning.Budget.AHEAD)
+        self._waiting = deque(tuning_order.order(list(self._tasks.values()), candidates))
+        self._recent: deque[Wanted] = deque(maxlen=tuning_order.Budget.AHEAD)
         self._seen: list[Progress] = []
         self._enough: Callable[[], bool] = lambda: False
         self._tuned = TunedModel(
@@ -175,7 +176,7 @@ class _Tuning:
             if not self._seen:  # the heaviest first, as it was measured
                 self._order(built)
             self._enough = partial(self._should_meet, built, known, target_ms)
-            self._work_through(tuning.Budget.AHEAD)
+            self._work_through(tuning_order.Budget.AHEAD)
             tuned_all = self._winners() == known
 
     def _built(self, latency: Latency) -> BuiltModel:
@@ -211,15 +212,15 @@ class _Tuning:
                 for known in (before, now)
             )
             times.append(
-                tuning.TaskTime(
+                tuning_order.TaskTime(
                     labels.get(entry.task.label, 0.0),
                     entry.count,
                     old,
                     new,
-                    1.0 if task is None else tuning.open_factor(task, left[task.config_id]),
+                    1.0 if task is None else tuning_order.open_factor(task, left[task.config_id]),
                 )
             )
-        return tuning.forecast_ms(built.time_ms, times)
+        return tuning_order.forecast_ms(built.time_ms, times)
 
     def _order(self, built: BuiltModel) -> None:
         """Order the jobs that wait by the time that the model spends in their tasks."""
@@ -228,7 +229,7 @@ class _Tuning:
             if entry.task.key in self._tasks:
                 spent_ms = built.functions_ms.get(entry.task.label, 0.0)
                 tasks.append(replace(self._tasks[entry.task.key], spent_ms=spent_ms))
-        self._waiting = deque(tuning.order(tasks, self._candidates))
+        self._waiting = deque(tuning_order.order(tasks, self._candidates))
 
     @property
     def _unfinished(self) -> int:
@@ -269,7 +270,7 @@ class _Tuning:
             finished = mine.finished - self._seen[0].finished
             self._load(self._budget.more(elapsed_s, finished, mine.unfinished))
         elif mine.unfinished:
-            self._load(tuning.Budget.AHEAD - mine.unfinished)
+            self._load(tuning_order.Budget.AHEAD - mine.unfinished)
         elif whole.unfinished:
             raise RunStopped("All jobs of the model are done")
 
@@ -305,9 +306,8 @@ class _Tuning:
             return {}
         with ModelProcess(manifest.target, self._model.name) as process:
             asked = [entry.config for entry in wanted]
-            estimated = process.call(
-                "estimate", tasks=asked, target=manifest.target, bodies=bodies
-            )["cycles"]
+            arguments = {"tasks": asked, "target": manifest.target, "bodies": bodies}
+            estimated = process.call(Estimates, "estimate", **arguments).cycles
         tasks = {}
         for entry in wanted:
             config_id, solvers, loaded = found[entry.task.key]
