@@ -159,7 +159,7 @@ class _Late:
             open=rounds_alone,
             waiting=occupied,
             per_process=1,
-            ahead={},
+            queued_per_process={},
             in_flight=in_flight,
         )
         return self._policy(seen)

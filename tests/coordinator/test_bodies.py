@@ -17,7 +17,7 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConfigKind, from_json
-from tuna.coordinator import publisher
+from tuna.coordinator import staging
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import configs, jobs, sessions, solvers
@@ -186,10 +186,9 @@ def test_only_what_the_store_lacks_is_put_and_each_body_once(
     first, second, _ = (function.digest for function in FUNCTIONS)
     store.put(BODIES[second])
     assert (
-        publisher.stage_artifacts(engine, store, _items(session_id, first, None, second, first))
-        == 1
+        staging.stage_artifacts(engine, store, _items(session_id, first, None, second, first)) == 1
     )
-    assert publisher.stage_artifacts(engine, store, _items(session_id, first, second, None)) == 0
+    assert staging.stage_artifacts(engine, store, _items(session_id, first, second, None)) == 0
     assert store.get(first) == BODIES[first]
 
 
@@ -201,7 +200,7 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
 
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(StoreUnavailable, match="no room"):
-        publisher.stage_artifacts(engine, store, _items(session_id, FUNCTIONS[0].digest))
+        staging.stage_artifacts(engine, store, _items(session_id, FUNCTIONS[0].digest))
 
 
 def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:

@@ -162,7 +162,7 @@ def test_a_round_is_no_reason_to_claim_other_jobs(
         make_searches(connection, Job.id == first)
         (work,) = read_works(connection, [session_id])
     coordinator = make(replace(work, library=SearchLibrary()))
-    monkeypatch.setattr(coordinator.publisher._snapshots, "_given", gradient)
+    monkeypatch.setattr(coordinator.snapshots, "_given", gradient)
     assert coordinator.publish() == (2 if mixed else 1)
     for name, state in (("build", "searching"), ("measure", "compiled")):
         claimed.clear()
@@ -243,9 +243,9 @@ def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
         (work,) = read_works(connection, [session_id])
     monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", NEVER_S)
     coordinator = make(replace(work, library=SearchLibrary()))
-    monkeypatch.setattr(coordinator.publisher._snapshots, "_given", gradient)
+    monkeypatch.setattr(coordinator.snapshots, "_given", gradient)
     assert coordinator.publish() == 0
     with writing(engine) as connection:
         connection.execute(sa.update(Job).values(step="search", state="new"))
-    monkeypatch.setattr(coordinator.publisher._snapshots, "_given", fair)
+    monkeypatch.setattr(coordinator.snapshots, "_given", fair)
     assert coordinator.publish() == 1

@@ -196,12 +196,12 @@ def test_what_ended_predicts_what_is_left(
     coordinator = make(
         InProcess(Runner(RedisLink(redis_client, get_settings().lease_s), context)), [work]
     )
-    snapshots = coordinator.publisher._snapshots
+    snapshots = coordinator.snapshots
     coordinator.publish()
     assert snapshots._left[work.session_id].jobs == 10
     coordinator.drain.once()
     snapshots._reads.wait(0.0)
-    snapshots.policy([work])
+    snapshots.refresh([work])
     assert {(kind.step, kind.queue) for kind in snapshots._times._kinds} == {
         ("build", work.queue(LIBRARY.step("build")))
     }
@@ -239,7 +239,7 @@ def test_jobs_are_claimed_late(
     assert sum(taken(engine).values()) == 200, "four chunks, while no process is live"
     announce(engine, redis_client, *"abc")
     announce(engine, redis_client, "aside", aside="its device is lost")
-    coordinator.publisher._snapshots._counts.wait(0.0)
+    coordinator.snapshots._counts.wait(0.0)
     coordinator.publish()
     assert sum(taken(engine).values()) == 300, "two chunks for each of three processes"
     coordinator.publish()
@@ -273,7 +273,7 @@ def test_fewer_long_chunks_wait_where_no_autoscaler_counts_them(
         ended = StepResult(
             job_id=1, attempt=1, step="build", ok=True, started_at=0.0, ended_at=seconds
         )
-        coordinator.drain.pace.note(session_id, ended)
+        coordinator.pace.note(session_id, ended)
     assert coordinator.publish() == waiting
     assert coordinator.publish() == 0
 
@@ -288,7 +288,7 @@ def test_a_very_long_chunk_is_published_when_a_process_is_free(
     announce(engine, redis_client, *"abc")
     for step in ("build", "measure") if known else ():
         ended = StepResult(job_id=1, attempt=1, step=step, ok=True, started_at=0.0, ended_at=60.0)
-        coordinator.drain.pace.note(session_id, ended)
+        coordinator.pace.note(session_id, ended)
     assert coordinator.publish() == 3
     chunks = coordinator._leases.untaken()
     for chunk in chunks:
@@ -320,8 +320,8 @@ def test_it_knows_whose_work_is_done_first(
     theirs, mine = (make(Silent(), works_of(engine, [one])) for one in (first, second))
     theirs.publish()
     mine.publish()
-    assert mine.ahead() == {first: 2}
-    assert theirs.ahead() == {second: 2}
+    assert mine.chunks_before() == {first: 2}
+    assert theirs.chunks_before() == {second: 2}
     leases = mine._leases
     with reading(engine) as connection:
         chunk = (
@@ -330,7 +330,7 @@ def test_it_knows_whose_work_is_done_first(
             .first()
         )
     assert leases.take(chunk, "w:1/x", "{}")
-    assert mine.ahead() == {}, "its own work is being done"
+    assert mine.chunks_before() == {}, "its own work is being done"
 
 
 def test_a_queue_is_open_while_jobs_have_still_to_go_through_it(

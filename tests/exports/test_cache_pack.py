@@ -23,24 +23,33 @@ CUDA, HIP = ({"backend": "cuda", "arch": 90}, {"backend": "hip", "arch": "gfx942
 
 
 def _kernel(target: dict[str, object], code: str) -> dict[str, bytes]:
-    """A group of Triton's as its remote manager puts it."""
-    names = [f"add.{code}", "add.json"]
+    """The files of a kernel."""
     return {
-        names[0]: b"\x7fELF" + code.encode(),
-        names[1]: json.dumps({"target": target}).encode(),
-        "__grp__add.json": json.dumps({"child_paths": names}).encode(),
+        f"add.{code}": b"\x7fELF" + code.encode(),
+        "add.json": json.dumps({"target": target}).encode(),
     }
 
 
-ENTRIES: dict[str, dict[str, bytes]] = {
+def _joined(files: dict[str, bytes]) -> bytes:
+    """A kernel as `docs/service.md` has it."""
+    head = "".join(f"{name} {len(data)}\n" for name, data in files.items())
+    return head.encode() + b"\n" + b"".join(files.values())
+
+
+KERNELS = {
     "AMD": _kernel(HIP, "hsaco"),
     "NVIDIA": _kernel(CUDA, "cubin"),
+    "CUT": {**_kernel(HIP, "hsaco"), "add.json": b""},
+}
+ENTRIES: dict[str, dict[str, bytes]] = {
+    **{key: {"add.json.kernel": _joined(files)} for key, files in KERNELS.items()},
     "TIMES": {"add.autotune.json": b"{}"},
     "LAUNCHER": {"hip_utils.cpython-311-x86_64-linux-gnu.so": b"\x7fELF"},
     "beef": {"beef.best_config": b"{}", "other.best_config": b"{}"},
     "PART": {"add.cubin": b"\x7fELF"},
-    "CUT": {**_kernel(HIP, "hsaco"), "add.json": b""},
-    "NOGROUP": {"__grp__add.json": b"7", "add.json": b"{}"},
+    "ONEBYONE": {**KERNELS["AMD"], "__grp__add.json": b'{"child_paths": ["add.json"]}'},
+    "NOKERNEL": {"add.json.kernel": b"7"},
+    "ELSEWHERE": {"add.json.kernel": b"../../add.json 0\nadd.json 0\n\n"},
 }
 
 
@@ -91,18 +100,16 @@ def test_a_pack_has_what_triton_and_helion_look_for(space: Space) -> None:
     packed = space.pack()
     found = _files(space.tmp_path / "pack")
     assert found.keys() - {"manifest.json", "manifest.sig"} == {
-        *(f"triton/AMD/{name}" for name in ENTRIES["AMD"]),
-        *(f"triton/NVIDIA/{name}" for name in ENTRIES["NVIDIA"]),
-        *(f"triton/CUT/{name}" for name in ENTRIES["CUT"]),
+        *(f"triton/{key}/{name}" for key in KERNELS for name in (*KERNELS[key], "__grp__add.json")),
         *(f"triton/{key}/{name}" for key in ("TIMES", "LAUNCHER") for name in ENTRIES[key]),
         "helion/beef.best_config",
     }
     assert json.loads(found["triton/NVIDIA/__grp__add.json"])["child_paths"] == {
         name: f"/opt/pack/triton/NVIDIA/{name}" for name in ("add.cubin", "add.json")
     }
-    assert found["triton/AMD/add.hsaco"] == ENTRIES["AMD"]["add.hsaco"]
+    assert found["triton/AMD/add.hsaco"] == KERNELS["AMD"]["add.hsaco"]
     counts = packed.kernels, packed.best_configs, packed.others, packed.incomplete
-    assert counts == (3, 1, 2, 2)
+    assert counts == (3, 1, 2, 4)
     assert space.held() == {"AMD", "NVIDIA", "CUT", "TIMES", "LAUNCHER", "beef"}
     assert cache_pack.check(space.tmp_path / "pack", KEYS) == len(found) - 2
 
@@ -126,10 +133,10 @@ def test_two_packs_of_one_space_are_equal_byte_by_byte(space: Space) -> None:
 
 
 def test_an_entry_whose_bytes_were_changed_in_the_store_is_left_out(space: Space) -> None:
-    digest = space.artifacts.put(ENTRIES["AMD"]["add.hsaco"])
+    digest = space.artifacts.put(ENTRIES["AMD"]["add.json.kernel"])
     next((space.tmp_path / "artifacts").rglob(digest)).write_bytes(b"other")
     packed = space.pack()
-    assert packed.incomplete == 4, "CUT has the same code"
+    assert packed.incomplete == 5
     assert "AMD" not in space.held()
 
 

@@ -15,7 +15,7 @@ from jobs_builder import make_jobs, states
 from tuna.artifacts.files import RedisFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator import publisher
+from tuna.coordinator import staging
 from tuna.db import networks
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact
@@ -219,7 +219,7 @@ def test_what_the_finals_need_lives_until_their_end(scene: Scene) -> None:
     )
     assert not scene.lives_long(digest)
     assert (
-        publisher.stage_artifacts(
+        staging.stage_artifacts(
             scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})]
         )
         == 0

@@ -43,7 +43,7 @@ _snapshots = st.builds(
     processes=_by_queue,
     bound=st.integers(1, 20),
     per_process=st.integers(1, 3),
-    ahead=st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 2)),
+    queued_per_process=st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 2)),
     running=_by_queue,
     now_s=st.floats(0, 20),
     served=st.dictionaries(_of_session_and_queue, st.integers(0, 99), max_size=6),

@@ -120,8 +120,8 @@ def test_the_layer_that_weighs_more_in_the_model_is_searched_first(
 ) -> None:
     in_model(engine, 1, 9)
     coordinator = make(work)
-    assert coordinator.publisher._snapshots.policy([work]) is gradient
     assert coordinator.publish() == 1
+    assert coordinator.snapshots.policy([work]) is gradient
     assert taken(engine) == [(2, "search,build,measure")]
 
 
@@ -132,7 +132,7 @@ def test_without_weights_rounds_are_claimed_by_the_chunk(
     if weights:
         in_model(engine, *weights)
     coordinator = make(work)
-    assert coordinator.publisher._snapshots.policy([work]) is fair
+    assert coordinator.snapshots.policy([work]) is fair
     assert coordinator.publish() == 1
     assert taken(engine) == [(1, "search,build,measure"), (2, "search,build,measure")]
 
@@ -142,7 +142,9 @@ def test_several_sessions_are_served_in_turn_whatever_their_layers_weigh(
 ) -> None:
     in_model(engine, 1, 9)
     works = [work, replace(work, session_id=2)]
-    assert make(work).publisher._snapshots.policy(works) is fair
+    snapshots = make(work).snapshots
+    snapshots.refresh(works)
+    assert snapshots.policy(works) is fair
 
 
 def test_jobs_that_do_not_search_are_published_as_such_beside_rounds(
@@ -237,9 +239,7 @@ def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
     get_settings.cache_clear()
     coordinator = make(work)
     (queue,) = {work.queue(step) for step in work.steps if step.name == "measure"}
-    monkeypatch.setattr(
-        coordinator.publisher._snapshots, "_live_processes", lambda: Counter({queue: 2})
-    )
+    monkeypatch.setattr(coordinator.snapshots, "_live_processes", lambda: Counter({queue: 2}))
     assert coordinator.publish() == 2
     with reading(engine) as connection:
         query = sa.select(Job.part, sa.func.count()).join(TrialRow, TrialRow.job_id == Job.id)

@@ -18,7 +18,7 @@ from jobs_builder import make_jobs, make_searches
 from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
 from tuna.coordinator import actions as job_actions
-from tuna.coordinator import publisher
+from tuna.coordinator import staging
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
@@ -63,7 +63,7 @@ class Scene:
                 limit,
                 1,
             )
-        publisher.stage_artifacts(
+        staging.stage_artifacts(
             self.engine, self.artifacts, [item for chunk in found for item in chunk.items]
         )
         return found

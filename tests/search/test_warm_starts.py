@@ -17,7 +17,7 @@ from tuna.archives.archive import archive
 from tuna.archives.restore import restore
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, TaskConfig
-from tuna.coordinator import publisher
+from tuna.coordinator import staging
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
@@ -120,7 +120,7 @@ class Room:
                 1,
                 1,
             )
-        publisher.stage_artifacts(self.engine, self.store, chunk.items)
+        staging.stage_artifacts(self.engine, self.store, chunk.items)
         return chunk.items[0]
 
     def learned(self, item: WorkItem) -> list[list[dict[str, Any]]]:

@@ -112,6 +112,32 @@ def test_a_batch_has_what_is_there(member: Member) -> None:
     assert one.get(f"{SPACE}/K", params={"file": ["x"] * 65}).status_code == 422
 
 
+def test_files_that_two_old_programs_put_one_by_one_are_not_given_as_one_kernel(
+    member: Member,
+) -> None:
+    one, other = member(), member()
+    listed = json.dumps({"child_paths": ["add.cubin", "add.json"]}).encode()
+    assert one.put(f"{SPACE}/K/add.cubin", content=b"one's").status_code == 201
+    assert other.put(f"{SPACE}/K/add.cubin", content=b"other's").status_code == 409
+    assert other.put(f"{SPACE}/K/add.json", content=b'{"by": "other"}').status_code == 201
+    before = rows()
+    for program in (one, other):
+        answer = program.put(f"{SPACE}/K/__grp__add.json", content=listed)
+        assert (answer.status_code, "put as one" in answer.json()["error"]) == (422, True)
+        assert "tuna-cache-client" in answer.json()["hint"]
+        assert program.get(f"{SPACE}/K", params={"file": "__grp__add.json"}).content == b"[]\n"
+    assert rows() == before
+
+
+def test_the_list_of_a_kernel_that_a_former_version_stored_is_not_given(member: Member) -> None:
+    one = member()
+    one.put(f"{SPACE}/K/add.json", content=b"{}")
+    with writing(api.open_database()) as connection:
+        connection.execute(sa.update(CacheEntryRow).values(file="__grp__add.json"))
+    assert one.get(f"{SPACE}/K/__grp__add.json").status_code == 404
+    assert one.get(f"{SPACE}/K", params={"file": "__grp__add.json"}).content == b"[]\n"
+
+
 def test_a_large_file_is_sent_in_parts(member: Member) -> None:
     one, content = member(), bytes(range(256)) * (3 << 12)
     assert one.put(f"{SPACE}/K/large", content=content).status_code == 201

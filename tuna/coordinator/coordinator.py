@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -25,6 +26,7 @@ from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
 from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
+from tuna.coordinator.pace import EndedStage, Pace
 from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
@@ -33,7 +35,9 @@ from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
-from tuna.jobs.serving import SessionWork, ahead, open_queues
+from tuna.jobs.serving import SessionWork, chunks_before, open_queues
+from tuna.jobs.states import AttemptedJob
+from tuna.libraries.items import StepResult
 from tuna.policies import POLICIES, Policy
 from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, store_name
 from tuna.queue.heartbeat import HeartbeatBoard
@@ -58,6 +62,8 @@ _ROUND_S, _BURST = 0.1, 10
 _GC_THRESHOLD = 100_000
 #: How long an outage of Redis, the broker or SQL is retried by a coordinator that does not stay.
 _OUTAGE_S = 600.0
+#: Ended stages that are kept until a policy predicts by them.
+_MAX_ENDED = 5000
 #: Seconds between two signs of life, and after which one is that of none that runs.
 _ALIVE_S, _GONE_S = 5.0, 20.0
 
@@ -93,7 +99,7 @@ class Coordinator:
         """`works`: the sessions to serve at first; `refresh` says which they are by now.
         `on_stored` is the drain's; `policy`: what is published next, by default what the setting
         says; `fixed_workers`: no autoscaler starts more workers where many chunks wait, so fewer do
-        where they are long, or none (`ChunkSizer.ahead`)."""
+        where they are long, or none (`Pace.queued_per_process`)."""
         self._engine = engine = backends.engine
         self._client = client = backends.redis
         self._settings = settings = backends.settings
@@ -109,15 +115,23 @@ class Coordinator:
         )
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
+        self.pace = Pace()
+        self._ended: deque[EndedStage] = deque(maxlen=_MAX_ENDED)
         self.drain = Drain(
-            engine, self._stream, artifacts, settings.max_attempts, board.is_alone, on_stored
+            engine,
+            self._stream,
+            artifacts,
+            settings.max_attempts,
+            board.is_alone,
+            on_stored,
+            self._note_result,
         )
         self.quarantine = quarantine or Quarantine(engine)
-        snapshots = Snapshots(
+        self.snapshots = Snapshots(
             engine,
             board,
             self.quarantine,
-            self.drain.ended,
+            self._ended,
             settings.queue_bound,
             policy or POLICIES.get(settings.policy),
         )
@@ -125,9 +139,9 @@ class Coordinator:
             backends,
             artifacts,
             self._leases,
-            self.drain.pace,
+            self.pace,
             self.quarantine,
-            snapshots,
+            self.snapshots,
             fixed_workers=fixed_workers,
         )
         self.reaper = Reaper(
@@ -139,7 +153,7 @@ class Coordinator:
             settings.max_attempts,
         )
         self._has_published_bootstrap = False
-        self._pace = RateLimit(_ROUND_S, _BURST)
+        self._rounds = RateLimit(_ROUND_S, _BURST)
         self._alive_path = settings.home / ALIVE
         self._alive = Throttle(_ALIVE_S)
         self._drainer: futures.Executor | None = None
@@ -220,7 +234,7 @@ class Coordinator:
         moved += self._publish_and_drain()
         tick()
         if moved:
-            self._pace.wait()
+            self._rounds.wait()
         elif finished() and not self._stream.backlog() and not self._load():
             return False
         else:
@@ -243,7 +257,16 @@ class Coordinator:
         if not self._has_published_bootstrap:
             self._stream.open()  # before there are results: a full Redis makes no group
             self._publish_bootstrap()
-        return self.publisher.publish(self._works)
+        works = self.quarantine.others(self._works)
+        self.snapshots.refresh(works)
+        return self.publisher.publish(works)
+
+    def _note_result(self, job: AttemptedJob, result: StepResult) -> None:
+        """Remember how long a result took that the drain has written."""
+        self.pace.note(job.session_id, result)
+        if result.ok:
+            took_s = result.ended_at - result.started_at
+            self._ended.append(EndedStage(job.session_id, job.solver_id, result.step, took_s))
 
     def _load(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
         """Make the jobs that follow others, of all configs or of those that `configs` says of a
@@ -305,12 +328,12 @@ class Coordinator:
     def _keep_artifacts(self) -> None:
         needed_artifacts.keep(self._engine, self._artifacts)
 
-    def ahead(self) -> dict[int, int]:
+    def chunks_before(self) -> dict[int, int]:
         """Chunks of each other session that workers do, or do first, while none of those served
         here is being done."""
         chunks = set(self._leases.all())
         with reading(self._engine) as connection:
-            return ahead(connection, chunks, self._leases.untaken(), self._works)
+            return chunks_before(connection, chunks, self._leases.untaken(), self._works)
 
     def _publish_bootstrap(self) -> None:
         """Publish namespace, key and store URL; repeated because Redis may have been flushed, or

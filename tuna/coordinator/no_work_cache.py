@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -26,23 +27,30 @@ def _key(step: OpenStep) -> _Key:
     return step.session_id, step.step, step.continues
 
 
+@dataclass
+class _Empty:
+    """A step that was empty when it was claimed from."""
+
+    waits: sa.ColumnElement[bool]  #: whether a job waits for the step by now
+    is_partial: bool  #: only some of the jobs that wait for the step count
+    is_expected: bool = False  #: jobs wait for it by now, which may be others
+
+
 class NoWorkCache:
     """Steps that are known to be empty, by what was claimed last and by a look at all of them in
     one query."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._waits: dict[_Key, sa.ColumnElement[bool]] = {}  #: whether a job waits for the step
-        self._some: set[_Key] = set()  #: those of which only some jobs are meant
-        self._expected: set[_Key] = set()  #: those of them for which jobs wait that may be others
+        self._empty: dict[_Key, _Empty] = {}
         self._looks = Throttle(_LOOK_EVERY_S, _LOOK_SHARE)
 
     def __contains__(self, step: OpenStep) -> bool:
-        return _key(step) in self._waits
+        return _key(step) in self._empty
 
     def note(self, step: OpenStep, resource: Resource, only: sa.ColumnElement[bool] | None) -> None:
         """No job, of those that are `only`, waits for the step any more."""
-        if not self._waits:
+        if not self._empty:
             self._looks.wait(_LOOK_EVERY_S)
         states = [state.value for state in CLAIMABLE[resource]]
         due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now"))
@@ -53,37 +61,36 @@ class NoWorkCache:
             Job.state.in_(states),
             due,
         )
-        self._expected.discard(_key(step))
-        self._some = self._some - {_key(step)} | (set() if only is None else {_key(step)})
-        self._waits[_key(step)] = sa.exists().where(*of_step, *(() if only is None else (only,)))
+        waits = sa.exists().where(*of_step, *(() if only is None else (only,)))
+        self._empty[_key(step)] = _Empty(waits, is_partial=only is not None)
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
-        """Jobs of these sessions wait for these steps by now; where only some are meant,
+        """Jobs of these sessions wait for these steps by now; where only some count,
         `look_for_expected` asks for them."""
         for session_id, step in due:
             for key in ((session_id, step, True), (session_id, step, False)):
-                if key in self._some:
-                    self._expected.add(key)
+                if key not in self._empty:
+                    continue
+                if self._empty[key].is_partial:
+                    self._empty[key].is_expected = True
                 else:
-                    self._waits.pop(key, None)
+                    del self._empty[key]
 
     def clear(self) -> None:
         """Nothing is known of any step."""
-        self._waits.clear()
-        self._some.clear()
-        self._expected.clear()
+        self._empty.clear()
 
     def look_for_expected(self, steps: Iterable[OpenStep]) -> None:
         """Ask SQL whether the jobs that are expected are those that `steps` mean."""
-        if self._expected:
-            self._look([key for key in map(_key, steps) if key in self._expected])
+        keys = [key for key in map(_key, steps) if key in self._empty]
+        self._look([key for key in keys if self._empty[key].is_expected])
 
     def look(self, steps: Iterable[OpenStep]) -> bool:
         """Ask SQL, four times a second at most, for which of `steps` jobs wait after all; returns
         whether any do."""
         if not self._looks.is_due:
             return False
-        keys = [key for key in map(_key, steps) if key in self._waits]
+        keys = [key for key in map(_key, steps) if key in self._empty]
         if not keys:
             return False
         with self._looks.running():
@@ -94,11 +101,11 @@ class NoWorkCache:
             return False
         with reading(self._engine) as connection:
             found = connection.execute(
-                sa.select(*(self._waits[key] for key in keys)), {"now": utc_now()}
+                sa.select(*(self._empty[key].waits for key in keys)), {"now": utc_now()}
             ).one()
-        self._expected.difference_update(keys)
         for key, waits in zip(keys, found, strict=True):
             if waits:
-                del self._waits[key]
-                self._some.discard(key)
+                del self._empty[key]
+            else:
+                self._empty[key].is_expected = False
         return any(found)

@@ -1,14 +1,10 @@
-"""Claims and publishes what a policy chooses, within what the queues may hold.
-
-What work items need and SQL keeps (config bodies, the code of rivals, the history of searches and
-of those that they learn from) is copied to the artifact store first, which may have lost it.
-"""
+"""Claims, stages and publishes what a policy chooses, within what the queues may hold."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,22 +16,20 @@ from celery import Celery
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.no_work_cache import NoWorkCache
+from tuna.coordinator.pace import Pace
 from tuna.coordinator.quarantine import Quarantine
-from tuna.coordinator.snapshots import Snapshots
-from tuna.db import configs
-from tuna.db.engine import reading, transaction
+from tuna.coordinator.snapshots import Chunks, Snapshots
+from tuna.coordinator.staging import stage_artifacts
+from tuna.db.engine import transaction
 from tuna.db.models import Job
-from tuna.errors import StorageFull, StoreUnavailable
-from tuna.jobs import needed_artifacts
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
-from tuna.libraries.items import WorkItem
 from tuna.policies import OpenStep, Policy, Share, Snapshot
-from tuna.queue.claim import ChunkSizer, ClaimedChunk, claim
+from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import memory_of
-from tuna.search import history, waiting_rounds
+from tuna.search import waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 from tuna.workers.health import REPEAT_S
@@ -59,9 +53,28 @@ def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
     return math.ceil(limit_s + DEVICE_WAIT_S + again_s) + 30
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """Bounds of a claim beside its share of chunks."""
+
+    only: sa.ColumnElement[bool] | None  #: which of the jobs that wait for the step; None: all
+    devices: int  #: the session's share of the live processes
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """Claimed chunks with their time limits in seconds."""
+
+    chunks: Sequence[tuple[ClaimedChunk, int]]
+    is_all: bool  #: no job waits for the step any more
+
+
+_NOTHING = _Claimed((), is_all=True)
+
+
 def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool] | None:
-    """Which of the jobs that wait for the step are meant, None: all; `chooses`: see
-    `Publisher._publish`."""
+    """Which of the jobs that wait for the step are meant, None: all; `chooses`: rounds of searches
+    are open steps of their own."""
     if chooses:
         return Job.id.in_(step.jobs) if step.jobs else ~waiting_rounds.is_round(work)
     if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
@@ -87,7 +100,7 @@ class Publisher:
         backends: Backends,
         artifacts: Artifacts,
         leases: Leases,
-        pace: ChunkSizer,
+        pace: Pace,
         quarantine: Quarantine,
         snapshots: Snapshots,
         *,
@@ -121,26 +134,41 @@ class Publisher:
         if policy is not self._policy:  # to which a step may have other jobs
             self._policy = policy
             self._no_work.clear()
-        waiting, running = self.leases.published()
-        snapshot = self._snapshots.take(
-            policy, self._quarantine.others(works), waiting, self._served
+        chunks, by_id = self._chunks(works), {work.session_id: work for work in works}
+        snapshot = self._snapshots.take(policy, works, chunks)
+        return sum(
+            self._fill(by_id, policy, snapshot, chunks.waiting, steps)
+            for steps in self._steps_with_work(snapshot)
         )
-        if self._fixed_workers:
-            snapshot = replace(snapshot, ahead=self._ahead(works), running=running)
+
+    def _chunks(self, works: Collection[SessionWork]) -> Chunks:
+        """Count the chunks of this coordinator; what a queue holds for each process counts only
+        where no autoscaler does."""
+        waiting, running = self.leases.published()
+        if not self._fixed_workers:
+            return Chunks(waiting, self._served)
+        steps: dict[str, set[tuple[int, str]]] = defaultdict(set)
+        for work in works:
+            with self._quarantine.guard(work):
+                for step in work.steps:
+                    steps[work.queue(step)].add((work.session_id, step.name))
+        queued = {queue: self._pace.queued_per_process(keys) for queue, keys in steps.items()}
+        bounded = {queue: number for queue, number in queued.items() if number is not None}
+        return Chunks(waiting, self._served, running, bounded)
+
+    def _steps_with_work(self, snapshot: Snapshot) -> Iterator[list[OpenStep]]:
+        """The open steps into whose queues something fits; those that other processes gave work
+        come after those that processes wait for."""
         with_room = [one for one in snapshot.open if snapshot.room(one.queue)]
         self._no_work.look_for_expected(with_room)
         empty = [one for one in with_room if not one.jobs and one in self._no_work]
-        known = [one for one in with_room if one.jobs or one not in self._no_work]
-        sent = self._fill(works, policy, snapshot, waiting, known)
-        # What other processes added comes after what processes wait for.
+        yield [one for one in with_room if one.jobs or one not in self._no_work]
         if self._no_work.look(one for one in empty if snapshot.room(one.queue)):
-            found = [one for one in empty if one not in self._no_work]
-            sent += self._fill(works, policy, snapshot, waiting, found)
-        return sent
+            yield [one for one in empty if one not in self._no_work]
 
     def _fill(
         self,
-        works: Collection[SessionWork],
+        works: Mapping[int, SessionWork],
         policy: Policy,
         snapshot: Snapshot,
         waiting: Counter[str],
@@ -150,75 +178,71 @@ class Publisher:
         returns the number of chunks."""
         sent = 0
         steps = {id(one): one for one in open_steps}
-        by_id = {work.session_id: work for work in works}
         while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():
                 break
             for share in shares:
-                step, work = share.step, by_id[share.step.session_id]
-                chunks, all_claimed = 0, True
+                step, work = share.step, works[share.step.session_id]
+                claimed = _NOTHING
                 with self._quarantine.guard(work):
-                    chooses = self._snapshots.chooses(policy, work)
-                    sharing = {one.session_id for one in snapshot.open if one.queue == step.queue}
-                    devices = snapshot.processes.get(step.queue, 0) // max(1, len(sharing))
-                    chunks, all_claimed = self._publish(
-                        work, share, chooses=chooses, devices=devices
-                    )
+                    claimed = self._claim(work, share, self._shape(policy, snapshot, work, step))
+                    self._stage(claimed, step.queue)
+                    self._send(work, step, claimed)
                     self._quarantine.served(work)
-                sent += chunks
-                waiting[step.queue] += chunks
-                if step.jobs or all_claimed:
+                sent += len(claimed.chunks)
+                waiting[step.queue] += len(claimed.chunks)
+                if step.jobs or claimed.is_all:
                     del steps[id(step)]
         return sent
 
-    def _ahead(self, works: Collection[SessionWork]) -> dict[str, int]:
-        """By queue of long chunks, how many may wait for each process (`ChunkSizer.ahead`)."""
-        steps: dict[str, set[tuple[int, str]]] = defaultdict(set)
-        for work in self._quarantine.others(works):
-            with self._quarantine.guard(work):
-                for step in work.steps:
-                    steps[work.queue(step)].add((work.session_id, step.name))
-        found = {queue: self._pace.ahead(keys) for queue, keys in steps.items()}
-        return {queue: ahead for queue, ahead in found.items() if ahead is not None}
+    def _shape(
+        self, policy: Policy, snapshot: Snapshot, work: SessionWork, step: OpenStep
+    ) -> _Shape:
+        """The jobs that may be claimed for a share, and the session's share of the processes."""
+        sharing = {one.session_id for one in snapshot.open if one.queue == step.queue}
+        devices = snapshot.processes.get(step.queue, 0) // max(1, len(sharing))
+        return _Shape(_jobs_of(work, step, chooses=self._snapshots.chooses(policy, work)), devices)
 
-    def _publish(
-        self, work: SessionWork, share: Share, *, chooses: bool, devices: int
-    ) -> tuple[int, bool]:
-        """Return how many chunks were published, and whether no job waits for the step any more.
-
-        `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of
-        the live processes.
-        """
+    def _claim(self, work: SessionWork, share: Share, shape: _Shape) -> _Claimed:
+        """Claim the jobs of a share in one transaction."""
         step = work.library.step(share.step.step)
-        size = self._pace.chunk(work.session_id, step)
+        size = self._pace.chunk_size(work.session_id, step)
         batch = self._settings.claim_batch
         wanted = min(share.chunks, max(1, batch // size))
-        only = _jobs_of(work, share.step, chooses=chooses)
 
-        def claim_chunks(connection: sa.Connection) -> tuple[list[ClaimedChunk], list[int]]:
+        def claim_chunks(connection: sa.Connection) -> list[tuple[ClaimedChunk, int]]:
             divided = work.library.search is not None and waiting_rounds.divide(
-                connection, work.session_id, step, devices
+                connection, work.session_id, step, shape.devices
             )
             each = 1 if divided else size  # a chunk of a divided round is for one device
-            chunks = claim(connection, work, step, min(batch, wanted * each), each, wanted, only)
+            limit = min(batch, wanted * each)
+            chunks = claim(connection, work, step, limit, each, wanted, shape.only)
             # The library's code, before the commit: if it fails, nothing was claimed.
-            return chunks, [_time_limit_s(work, step, chunk) for chunk in chunks]
+            return [(chunk, _time_limit_s(work, step, chunk)) for chunk in chunks]
 
-        chunks, limits_s = transaction(self._engine, claim_chunks)
-        all_claimed = len(chunks) < wanted
-        if all_claimed and not share.step.jobs:
-            self._no_work.note(share.step, step.resource, only)
-        if not chunks:
-            return 0, True
-        self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
-        stage_artifacts(
-            self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items)
-        )
-        self.leases.open((chunk.id for chunk in chunks), share.step.queue)
-        with self._celery.producer_or_acquire() as producer:
-            for chunk, limit_s in zip(chunks, limits_s, strict=True):
-                self.send(producer, work, step, chunk, limit_s)
-        return len(chunks), all_claimed
+        chunks = transaction(self._engine, claim_chunks)
+        is_all = len(chunks) < wanted
+        if is_all and not share.step.jobs:
+            self._no_work.note(share.step, step.resource, shape.only)
+        if chunks:
+            turn = max(self._served.values(), default=0) + 1
+            self._served[work.session_id, share.step.queue] = turn
+        return _Claimed(chunks, is_all)
+
+    def _stage(self, claimed: _Claimed, queue: str) -> None:
+        """Store what the items need, and open their leases."""
+        if claimed.chunks:
+            items = (item for chunk, _ in claimed.chunks for item in chunk.items)
+            stage_artifacts(self._engine, self._artifacts, items)
+            self.leases.open((chunk.id for chunk, _ in claimed.chunks), queue)
+
+    def _send(self, work: SessionWork, open_step: OpenStep, claimed: _Claimed) -> None:
+        """Publish the chunks."""
+        if claimed.chunks:
+            step = work.library.step(open_step.step)
+            with self._celery.producer_or_acquire() as producer:
+                for chunk, limit_s in claimed.chunks:
+                    self.send(producer, work, step, chunk, limit_s)
 
     def send(
         self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk, limit_s: int
@@ -270,53 +294,3 @@ class Publisher:
             self._full.wait(_FULL_BACKOFF_S)
             return True
         return False
-
-
-def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
-    """Put what `items` need, SQL has and the store lacks into the store; returns how many
-    artifacts.
-
-    For a coordinator, before it publishes items that it has claimed. Items without any cost
-    nothing; each different one is checked, because a store may expire entries. Raises
-    StoreUnavailable, on which a coordinator retries, also for a full store.
-    """
-    put = 0
-    past: dict[str, int] = {}
-    pairs: set[tuple[int, str]] = set()
-    unkept: set[str] = set()
-    for item in items:
-        past |= dict.fromkeys(item.history, item.job_id)
-        others = (one.artifact for one in item.siblings)
-        names = (item.body, *item.history, *others, *(rival.artifact for rival in item.rivals))
-        pairs |= {(item.job_id, name) for name in (*names, *item.data) if name}
-        unkept |= set(item.data)
-    if not pairs:
-        return put
-    transaction(engine, needed_artifacts.need, pairs)
-    digests = sorted({digest for _, digest in pairs})
-    artifacts.renew(digests)
-    for digest in digests:
-        if digest in unkept:  # SQL does not have it: if it is gone, the worker finds it lost
-            continue
-        try:
-            artifacts.get(digest)
-        except KeyError:
-            with reading(engine) as connection:
-                if digest in past:
-                    blob = history.find_blocks(connection, {digest: past[digest]}).get(digest)
-                else:
-                    blob = configs.body(connection, digest)
-            if blob is None:
-                # a round was repeated since the claim: the worker finds the block lost, and its job
-                # is claimed anew
-                continue
-            try:
-                artifacts.put(blob)
-            except StorageFull as error:
-                raise StoreUnavailable(
-                    f"There is no space left for what work items need: {error}"
-                ) from error
-            put += 1
-    if put:
-        log.info("artifacts of SQL stored", count=put)
-    return put

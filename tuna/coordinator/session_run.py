@@ -236,7 +236,7 @@ def run_sessions(
                 watch.workers = lasting.start(wanted)
                 stack.push(lasting.ended)
         with _in_a_sentence(engine):
-            coordinator.run(lambda: watch.tick(coordinator.ahead), watch.finished, stop)
+            coordinator.run(lambda: watch.tick(coordinator.chunks_before), watch.finished, stop)
     return watch.now() if stop is None else total(watch.counts)
 
 
@@ -361,14 +361,14 @@ class _Watch:
         self._events.on_progress(state)
         return state
 
-    def tick(self, ahead: Callable[[], Mapping[int, int]]) -> None:
+    def tick(self, chunks_before: Callable[[], Mapping[int, int]]) -> None:
         if self.workers is not None:
             self.workers.check()
         if self._counts.is_due:
             self.now()
             if self._still.is_due:
                 self._still.wait(_STILL_S)
-                behind = ahead()
+                behind = chunks_before()
                 if behind and behind.keys() != self._behind.keys():
                     self._events.on_behind(behind)
                 self._behind = behind

@@ -4,17 +4,18 @@ leases."""
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from tuna.coordinator import forecast
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.forecast import Left
+from tuna.coordinator.pace import EndedStage
 from tuna.coordinator.quarantine import Quarantine
 from tuna.db.engine import reading
-from tuna.drain.drain import Ended
 from tuna.jobs.serving import SessionWork
 from tuna.policies import (
     Need,
@@ -36,6 +37,18 @@ _COUNT_EVERY_S = 1.0
 _READ_EVERY_S, _READ_SHARE = 1.0, 0.05
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """Chunks of this coordinator, by queue."""
+
+    waiting: Counter[str]  #: those that no worker took yet
+    #: Numbers of the last shares, by session and queue.
+    served: Mapping[tuple[int, str], int]
+    #: Those that workers hold, and how many may wait for each process, where no autoscaler counts.
+    running: Mapping[str, int] = field(default_factory=dict)
+    queued_per_process: Mapping[str, int] = field(default_factory=dict)
+
+
 class Snapshots:
     """Takes snapshots of some sessions, with what the policy needs and no more."""
 
@@ -44,7 +57,7 @@ class Snapshots:
         engine: sa.Engine,
         board: HeartbeatBoard,
         quarantine: Quarantine,
-        ended: Ended,
+        ended: deque[EndedStage],
         bound: int,
         policy: Policy | None = None,
     ) -> None:
@@ -69,9 +82,6 @@ class Snapshots:
     def policy(self, works: Collection[SessionWork]) -> Policy:
         """The given one; else `gradient` for a single session that searches for layers of models,
         and `fair` for all others."""
-        if self._reads.is_due:
-            with self._reads.running():
-                self._read(works)
         if self._given is not None:
             return self._given
         alone = next(iter(works)) if len(works) == 1 else None
@@ -84,12 +94,10 @@ class Snapshots:
     def take(
         self,
         policy: Policy,
-        works: Sequence[SessionWork],
-        waiting: Mapping[str, int],
-        served: Mapping[tuple[int, str], int],
+        works: Collection[SessionWork],
+        chunks: Chunks,
     ) -> Snapshot:
-        """Return the open steps and the facts that the policy needs; `works`: without those that
-        are set aside."""
+        """Return the open steps and the facts that the policy needs."""
         steps: list[OpenStep] = []
         for work in works:
             with self._quarantine.guard(work):
@@ -99,11 +107,13 @@ class Snapshots:
         predictions = {kind: one.seconds for kind in kinds if (one := self._times.predict(kind))}
         return Snapshot(
             steps,
-            waiting,
+            chunks.waiting,
             self._live_processes(),
             self._bound,
+            queued_per_process=chunks.queued_per_process,
+            running=chunks.running,
             now_s=time.time(),
-            served=served,
+            served=chunks.served,
             deadline_s={
                 work.session_id: work.options.deadline.timestamp()
                 for work in works
@@ -133,12 +143,17 @@ class Snapshots:
     def _progress_of(self, work: SessionWork) -> Mapping[int, SearchProgress]:
         return self._progress.get(work.session_id, {})
 
-    def _read(self, works: Collection[SessionWork]) -> None:
+    def refresh(self, works: Collection[SessionWork]) -> None:
         """Read what is left of the sessions, and how their searches get on, where the policy needs
-        it."""
+        it and the last reading is old."""
+        if self._reads.is_due:
+            with self._reads.running():
+                self._read(works)
+
+    def _read(self, works: Collection[SessionWork]) -> None:
         self._left, self._progress = {}, {}
         known: list[SessionWork] = []
-        for work in self._quarantine.others(works):
+        for work in works:
             with self._quarantine.guard(work):
                 known += [work] if self._predicts(work) else []
         if known:

@@ -21,7 +21,9 @@ from tuna.errors import BadInput, NotFound, TunaError
 from tuna.settings import Settings
 
 SPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
-_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+=@-]{1,255}", re.ASCII)
+NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+=@-]{1,255}", re.ASCII)
+#: Beginning of the name of Triton's list of a kernel's files.
+INDEX = "__grp__"
 #: Largest file.
 MAX_FILE_BYTES = 64 << 20
 #: An entry counts as so many bytes more than it has, so that a bound of bytes bounds the rows too.
@@ -53,7 +55,7 @@ class EntryName:
     def __post_init__(self) -> None:
         check_space(self.space)
         for what, name in (("key", self.key), ("file", self.file)):
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 raise BadInput(
                     f"{name[:80]!a} is no name of a {what} in a cache.",
                     hint="up to 255 letters, digits, and . _ + = @ -",

@@ -7,11 +7,11 @@ current one is counted and dropped.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -46,7 +46,6 @@ from tuna.jobs.serving import libraries_of
 from tuna.jobs.states import AttemptedJob, is_open
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
-from tuna.queue.claim import ChunkSizer
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.search import finals
@@ -68,19 +67,6 @@ _JOBS = (
     .with_for_update()
 )
 _ENDED = (ReportKind.FINISHED, ReportKind.RETURNED)
-
-
-class EndedStage(NamedTuple):
-    """A good attempt, and how long it took."""
-
-    session_id: int
-    solver_id: int
-    step: str
-    seconds: float
-
-
-#: The latest stages that ended, which durations are predicted from.
-Ended = deque[EndedStage]
 
 
 @dataclass
@@ -119,22 +105,21 @@ class Drain:
         max_attempts: int,
         is_alone: Callable[[str], bool] = lambda _: True,
         on_stored: Callable[[Collection[int]], None] = lambda _: None,
+        on_result: Callable[[AttemptedJob, StepResult], None] = lambda *_: None,
     ) -> None:
         """`is_alone`: whether no live worker but those at this place does the same work
         (`HeartbeatBoard.is_alone`). `on_stored` gets the jobs of each transaction after its commit,
-        unless this process is killed in between."""
+        unless this process is killed in between; `on_result` each result that counts."""
         self._engine = engine
         self._stream = stream
         self._artifacts = artifacts
         self._find_db = FindDbWriter(artifacts)
         self._max_attempts = max_attempts
         self._is_alone = is_alone
-        self._on_stored = on_stored
+        self._on_stored, self._on_result = on_stored, on_result
         # by session; the name of one that is not installed here
         self._libraries: dict[int, Library | str] = {}
         self.counts = DrainCounts()
-        self.pace = ChunkSizer()
-        self.ended: Ended = deque(maxlen=_BATCH_RESULTS)
 
     def once(self, *, block_ms: int | None = None) -> int:
         """Drain the new entries, waiting up to `block_ms` for the first; returns the number of
@@ -227,10 +212,7 @@ class Drain:
         for job, _, (result, cause, after) in written.attempts:
             if cause:
                 self.counts.causes[cause.value] += 1
-            self.pace.note(job.session_id, result)
-            if result.ok:
-                took_s = result.ended_at - result.started_at
-                self.ended.append(EndedStage(job.session_id, job.solver_id, result.step, took_s))
+            self._on_result(job, result)
             library, ends = self._library(job), job.id in written.ended
             if not ends:
                 self.counts.due.add((job.session_id, after.step))

@@ -5,8 +5,8 @@
     manifest.json           space, place, and the SHA-256 of each file by its path
     manifest.sig            key id and signature (hex) of the manifest's SHA-256
 
-The same entries make the same bytes, but that Triton's groups (`__grp__*`) name their files by
-absolute paths, so that a pack is for the place where it will be read.
+The same entries make the same bytes, but that Triton's lists (`__grp__*`) name a kernel's files
+by absolute paths, so that a pack is for the place where it will be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries
-from tuna.db.cache_entries import MAX_FILE_BYTES, CacheEntry
+from tuna.db.cache_entries import INDEX, MAX_FILE_BYTES, NAME, CacheEntry
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.files import NotPlain, atomic_directory, read_plain
@@ -33,7 +33,8 @@ from tuna.results.autotune_files import AUTOTUNE
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
 #: End of the names of Helion's best configs.
 BEST_CONFIG = ".best_config"
-_GROUP = "__grp__"
+#: End of the names of Triton's kernels, behind that of their metadata.
+_KERNEL = ".kernel"
 _MOST_HELD_CHARS = 255
 _MOST_MANIFEST_BYTES = 1 << 30
 
@@ -75,7 +76,7 @@ class Packed:
     best_configs: int = 0
     others: int = 0  #: times of autotuning, and Triton's launchers
     of_other_archs: int = 0  #: left out
-    incomplete: int = 0  #: left out: a file of theirs is gone, damaged or was never put
+    incomplete: int = 0  #: left out: bytes are gone or damaged, or not those of a whole kernel
     files: dict[str, str] = field(default_factory=dict, repr=False)  #: SHA-256 by path
 
 
@@ -117,7 +118,7 @@ def _contents(entries: Iterator[CacheEntry], artifacts: Artifacts) -> dict[str, 
         try:
             found[entry.file] = artifacts.get(entry.digest)
         except KeyError:
-            continue  # the group that names it is incomplete then, and counted
+            continue  # a key that has nothing else is counted as incomplete
     return found
 
 
@@ -126,20 +127,21 @@ def _chosen(
 ) -> dict[str, bytes]:
     """The files of a key as the pack has them, by their paths in it."""
     chosen: dict[str, bytes] = {}
-    groups = [name for name in files if name.startswith(_GROUP)]
-    for group in groups:
-        children = _children(files[group])
-        metadata = group.removeprefix(_GROUP)
-        if not children or metadata not in children or not all(one in files for one in children):
+    kernels = [name for name in files if name.endswith(_KERNEL)]
+    for stored in kernels:
+        metadata = stored.removesuffix(_KERNEL)
+        try:
+            kernel = _split(stored, files[stored])
+        except ValueError:
             packed.incomplete += 1
-        elif plan.arch and _arch(files[metadata]) != plan.arch:
+            continue
+        if plan.arch and _arch(kernel[metadata]) != plan.arch:
             packed.of_other_archs += 1
         else:
             packed.kernels += 1
-            paths = {name: f"{plan.at}/triton/{key}/{name}" for name in children}
-            grouped = {group: json.dumps({"child_paths": paths}).encode()}
-            grouped.update((name, files[name]) for name in children)
-            chosen.update((f"triton/{key}/{name}", data) for name, data in grouped.items())
+            paths = {name: f"{plan.at}/triton/{key}/{name}" for name in sorted(kernel)}
+            kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
+            chosen.update((f"triton/{key}/{name}", data) for name, data in kernel.items())
     for name in files:
         if name == key + BEST_CONFIG:
             packed.best_configs += 1
@@ -147,17 +149,26 @@ def _chosen(
         elif name.endswith((AUTOTUNE, ".so")):
             packed.others += 1
             chosen[f"triton/{key}/{name}"] = files[name]
-    packed.incomplete += not groups and not chosen
+    packed.incomplete += not kernels and not chosen
     return chosen
 
 
-def _children(group: bytes) -> list[str]:
-    """Names of the files of a group of Triton's; empty if they cannot be read."""
-    try:
-        names = json.loads(group)["child_paths"]
-    except (ValueError, LookupError, TypeError):
-        return []
-    return sorted(name for name in names if isinstance(name, str)) if names else []
+def _split(stored: str, data: bytes) -> dict[str, bytes]:
+    """Return the files of a kernel that is stored under a name: a line `FILE BYTES` for each, an
+    empty line, their bytes; raises ValueError for other bytes and where its metadata are missing.
+    """
+    head, _, _ = data.partition(b"\n\n")
+    files: dict[str, bytes] = {}
+    start = len(head) + 2
+    for line in head.decode("ascii").split("\n"):
+        name, size = line.split(" ")
+        if not NAME.fullmatch(name) or not size.isdecimal():
+            raise ValueError(line)
+        end = start + int(size)
+        files[name], start = data[start:end], end
+    if start != len(data) or stored.removesuffix(_KERNEL) not in files:
+        raise ValueError(stored)
+    return files
 
 
 def _arch(metadata: bytes) -> str:

@@ -181,7 +181,7 @@ def _is_unfinished(resource: Resource) -> sa.ColumnElement[bool]:
     return Job.state.in_(sorted(state.value for state in states))
 
 
-def ahead(
+def chunks_before(
     connection: sa.Connection,
     chunks: Collection[str],
     untaken: Collection[str],

@@ -76,7 +76,7 @@ class Snapshot:
     bound: int  #: chunks that may wait in any queue
     per_process: int = PER_PROCESS  #: chunks that may wait for each live process
     #: The same by queue, where no autoscaler counts them; 0: none that no process is free for.
-    ahead: Mapping[str, int] = field(default_factory=dict)
+    queued_per_process: Mapping[str, int] = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)  #: chunks that workers hold, by queue
     now_s: float = 0.0
     served: Mapping[tuple[int, str], int] = field(
@@ -94,14 +94,12 @@ class Snapshot:
 
     def room(self, queue: str) -> int:
         """Chunks that may still be published into the queue."""
-        processes, ahead = (
-            self.processes.get(queue, 0),
-            min(self.per_process, self.ahead.get(queue, self.per_process)),
-        )
+        processes = self.processes.get(queue, 0)
+        queued = min(self.per_process, self.queued_per_process.get(queue, self.per_process))
         if not processes:
             wanted = _WITHOUT_PROCESS
-        elif ahead:
-            wanted = ahead * processes
+        elif queued:
+            wanted = queued * processes
         else:
             wanted = processes - self.running.get(queue, 0)
         return max(0, min(self.bound, wanted) - self.waiting.get(queue, 0))

@@ -181,8 +181,8 @@ def _history(
     found: dict[int, tuple[str, ...]] = {}
     for row in rows:
         if row.search_id is not None:
-            ahead = work.library.look_ahead(row.options)
-            blocks = history.blocks(connection, row.search_id, row.round, ahead)
+            rounds = work.library.look_ahead(row.options)
+            blocks = history.blocks(connection, row.search_id, row.round, rounds)
             found[row.id] = tuple(map(history.digest, blocks))
     return found
 

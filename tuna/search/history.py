@@ -60,11 +60,11 @@ from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
 
 
-def blocks(connection: sa.Connection, search_id: int, before: int, ahead: int) -> list[bytes]:
+def blocks(connection: sa.Connection, search_id: int, before: int, unmeasured: int) -> list[bytes]:
     """The blocks of the rounds of a search `before` this one, the first round first; the last
-    `ahead` of them may still be measured."""
+    `unmeasured` of them may still be measured."""
     return [
-        block(trials, measured=number < before - ahead)
+        block(trials, measured=number < before - unmeasured)
         for number, trials in enumerate(_trials_of_rounds(connection, search_id, before))
     ]
 

@@ -22,11 +22,18 @@ from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.db import cache_entries, sessions
-from tuna.db.cache_entries import MAX_FILE_BYTES, CacheBounds, CacheEntry, EntryName, PutOutcome
+from tuna.db.cache_entries import (
+    INDEX,
+    MAX_FILE_BYTES,
+    CacheBounds,
+    CacheEntry,
+    EntryName,
+    PutOutcome,
+)
 from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
-from tuna.errors import NotFound, TunaError
+from tuna.errors import BadInput, NotFound, TunaError
 from tuna.requests.asked import Conflict
 from tuna.requests.uploads import Upload, folder, forget
 from tuna.results import autotune_files
@@ -120,7 +127,8 @@ class Caches:
         self, space: str, key: str, files: list[str]
     ) -> tuple[list[tuple[CacheEntry, str]], IO[bytes]]:
         """Return the entries with these files whose bytes are good, each with its signature, in
-        this order, and their bytes."""
+        this order, and their bytes. Lists of files that were put one by one, before that was
+        refused, are as if they were not there."""
         with reading(self._engine) as connection:
             found = {
                 one.file: one for one in cache_entries.entries_of(connection, space, key, files)
@@ -128,7 +136,10 @@ class Caches:
         keys = self._signing()
         content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self._folder)  # noqa: SIM115
         entries = []
-        for entry in (found[file] for file in files if file in found):
+        for file in files:
+            if file not in found or file.startswith(INDEX):
+                continue
+            entry = found[file]
             start = content.tell()
             if start and start + entry.size_bytes > _MOST_BYTES:
                 continue
@@ -189,11 +200,16 @@ async def put_entry(
     request: Request, visitor: CacheVisitor, space: str, key: str, file: str
 ) -> Response:
     """Put a file into a cache: 201, or 200 where the same bytes are there; other bytes are
-    refused."""
+    refused, and so are lists of files, which may be those of several writers."""
     if visitor.role is Role.ADMIN:
         raise HTTPException(403, "only holders of a token of the space put into it")
     _check(visitor, space)
     name = EntryName(space, key, file)
+    if file.startswith(INDEX):
+        raise BadInput(
+            "The files of a kernel are put as one.",
+            hint="install tuna-cache-client where the program runs",
+        )
     if int(request.headers.get("content-length", "0")) > MAX_FILE_BYTES:
         raise HTTPException(413, f"the file has more than {MAX_FILE_BYTES >> 20} MiB")
     caches: Caches = request.app.state.caches

@@ -74,11 +74,10 @@ def test_what_one_program_compiles_another_has_from_the_service(
     assert (third["compiled"], third["code"]) == (6, first["code"])
     assert told.count("not signed by the key that TUNA_CACHE pins") == told.count("\n") == 1
 
-    digest = first["code"][0]
-    next((service.home / "artifacts").rglob(digest)).write_bytes(b"other")
+    stored = [path for path in (service.home / "artifacts").rglob("*") if path.is_file()]
+    next(path for path in stored if b".hsaco " in path.read_bytes()).write_bytes(b"other")
     fourth, told = compiled(tmp_path / "d", service.line)
-    assert (fourth["compiled"], fourth["code"]) == (1, first["code"])
-    assert told.count("a kernel lacks files") == told.count("\n") == 1
+    assert (fourth["compiled"], fourth["code"], told) == (1, first["code"], "")
     assert compiled(tmp_path / "e", service.line)[0]["compiled"] == 0, "it is stored again"
 
 
@@ -92,7 +91,7 @@ def test_a_service_that_ends_in_the_middle_changes_no_kernel(
 
         def end_in_the_middle() -> None:
             files = 0
-            while files < 10:
+            while files < 3:
                 entries = admin.get("/v1/cache/gpu").json()["entries"]
                 files = sum(len(one["files"]) for one in entries)
             service.process.send_signal(act)

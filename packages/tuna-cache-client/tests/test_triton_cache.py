@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from space_double import SpaceDouble
 
+from tuna_cache_client.kernel_files import KERNEL, joined, split
 from tuna_cache_client.remote_space import AUTOTUNE, LINE, TIMEOUT
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
@@ -71,7 +72,7 @@ def right() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.drill(only=True)
-@pytest.mark.parametrize("good", [0, 20])
+@pytest.mark.parametrize("good", [0, 6])
 @pytest.mark.parametrize("fault", ["500", "garbage", "no batch", "drip", "silent"])
 def test_a_server_that_breaks_in_the_middle_costs_three_calls(
     server: SpaceDouble, tmp_path: Path, right: dict[str, Any], fault: str, good: int
@@ -84,16 +85,15 @@ def test_a_server_that_breaks_in_the_middle_costs_three_calls(
 
 
 @pytest.mark.drill(only=True)
-def test_a_group_of_which_a_file_is_gone_is_compiled_again(
+def test_kernels_that_the_space_lost_are_compiled_again(
     server: SpaceDouble, tmp_path: Path
 ) -> None:
     right, _ = compiled(tmp_path / "a", server.line)
-    for name in [name for name in server.files if name[1].endswith((".hsaco", "total.json"))]:
+    for name in [name for name in server.files if name[1] == f"total.json{KERNEL}"]:
         del server.files[name]
     again, told = compiled(tmp_path / "b", server.line)
-    assert (again["compiled"], again["code"]) == (4, right["code"])
-    assert told.count("a kernel lacks files") == told.count("\n") == 1
-    assert compiled(tmp_path / "c", server.line)[0]["compiled"] == 0, "it is stored again"
+    assert (again["compiled"], again["code"], told) == (2, right["code"], "")
+    assert compiled(tmp_path / "c", server.line)[0]["compiled"] == 0, "they are stored again"
 
 
 @pytest.mark.drill(only=True)
@@ -106,14 +106,29 @@ def test_with_the_server_away_the_folder_of_this_machine_is_used(
 
 
 @pytest.mark.drill(only=True)
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"configs_timings": []}'])
-def test_json_that_triton_cannot_parse_is_a_miss(
+@pytest.mark.parametrize("text", [b"", b"[]", b"{"])
+def test_kernels_whose_metadata_triton_cannot_parse_are_a_miss(
     server: SpaceDouble, tmp_path: Path, text: bytes
 ) -> None:
     right, _ = compiled(tmp_path / "a", server.line)
+    for (key, name), data in server.files.items():
+        if name.endswith(KERNEL):
+            files = {**split(name, data), name.removesuffix(KERNEL): text}
+            server.files[key, name] = joined(files)
+    again, told = compiled(tmp_path / "b", server.line)
+    assert (again["compiled"], again["code"], again["timed"]) == (6, right["code"], False)
+    assert told.count("a file cannot be parsed") == 1
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"configs_timings": []}'])
+def test_times_that_triton_cannot_parse_are_a_miss(
+    server: SpaceDouble, tmp_path: Path, text: bytes
+) -> None:
+    compiled(tmp_path / "a", server.line)
     for key, name in server.files:
-        if name.endswith(".json"):
+        if name.endswith(AUTOTUNE):
             server.files[key, name] = text
     again, told = compiled(tmp_path / "b", server.line)
-    assert (again["compiled"], again["code"], again["timed"]) == (6, right["code"], True)
+    assert (again["compiled"], again["timed"]) == (0, True)
     assert told.count("a file cannot be parsed") == 1

@@ -7,40 +7,65 @@ TRITON_REMOTE_CACHE_BACKEND=tuna_cache_client.triton:Cache
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from triton import __version__, knobs, runtime
 from triton.runtime.cache import RemoteCacheBackend
 
-from tuna_cache_client.remote_space import AUTOTUNE, remote_space
+from tuna_cache_client.kernel_files import INDEX, joined, split, stored_name
+from tuna_cache_client.remote_space import AUTOTUNE, SINGLE, remote_space
 
 
 class Cache(RemoteCacheBackend):  # type: ignore[misc]
-    """The files of one key. Triton lets through whatever a backend raises: this one does not."""
+    """The files of one key. Triton lets through whatever a backend raises: this one does not.
+
+    The files of a kernel, which Triton puts and gets one by one, are one file of the space.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self._key = key
+        self._made: dict[str, bytes] = {}  #: files of the kernel that this process compiles
+        self._found: dict[str, bytes] = {}  #: files of the kernel that the space has
 
     def get(self, filenames: Iterable[str]) -> dict[str, bytes]:
-        """Return all files or none: Triton before 3.8 takes a part of a group for all of it, and
-        fails where it loads the kernel.
+        """Return all files or none: Triton before 3.8 takes a part of a kernel's for all of them,
+        and fails where it loads the kernel.
 
         Files that the space does not give are taken from Triton's folder of this machine, at which
         its remote manager never looks: without that, each process of an outage would compile again.
         """
         names = sorted(set(filenames))
-        space = remote_space()
-        found = space.get(self._key, names)
-        if 0 < len(found) < len(names):
-            space.tell("a kernel lacks files", self._key)
-        if len(found) < len(names):
-            found = self._local(names)
-        if unreadable := [name for name, data in found.items() if not _is_readable(name, data)]:
-            space.tell("a file cannot be parsed", f"{self._key}/{unreadable[0]}")
+        files = self._in_space(names)
+        if len(files) < len(names):
+            files = self._local(names)
+        if unreadable := [name for name, data in files.items() if not _is_readable(name, data)]:
+            remote_space().tell("a file cannot be parsed", f"{self._key}/{unreadable[0]}")
             return {}
-        return found
+        return files
+
+    def _in_space(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return these files, if they are there as those of one process."""
+        for files in (self._made, self._found):
+            if all(name in files for name in names):
+                return {name: files[name] for name in names}
+        if names[0].startswith(INDEX):  # Triton asks for it alone, then for the files that it lists
+            self._found = self._kernel(stored_name(names[0]))
+            listed = json.dumps({"child_paths": sorted(self._found)}).encode()
+            return {names[0]: listed} if self._found else {}
+        if all(name.endswith(SINGLE) for name in names):
+            return remote_space().get(self._key, names)
+        return {}
+
+    def _kernel(self, stored: str) -> dict[str, bytes]:
+        """Return the files of a kernel of the space; empty if it has none."""
+        data = remote_space().get(self._key, [stored]).get(stored)
+        try:
+            return {} if data is None else split(stored, data)
+        except ValueError:
+            remote_space().tell("a file cannot be parsed", f"{self._key}/{stored}")
+            return {}
 
     def _local(self, names: Iterable[str]) -> dict[str, bytes]:
         try:
@@ -50,9 +75,15 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
             return {}
 
     def put(self, filename: str, data: bytes) -> None:
-        """Store a file; with times goes what was timed, which the file does not say."""
-        headers = {"Tuna-Reporter": _reporter()} if filename.endswith(AUTOTUNE) else {}
-        remote_space().put(self._key, filename, data, headers)
+        """Store a file, those of a kernel with their list, which Triton puts last; with times goes
+        what was timed, which the file does not say."""
+        if filename.startswith(INDEX):
+            remote_space().put(self._key, stored_name(filename), joined(self._made))
+        elif filename.endswith(SINGLE):
+            headers = {"Tuna-Reporter": _reporter()} if filename.endswith(AUTOTUNE) else {}
+            remote_space().put(self._key, filename, data, headers)
+        else:
+            self._made[filename] = data
 
 
 def _is_readable(name: str, data: bytes) -> bool:

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 class Net:
     """An ONNX graph with an input `x`; methods take and return the names of values."""
 
-    def __init__(self, shape: tuple[int, ...], opset: int = 17) -> None:
-        self.shape, self.opset = shape, opset
+    def __init__(self, shape: tuple[int, ...], opset: int = 17, kind: Any = np.float32) -> None:
+        self.shape, self.opset, self.kind = shape, opset, np.dtype(kind)
         self.random = np.random.default_rng(1)
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
@@ -28,7 +28,7 @@ class Net:
 
     def constant(self, values: Any) -> str:
         name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(values, np.float32), name))
+        self.weights.append(numpy_helper.from_array(np.asarray(values, self.kind), name))
         return name
 
     def whole(self, values: Any) -> str:
@@ -75,8 +75,9 @@ class Net:
     def model(self, *outputs: str, check: bool = True, inputs: Sequence[Any] = ()) -> Any:
         """The finished model; `outputs` are of any shape, `inputs` in the place of `x`: name, type
         and shape."""
-        given = inputs or [("x", TensorProto.FLOAT, self.shape)]
-        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        kind = helper.np_dtype_to_tensor_dtype(self.kind)
+        given = inputs or [("x", kind, self.shape)]
+        values = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
         graph = helper.make_graph(
             self.nodes,
             "net",

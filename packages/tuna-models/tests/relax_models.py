@@ -34,6 +34,13 @@ def static(added: float = 1.0) -> Any:
     return _function(x, body=lambda builder: builder.emit(relax.op.add(x, relax.const(added))))
 
 
+def whole(number: int) -> Any:
+    """The same whole number everywhere, whatever `x` is."""
+    x = relax.Var("x", _tensor(ROWS, COLUMNS))
+    value = relax.op.full((ROWS, COLUMNS), relax.const(number, "int32"), "int32")
+    return _function(x, body=lambda builder: builder.emit(value))
+
+
 def symbolic() -> Any:
     """`2 x` of any number of rows."""
     x = relax.Var("x", _tensor(tirx.Var("n", "int64"), COLUMNS))

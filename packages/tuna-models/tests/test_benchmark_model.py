@@ -132,7 +132,7 @@ def test_models_with_other_answers_are_timed_and_told_apart(
     static, other = library(relax_models.static), library(relax_models.static, 1.5)
     ended = type_in("tuna", "benchmark-model", static, *where, "--input", X, "--against", other)
     assert ended.code == 1
-    assert f"the outputs of {other.name} differ by" in ended.err
+    assert re.search(rf"{other.name}: output 0 differs by .* more than 0\.001", ended.err)
     first, second = api.list_benchmarks()
     assert (first.error, first.run, first.label, second.label) == (
         0.0,
@@ -149,8 +149,32 @@ def test_answers_that_are_not_finite_are_no_result(
 ) -> None:
     static, other = library(relax_models.static), library(relax_models.static, float("inf"))
     ended = type_in("tuna", "benchmark-model", static, *where, "--input", X, "--against", other)
-    assert (ended.code, "are not finite or have other shapes" in ended.err) == (1, True)
+    assert (ended.code, "has infinities or NaN in other places" in ended.err) == (1, True)
     assert [row.error for row in api.list_benchmarks()] == [0.0, None]
+
+
+def test_outputs_are_compared_by_the_rules_of_their_types(
+    type_in: Type, library: Callable[..., Path]
+) -> None:
+    """1 of 2,000 is nearer than real values have to be."""
+
+    def ended(model: Callable[..., Any], *args: Any) -> Ended:
+        words = ["--local", "--input", X, "--against", library(model, *args)]
+        return type_in("tuna", "benchmark-model", first, *words)
+
+    first = library(relax_models.static, 2000.0)
+    assert ended(relax_models.static, 2001.0).code == 0
+    Path(f"{first}.json").write_text(json.dumps({"tolerance": 1e-4}))
+    assert (said := ended(relax_models.static, 2001.0)).code == 1
+    assert "more than 0.0001" in said.err
+    first = library(relax_models.whole, 2000)
+    assert (said := ended(relax_models.whole, 2001)).code == 1
+    assert "output 0 has 6 wrong values of 6, the first at [0, 0]: 2001 in the place of 2000" in (
+        said.err
+    )
+    assert (
+        "is float32 of shape (2, 3), and should be int32" in ended(relax_models.static, 2000.0).err
+    )
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")
@@ -339,9 +363,11 @@ def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"open": {}}, {"load": {"parameters": "x"}}, {"run": {"errors": {}, "outputs": []}},
+        {"open": {}}, {"load": {"parameters": "x"}},
+        {"run": {"errors": {}, "faults": {}, "outputs": []}},
         {"check": {"more": 1}},
-        {"run": {"errors": {"a": float("nan")}, "outputs": []}},
+        {"run": {"errors": {"a": float("nan")}, "faults": {}, "outputs": []}},
+        {"run": {"errors": {"a": 0.0}, "faults": {"b": "is wrong"}, "outputs": []}},
         {"time": {"times_ms": {"a": float("inf")}}},
         {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}},
         {"time": {"times_ms": ["a"]}},
@@ -354,7 +380,7 @@ def test_what_a_model_or_board_makes_up_is_garbage(
     """A model that is foreign code may write what its process answers."""
     answers = {
         "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {},
-        "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
+        "run": {"errors": {"a": 0.0}, "faults": {}, "outputs": [[2]]},
         "time": {"times_ms": {"a": 1.0}},
     }  # fmt: skip
     monkeypatch.setattr(
@@ -377,7 +403,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
         with closing(BenchmarkProcess(BenchmarkDevice(tracker, "qemu"), [static])) as process:
             assert process.open("main", 60) == "qemu-aarch64"
             process.load("a", static)
-            process.run({"x": ["float32", [2, 3], None, "x"]}, ["x"], 0)
+            process.run({"x": ["float32", [2, 3], None, "x"]}, ["x"], 0, 1e-3)
             rpc_servers.kill("qemu")
             with pytest.raises(ServiceError, match="The board does not answer any more"):
                 process.time({"a": 1})

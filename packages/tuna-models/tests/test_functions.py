@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import te, topi
+import tvm_ffi
+from tvm import te, tirx, topi
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.target import codegen
 
@@ -192,3 +193,40 @@ def test_exp_becomes_arithmetic_for_fp32_alone() -> None:
     assert "T.exp(" not in str(functions.in_vectors(softmax(2, 8)).script())
     given = te.placeholder((4,), name="X", dtype="float64")
     assert "T.exp(" in str(functions.in_vectors(function([given, topi.exp(given)])).script())
+
+
+def test_exp_of_truth_values_is_in_vectors() -> None:
+    made = applied(lambda given: topi.exp(topi.cast(topi.greater(given, 0.0), "float32")), 2, 64)
+    values = np.resize(ODD, (2, 64))
+    right = np.where(values > 0, np.float32(np.e), 1)
+    np.testing.assert_allclose(of_odd_values(made, values), right, rtol=3e-7)
+
+
+def most_names_within_another(found: Any) -> int:
+    counts = [0]
+    tvm_ffi.structural_walk(
+        found.body, (tirx.Let, lambda node: counts.append(len(functions._names(node.value))))
+    )
+    return max(counts)
+
+
+@pytest.mark.parametrize("inlined", [False, True])
+def test_functions_of_functions_have_few_names_within_each_other(*, inlined: bool) -> None:
+    given = x(4, 64)
+    if inlined:  # as a search of TVM's makes it
+        found = te.compute(given.shape, lambda *at: chained(given[at], tirx.sigmoid))
+    else:
+        found = chained(given, topi.sigmoid)
+    plain = function([given, found])
+    sch = functions.schedule(plain, machine.from_target(target()))
+    assert sch is not None
+    made = functions.in_vectors(sch.mod["main"])
+    one = functions._names(functions.in_vectors(applied(topi.sigmoid, 4, 64)).body)
+    assert 0 < most_names_within_another(made) <= len(one)
+    assert np.abs(answer(made, target()) - answer(plain, target())).max() < 1e-6
+
+
+def chained(value: Any, operator: Any) -> Any:
+    for _ in range(12):
+        value = operator(value)
+    return value

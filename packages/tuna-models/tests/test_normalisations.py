@@ -65,6 +65,21 @@ def test_flat_values_far_from_zero_are_normalised_to_four_digits(
     assert np.abs(found - right).max() < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("scale", "bias"), [((7,), (5, 7)), ((5, 1), (7,)), ((3, 1, 1), (1,)), ((5, 7), None)]
+)
+def test_weights_of_a_layer_normalisation_broadcast(
+    scale: tuple[int, ...], bias: tuple[int, ...] | None
+) -> None:
+    net = Net((3, 5, 7))
+    x = net.random.normal(0.0, 1.0, (3, 5, 7)).astype(np.float32)
+    weights = [net.random.normal(1.0, 0.2, shape) for shape in (scale, bias) if shape is not None]
+    y = net.add("LayerNormalization", "x", *map(net.constant, weights), axis=1)
+    right = normalised(x, (1, 2), 1e-5) * weights[0]
+    right = right if bias is None else right + weights[1]
+    assert np.abs(answer(net.model(y), x) - right).max() < 1e-5
+
+
 def test_a_constant_image_is_normalised_to_zero() -> None:
     net = Net((1, 3, 16, 16))
     model = net.model(net.add("MeanVarianceNormalization", "x"), check=False)

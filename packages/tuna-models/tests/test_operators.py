@@ -92,6 +92,7 @@ def recurrent(
     lengths: list[int] | None = None,
     states: str = "inputs",
     peepholes: bool = False,
+    trained: str = "constants",
     **attributes: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """A layer of five steps of seven values with all its outputs."""
@@ -117,6 +118,8 @@ def recurrent(
     if peepholes:
         constants["p"] = floats(directions, 3 * units)
         names += [*[""] * (7 - len(names)), "p"]
+    if trained == "inputs":
+        inputs, constants = inputs | constants, {}
     outputs = ["y", "last", "cell"][: 3 if kind == "LSTM" else 2]
     node = helper.make_node(kind, names, outputs, hidden_size=units, **attributes)
     return model([node], inputs, outputs, constants), inputs
@@ -133,6 +136,8 @@ BOTH = {"directions": 2, "direction": "bidirectional"}
         {"kind": "LSTM", "units": 16, **BOTH},
         {"kind": "GRU", "linear_before_reset": 1, "states": "constants", **BOTH},
         {"kind": "GRU", "linear_before_reset": 0},
+        {"kind": "LSTM", "trained": "inputs", "peepholes": True, **BOTH},
+        {"kind": "GRU", "trained": "inputs", "linear_before_reset": 1, "units": 16},
     ],
     ids=lambda case: "-".join(map(str, case.values())),
 )
@@ -184,6 +189,14 @@ def test_an_attribute_that_nothing_here_has_is_refused_with_the_node(
         BadInput, match=r"net cannot be imported: the operator LSTM \(layer/7\): .* not supported\."
     ):
         importer.to_relax(found, "net")
+
+
+def test_lengths_of_sequences_that_are_an_input_are_asked_for() -> None:
+    found, inputs = recurrent("GRU", lengths=[2, 5], trained="inputs")
+    assert "lengths" in inputs
+    with pytest.raises(BadInput, match=r"GRU \(.*: sequence_lens\)") as refused:
+        importer.to_relax(found, "net")
+    assert refused.value.hint.endswith("--value lengths=N,N")
 
 
 def node(operator: str, inputs: str, output: str, **attributes: Any) -> Any:
@@ -318,6 +331,21 @@ def test_a_branch_that_the_shapes_decide_is_written_out(size: int) -> None:
     inputs = {"x": floats(4, 9)}
     assert not any(each.op_type == "If" for each in fold(found).graph.node)
     same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 0.0)
+
+
+def test_shapes_that_depend_on_those_of_many_layers_before_are_found() -> None:
+    nodes, value = [], "x"
+    for layer in range(40):
+        nodes += [
+            node("Shape", value, f"shape{layer}"),
+            node("Gather", f"shape{layer} one", f"size{layer}"),
+            node("Div", f"size{layer} whole", f"end{layer}"),
+            node("Slice", f"{value} zero end{layer} one", f"y{layer}"),
+        ]
+        value = f"y{layer}"
+    constants = {"one": np.array([1]), "zero": np.array([0]), "whole": np.array([1])}
+    found = fold(model(nodes, {"x": floats(4, 9)}, [value], constants))
+    assert {each.op_type for each in found.graph.node} == {"Slice"}
 
 
 def test_a_branch_in_a_branch_is_written_out_too() -> None:

@@ -85,6 +85,20 @@ def test_relu6_becomes_part_of_the_convolution_though_onnx_has_it_as_a_clip() ->
     assert {task.name for task, _ in found.tasks() if task.core is None} == {"from_blocks"}
 
 
+def test_normalisation_and_relu6_in_fp16_become_part_of_the_convolution() -> None:
+    net = Net((1, 3, 8, 8), kind=np.float16)
+    fused = net.relu6(net.conv("x", 3, 20, 3))
+    parts = [net.constant(np.full(3, 0.5)) for _ in range(4)]
+    bare = net.relu6(net.add("BatchNormalization", "x", *parts))
+    plan = planned(net.model(fused, bare))
+    assert epilogues(plan) == [("bias", "relu6", "to_fp16")]
+    x = net.random.normal(size=(1, 3, 8, 8)).astype(np.float16)
+    _, alone = machine_of(plan, tvm.target.Target(TARGET))["main"](tvm.runtime.tensor(x))
+    right = np.clip((x.astype(np.float64) - 0.5) / np.sqrt(0.5 + 1e-5) * 0.5 + 0.5, 0, 6)
+    assert alone.numpy().dtype == np.float16
+    assert np.abs(alone.numpy() - right).max() < 2e-3
+
+
 @pytest.mark.parametrize("net", [nets.squeezed, nets.ragged])
 def test_operators_on_single_values_and_gates_for_channels_work_on_blocks(net: Any) -> None:
     names = {task.name: count for task, count in planned(net()).tasks() if task.core is None}

@@ -12,8 +12,11 @@ import pytest
 if find_spec("torch") is None:
     pytest.skip("PyTorch is not installed: pip install '.[torch]'", allow_module_level=True)
 
+import numpy as np
 import torch
-from test_plan import error_of, planned
+import tvm
+from compiled import machine_of
+from test_plan import TARGET, error_of, planned
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
@@ -152,6 +155,46 @@ def test_a_recurrent_layer_is_one_function_for_all_its_steps(
     steps = sum(count for task, count in found.tasks() if task.name == kind.__name__.lower())
     layers = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))
     assert steps == (0 if "proj_size" in options else layers)
+
+
+class Numbers(torch.nn.Module):
+    """Operators that convert what they compute with."""
+
+    def forward(self, x: Any) -> Any:
+        positive, large, whole = x > 0, x > 1, (x * 4).to(torch.int64)
+        short = (x * 3).to(torch.int32)
+        return (
+            positive.cumsum(-1),
+            torch.diff(whole).ne(1).cumsum(-1) * large[:, 1:],
+            short.cumsum(-1),
+            positive + large,
+            positive * 2,
+            positive / 2,
+            positive == large,
+            positive < 1,
+            torch.exp(positive),
+            whole * 0.5,
+            whole / 2,
+            whole // 3,
+            1.5 - short,
+            whole < 1.5,
+            short + whole,
+            torch.where(positive, whole, x),
+            torch.cat([short, x]),
+            torch.sin(whole),
+        )
+
+
+def test_operators_convert_types_as_pytorch_does(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.pt2", np.random.default_rng(1).normal(size=(4, 16))
+    given = {"x": x.astype(np.float32)}
+    torch.export.save(torch.export.export(Numbers(), (torch.randn(4, 16),)), path)
+    model = importer.read(path, {})
+    machine = machine_of(planned(model), tvm.target.Target(TARGET))
+    found = machine["main"](*map(tvm.runtime.tensor, given.values()))
+    for ours, right in zip(found, model.reference(given), strict=True):
+        assert ours.numpy().dtype == right.dtype
+        np.testing.assert_allclose(ours.numpy(), right, rtol=1e-5)
 
 
 class Rows(torch.nn.Module):

@@ -15,6 +15,8 @@ from tuna.errors import BadInput
 
 #: The type of an argument that is a shape itself, not a tensor.
 SHAPE = "shape"
+#: Characters of what a benchmark says is wrong with an output, at most.
+FAULT_CHARS = 300
 #: Types of tensors, by NumPy's names.
 TYPES = (
     *("float16", "float32", "float64", "bool"),

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.repeats import Timing, timing
 from tuna.libraries.tvm.boards import Tracker
@@ -51,6 +52,7 @@ class BenchmarkPoint:
     extents: Mapping[str, int]
     timings: Mapping[str, Timing]
     errors: Mapping[str, float]  #: against the first model, relative to its largest magnitude
+    faults: Mapping[str, str]  #: what is wrong with outputs, of models of which some are
     outputs: Sequence[Sequence[int]]  #: their shapes
     emulator: str = ""  #: of the board; then times are not those of a real device
 
@@ -75,6 +77,7 @@ class _Checked(_Answer):
 
 class _Ran(_Answer):
     errors: dict[str, Annotated[float, Field(ge=0)]]
+    faults: dict[str, Annotated[str, Field(max_length=arguments.FAULT_CHARS)]]
     outputs: list[list[int]]
 
 
@@ -133,10 +136,18 @@ class BenchmarkProcess:
         """Raise BadInput if inputs, as `arguments.tree` returns them, do not fit."""
         self._call(_Checked, "check", arguments=tree, order=order)
 
-    def run(self, tree: Mapping[str, Any], order: Sequence[str], seed: int) -> _Ran:
+    def run(
+        self, tree: Mapping[str, Any], order: Sequence[str], seed: int, tolerance: float
+    ) -> _Ran:
         """Run each model once on the inputs of `tree`; `order` are the parameters' names."""
         return self._call(
-            _Ran, "run", arguments=tree, order=order, seed=seed, recorded=str(self._recorded or "")
+            _Ran,
+            "run",
+            arguments=tree,
+            order=order,
+            seed=seed,
+            recorded=str(self._recorded or ""),
+            tolerance=tolerance,
         )
 
     def time(self, numbers: Mapping[str, int]) -> dict[str, float]:
@@ -182,6 +193,7 @@ class BenchmarkInputs:
     arguments: Sequence[Argument]
     seed: int = 0
     recorded: Path | None = None  #: npz file; None: random values
+    tolerance: float = TOLERANCE  #: of floating-point outputs, relative to the largest magnitude
 
 
 def measure(
@@ -216,11 +228,11 @@ def measure(
             process.check(tree, order)
         for number, (extents, tree) in enumerate(zip(points, trees, strict=True)):
             on_point(number)
-            ran = process.run(tree, order, given.seed)
-            if ran.errors.keys() != models.keys():
+            ran = process.run(tree, order, given.seed, given.tolerance)
+            if ran.errors.keys() != models.keys() or not ran.faults.keys() <= models.keys():
                 raise ServiceError(f"{place} answered with garbage.")
             timings = _timings(process, list(models))
-            yield BenchmarkPoint(extents, timings, ran.errors, ran.outputs, emulator)
+            yield BenchmarkPoint(extents, timings, ran.errors, ran.faults, ran.outputs, emulator)
 
 
 def digest(path: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,11 @@ from tvm import relax, rpc
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.board_child import connect, facts, last_line
 from tuna.libraries.tvm.boards import Tracker
+from tuna.libraries.tvm.model_answers import Answer, Difference
 from tuna.libraries.tvm.remote import RemoteValues
 from tuna.sandbox import seccomp, self_limits
 from tuna_models import inputs
-from tuna_models.arguments import SHAPE
+from tuna_models.arguments import FAULT_CHARS, SHAPE
 from tuna_models.process import refusing
 
 #: A virtual machine's message for an argument that its function does not take.
@@ -121,12 +123,13 @@ def check(arguments: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
 
 @refusing
 def run(
-    arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded: str
+    arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded: str, tolerance: float
 ) -> dict[str, Any]:
-    """Run each model once on the same inputs; return errors against the first, and output shapes.
+    """Run each model once on the same inputs; return errors against the first, by label what is
+    wrong with its outputs, and output shapes.
 
     `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. The inputs are
-    random, or those of the npz file `recorded`.
+    random, or those of the npz file `recorded`. `tolerance` is of floating-point outputs.
     """
     board = _open_board()
     board.values.release()
@@ -140,10 +143,28 @@ def run(
         sent = board.values.send(*made, names=order)
     answers = {label: _answer(board, label, sent) for label in board.machines}
     first = next(iter(answers.values()))
+    found = {label: _compared(answer, first, tolerance) for label, answer in answers.items()}
     return {
-        "errors": {label: inputs.largest_error(answer, first) for label, answer in answers.items()},
+        "errors": {
+            label: min(max((each.error for each in of), default=0.0), sys.float_info.max)
+            for label, of in found.items()
+        },
+        "faults": {
+            label: f"output {place} {each.why}"[:FAULT_CHARS]
+            for label, of in found.items()
+            for place, each in reversed(list(enumerate(of)))
+            if each.why
+        },
         "outputs": [list(array.shape) for array in first],
     }
+
+
+def _compared(found: Sequence[Any], first: Sequence[Any], tolerance: float) -> list[Difference]:
+    """Compare outputs by the rules of the check."""
+    if len(found) != len(first):
+        raise BadInput(f"The models have {len(first)} and {len(found)} outputs.")
+    pairs = zip(first, found, strict=True)
+    return [Answer(right).compare(array, tolerance) for right, array in pairs]
 
 
 @refusing

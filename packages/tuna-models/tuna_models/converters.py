@@ -35,7 +35,12 @@ _IN_FP32 = {
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Softmax", "LogSoftmax", "CumSum"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
     *("GlobalAveragePool", "AveragePool", "Elu", "Selu", "Softplus", "HardSigmoid", "Shrink"),
+    "BatchNormalization",  # TVM's answer of fp16 is fp32
+    *("Relu", "Clip"),
 }
+#: Those of them that read the answer of another one before it is rounded to fp16: a convolution
+#: keeps them as its epilogue. Relu and Clip of a rounded value are those of the value, rounded.
+_UNROUNDED = {"BatchNormalization", "Relu", "Clip"}
 
 
 class NotConverted(Exception):
@@ -54,6 +59,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         """`shapes` are those of the inputs; TVM takes an extent of 0 for an open one."""
         super().__init__(dict(shapes), "float32")
         self._floats: dict[Any, Any] = {}
+        self._unrounded: dict[Any, Any] = {}  #: fp32 values by their variables in fp16
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
         """Check nothing: `importer.unsupported` has named all with their nodes before."""
@@ -62,20 +68,22 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> Any:
         own = OWN.get(op_name)
-        half = op_name in _IN_FP32 and any(
-            value is not None and _is_half(value) for value in inputs
-        )
+        half = op_name in _IN_FP32 and _is_half(inputs[0])
         try:
             if half:
-                inputs = onnx_frontend.onnx_input([self._in_fp32(value) for value in inputs])
+                known = self._unrounded if op_name in _UNROUNDED else {}
+                inputs = onnx_frontend.onnx_input(
+                    [known[value] if value in known else self._in_fp32(value) for value in inputs]
+                )
             if own is None:
                 found = super()._convert_operator(op_name, inputs, attrs, opset)
             else:
                 found = own(
                     QuantisedConversion(op_name, inputs, attrs, opset, self.bb, self._floats)
                 )
-            found = _checked(self.bb.normalize(found), attrs["tvm_custom"]["num_outputs"])
-            return self.bb.emit(relax.op.astype(found, "float16")) if half else found
+            outputs = attrs["tvm_custom"]["num_outputs"]
+            found = _checked(self.bb.normalize(found), outputs)
+            return self._in_fp16(found, outputs) if half else found
         except Exception as error:  # converters raise whatever they do
             raise NotConverted(op_name, attrs["tvm_custom"]["name"], error) from error
 
@@ -86,6 +94,16 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if known is not None:
             return relax.const(known.astype(np.float32))
         return self.bb.emit(relax.op.astype(value, "float32"))
+
+    def _in_fp16(self, value: Any, outputs: int) -> Any:
+        """The answer of an operator that was computed in fp32."""
+        if outputs > 1:
+            raise Unsupported("of several outputs in fp16 only the first is supported")
+        if isinstance(value.ty, relax.TupleType):
+            value = self.bb.emit(relax.TupleGetItem(value, 0))
+        found = self.bb.emit(relax.op.astype(value, "float16"))
+        self._unrounded[found] = value
+        return found
 
 
 def _is_half(value: Any) -> bool:
@@ -202,6 +220,25 @@ def _instance_norm(node: QuantisedConversion) -> Any:
     return relax.op.nn.instance_norm(x, scale, bias, 1, list(axes), epsilon)
 
 
+def _layer_norm(node: QuantisedConversion) -> Any:
+    """Apply a scale and a bias that broadcast after the normalisation, whose own have a value for
+    each place."""
+    x, scale, bias = (node.inputs[number] for number in range(3))
+    shape, kind, axis = _shape(x), _kind(x), node.axis(-1)
+    epsilon = node.attributes.get("epsilon", 1e-5)
+    one, zero = (relax.const(fill(shape[axis:], kind)) for fill in (np.ones, np.zeros))
+    whole = all(given is None or _shape(given) == shape[axis:] for given in (scale, bias))
+    weights = (scale, zero if bias is None else bias) if whole else (one, zero)
+    axes = list(range(axis, len(shape)))
+    found = node.emit(relax.op.nn.layer_norm(x, *weights, axes, epsilon))
+    if not whole:
+        found = node.emit(relax.op.multiply(found, scale))
+        found = found if bias is None else node.emit(relax.op.add(found, bias))
+    if _shape(found) != shape:
+        raise Unsupported("its scale or bias has more values than its input")
+    return found
+
+
 def _mean_variance_norm(node: QuantisedConversion) -> Any:
     """Add 1e-9 to the deviation, as ONNX's definition does, by its square under the root."""
     x, shape, kind = node.inputs[0], _shape(node.inputs[0]), _kind(node.inputs[0])
@@ -236,6 +273,7 @@ OWN: Mapping[str, Callable[[QuantisedConversion], Any]] = {
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
     "InstanceNormalization": _instance_norm,
+    "LayerNormalization": _layer_norm,
     "MeanVarianceNormalization": _mean_variance_norm,
     "Max": _extreme,
     "Min": _extreme,

@@ -24,8 +24,6 @@ _LARGEST = 1 << 12
 _LARGEST_BYTES = 16 << 20
 #: Most operators of an unrolled loop.
 _LARGEST_LOOP = 1 << 14
-#: Most rounds; each finds shapes that depend on those of the round before, or an inner branch.
-_ROUNDS = 32
 #: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
 _AXES_ARE_INPUTS = 13
 _RANDOM = {
@@ -39,16 +37,24 @@ _RANDOM = {
 
 
 def fold(model: Any) -> Any:
-    """Replace those operators by constants; the model itself where nothing can be computed."""
+    """Replace those operators by constants; the model itself where nothing can be computed.
+
+    Each round finds shapes that depend on those of the round before, or an inner branch.
+    """
     constants: dict[str, Any] = {}
-    for _ in range(_ROUNDS):
+    while True:
         known, found, shapes = _computed(model, constants)
         if not found and not any(any(subgraphs(node)) for node in model.graph.node):
-            break
-        model = _replaced(model, found)
-        if not _write_out(model, known, shapes) and not found:
-            break
-    return model
+            return model
+        before, model = model, _replaced(model, found)
+        written = _write_out(model, known, shapes)
+        if not written and _size(model) == _size(before):
+            return model
+
+
+def _size(model: Any) -> tuple[int, int]:
+    """The numbers of operators and of constants."""
+    return len(model.graph.node), len(model.graph.initializer)
 
 
 def _computed(

@@ -23,6 +23,8 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
+from tuna_models.conversion import kind_of, shape_of
+from tuna_models.gates import Gates, leaf
 from tuna_models.graph import constant_of, extents
 from tuna_models.obstacles import Unsupported
 
@@ -60,40 +62,34 @@ class _Steps:
         """Number of sums that are in registers together."""
         return next(count for count in (64, 32, _LANES) if self.wide % count == 0)
 
-    def filled(self, values: Any) -> Any:
-        """Fill units up with zeros, for gates side by side along the last axis."""
-        parts = values.reshape(*values.shape[:-1], -1, self.units)
-        more = [(0, 0)] * (parts.ndim - 1) + [(0, self.wide - self.units)]
-        return np.pad(parts, more).reshape(*values.shape[:-1], -1).astype(np.float32)
-
 
 def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """The outputs of the operator `kind`; raises Unsupported."""
     x, *others = [*inputs, *[None] * 8][:8]
-    weights, recurrent, bias, ends = (
-        _constant(value, what)
-        for value, what in zip(
-            others, ("weights", "weights", "bias", "lengths of sequences"), strict=False
-        )
+    weights, recurrent, bias, peepholes = (
+        _trained(value) for value in (*others[:3], others[6] if kind == "LSTM" else None)
     )
+    ends = None if others[3] is None else constant_of(others[3])
+    if others[3] is not None and ends is None:
+        raise Unsupported("its lengths of sequences are no constants")
     states = [others[4], others[5]] if kind == "LSTM" else [others[4]]
-    peepholes = _constant(others[6], "peepholes")
     if attributes.get("clip") or attributes.get("input_forget"):
         raise Unsupported("the attributes clip and input_forget are not supported")
     by_batch = attributes.get("layout", 0)
     if by_batch:
         x, *states = (_turned(builder, value, [1, 0, 2]) for value in (x, *states))
-    shape = extents(x)
-    if shape is None:
-        raise Unsupported("the shape of its input is not known")
+    shape = shape_of(x)
+    if kind_of(x) != "float32":
+        raise Unsupported(f"it has values of {kind_of(x)}, and only fp32 is supported")
     backwards = attributes.get("direction", b"forward") == b"reverse"
     answers = []
-    for number, functions in enumerate(_functions(kind, len(weights), attributes)):
+    directions, _, units = shape_of(others[1])
+    for number, functions in enumerate(_functions(kind, directions, attributes)):
         steps = _Steps(
             kind=kind,
             length=shape[0],
             batch=shape[1],
-            units=recurrent.shape[2],
+            units=units,
             reverse=backwards or number == 1,
             functions=functions,
             reset_after=bool(attributes.get("linear_before_reset", 0)),
@@ -102,10 +98,12 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
             else tuple(int(end) for end in ends),
         )
         own = [_state(builder, value, number, steps) for value in states]
+        gates = Gates(builder, number, units, steps.wide)
         parts = [
-            None if part is None else part[number] for part in (weights, recurrent, bias, peepholes)
+            None if part is None else gates.own(part)
+            for part in (weights, recurrent, bias, peepholes)
         ]
-        answers.append(_direction(builder, steps, x, own, parts))
+        answers.append(_direction(builder, steps, gates, x, own, parts))
     whole = [_together(builder, parts) for parts in zip(*answers, strict=True)]
     if by_batch:
         orders = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
@@ -116,33 +114,26 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
 
 
 def _direction(
-    builder: Any, steps: _Steps, x: Any, states: list[Any], trained: Sequence[Any]
+    builder: Any, steps: _Steps, gates: Gates, x: Any, states: list[Any], trained: Sequence[Any]
 ) -> list[Any]:
     """All answers of one direction and its last states, with an axis for the directions.
 
     `trained` are weights of the inputs and of the state, bias and peepholes, gates side by side.
     """
     weights, recurrent, bias, peepholes = trained
-    of_input = of_state = np.zeros(_GATES[steps.kind] * steps.units, np.float32)
-    if bias is not None:
-        of_input, of_state = np.split(bias, 2)
-    added, kept = of_input + of_state, np.zeros_like(of_state)
-    if steps.reset_after:  # the bias of the product with the state is reset as well
-        kept[-steps.units :] = of_state[-steps.units :]
-        added = added - kept
-    found = relax.op.matmul(x, relax.const(np.ascontiguousarray(steps.filled(weights.T))))
-    found = builder.normalize(
-        relax.op.add(builder.normalize(found), relax.const(steps.filled(added)))
-    )
-    packed = steps.filled(recurrent.T)
-    packed = packed.reshape(steps.units, -1, steps.columns).swapaxes(0, 1)
-    given = [found, relax.const(np.ascontiguousarray(packed)), *states]
+    if bias is None:
+        bias = np.zeros(2 * _GATES[steps.kind] * steps.units, np.float32)
+    # the bias of the product with the state is reset as well
+    added, kept = gates.biases(bias, apart=steps.reset_after)
+    found = builder.normalize(relax.op.matmul(x, leaf(gates.of_input(weights))))
+    found = builder.normalize(relax.op.add(found, leaf(added)))
+    given = [found, leaf(gates.of_state(recurrent, steps.columns)), *states]
     if steps.reset_after:
-        given.append(relax.const(steps.filled(kept)))
+        given.append(leaf(kept))
     if steps.ends is not None:
         given.append(relax.const(np.array(steps.ends, np.int32)))
     if peepholes is not None:
-        given.append(relax.const(steps.filled(peepholes.reshape(3, -1))))
+        given.append(leaf(gates.filled(peepholes)))
     program = partial(_program, steps, peepholes is not None)
     ran = builder.emit_te(program, *given, primfunc_name_hint=steps.kind.lower())
     answers = []
@@ -245,7 +236,7 @@ class _Body:
             return (
                 value
                 if self._peepholes is None
-                else value + self._peepholes[number, j] * cell[row, j]
+                else value + self._peepholes[number * self._steps.wide + j] * cell[row, j]
             )
 
         def unit(j: Any) -> None:
@@ -329,11 +320,10 @@ def _functions(kind: str, directions: int, attributes: Mapping[str, Any]) -> lis
     ]
 
 
-def _constant(value: Any, what: str) -> Any:
+def _trained(value: Any) -> Any:
+    """The array of a constant, or a variable."""
     found = None if value is None else constant_of(value)
-    if value is not None and found is None:
-        raise Unsupported(f"its {what} are no constants")
-    return found
+    return value if found is None else found
 
 
 def _state(builder: Any, value: Any, number: int, steps: _Steps) -> Any:

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.messages import install_extra
-from tuna_models import torch_recurrent
+from tuna_models import torch_recurrent, torch_types
 from tuna_models.arguments import chosen_extents, refuse_obstacles
 
 #: The first bytes of a .pt2 file, which is a zip archive.
@@ -101,7 +101,7 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
 
 def _decomposed(program: Any, name: str) -> Any:
     try:
-        return torch_recurrent.decomposed(program)
+        return torch_types.written_out(torch_recurrent.decomposed(program))
     except Exception as error:  # torch raises whatever its decompositions do
         raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 

@@ -15,7 +15,7 @@ by value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.sigmoid": epilogue.sigmoid,
 }
 _SLOW = {*_IN_VECTORS, "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
+#: Most of these functions within each other. Each has names for its parts, and compiling takes
+#: about three times as long for each name within the values of others.
+_MAX_NESTED = 2
 
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
@@ -64,11 +67,12 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
 
 def in_vectors(function: Any) -> Any:
     """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call
-    for each value, and with NaN and infinite values in maxima and minima.
+    for each value, truth values as a choice, and NaN and infinite values in maxima and minima.
 
     The larger of two floats is NaN if one is. A maximum over an axis may leave NaN out: to keep it
-    takes up to four times as long.
+    takes up to four times as long. Functions deep inside of others' arguments stay calls.
     """
+    depths: dict[Any, int] = {}  #: of a function's names, how many functions are within each other
     reductions: list[tuple[Any, Any]] = []  #: the value so far, and the buffer that it is in
 
     def visit(store: Any) -> None:
@@ -78,7 +82,21 @@ def in_vectors(function: Any) -> Any:
 
     def replaced(call: Any) -> Any:
         arithmetic = _IN_VECTORS.get(_name(call)) if str(call.ty) == "float32" else None
-        return arithmetic(call.args[0]) if arithmetic else call
+        if arithmetic is None:
+            return call
+        depth = 1 + max((depths[name] for name in _names(call.args[0])), default=0)
+        if depth > _MAX_NESTED:
+            return call
+        found = arithmetic(call.args[0])
+        for name in _names(found):
+            depths.setdefault(name, depth)
+        return found
+
+    def chosen(cast: Any) -> Any:
+        # where a cast of a vector of truth values has a name, TVM's analyzer fails
+        if str(cast.value.ty) != "bool" or "float" not in str(cast.ty):
+            return cast
+        return tirx.Select(cast.value, *(tirx.const(value, str(cast.ty)) for value in (1.0, 0.0)))
 
     def kept(extreme: Any) -> Any:
         reduced = any(extreme.a.same_as(load) for load, _ in reductions)
@@ -99,6 +117,7 @@ def in_vectors(function: Any) -> Any:
 
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, visit))
     mapped = [
+        (tirx.Cast, chosen),
         (tvm.ir.Call, replaced),
         ((tirx.Max, tirx.Min), kept),
         (tirx.BufferStore, begun),
@@ -130,7 +149,11 @@ def _schedule(sch: Any, machine: Machine) -> None:
 def _inlined(sch: Any, block: Any) -> bool:
     """Inline a stage of single values into what reads it; whether that was done."""
     readers = sch.get_consumers(block)
-    if not readers or _reduces(sch, block) or (len(readers) > 1 and _is_slow(sch.get(block))):
+    if not readers or _reduces(sch, block) or (len(readers) > 1 and _slow(sch.get(block), _SLOW)):
+        return False
+    if _slow(sch.get(block), _IN_VECTORS) >= _MAX_NESTED and any(
+        _slow(sch.get(reader), _IN_VECTORS) for reader in readers
+    ):
         return False
     sch.compute_inline(block)
     return True
@@ -222,10 +245,18 @@ def _uses(expression: Any, var: Any) -> bool:
     return any(found)
 
 
-def _is_slow(block: Any) -> bool:
+def _slow(block: Any, functions: Container[str]) -> int:
+    """Count the calls of some functions in a block."""
     found: list[str] = []
     tvm_ffi.structural_walk(block.body, (tvm.ir.Call, lambda node: found.append(_name(node))))
-    return bool(_SLOW & set(found))
+    return sum(name in functions for name in found)
+
+
+def _names(expression: Any) -> list[Any]:
+    """Return the names that an expression gives to parts of it."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (tirx.Let, lambda node: found.append(node.var)))
+    return found
 
 
 def _name(call: Any) -> str:

@@ -1,6 +1,5 @@
 # The names of `tuna_models.api`: each is imported from here when it is used first.
 
-from tuna.configs.model import TOLERANCE as TOLERANCE
 from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna_models.api.benchmarks import BenchmarkBoard as BenchmarkBoard
 from tuna_models.api.benchmarks import BenchmarkOptions as BenchmarkOptions

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.configs.model import TOLERANCE
 from tuna.db import benchmarks, networks
 from tuna.db.benchmarks import ModelTime
 from tuna.db.database import open_database
@@ -63,6 +64,7 @@ def benchmark_model(
     against: Path | None = None,
     options: BenchmarkOptions = _OPTIONS,
     on_point: Callable[[int, int], None] = lambda number, points: None,
+    on_fault: Callable[[str], None] = lambda sentence: None,
 ) -> list[ModelTime]:
     """Run a built model, and `against` in turn with it in the same session, and time both; the rows
     that were stored.
@@ -70,9 +72,10 @@ def benchmark_model(
     Without a board it runs on this machine's measuring cores, in a box. `inputs` are as
     `x=n,3:float32`, `p.0=2,3:float32` (of a tuple) or `s=n,4:shape`; by default those of
     `LIBRARY.json`. One may be an npz file, whose arrays are taken in the place of random ones.
-    `shapes` give values to open extents: `n=1,4,8`. Raises BadInput, naming an argument that does
-    not fit; NotFound for an unknown device key; ServiceError for a board or tracker that does not
-    answer.
+    `shapes` give values to open extents: `n=1,4,8`. `on_fault` is told what is wrong with outputs
+    of `against`, by the rules of the check of built models with those of `library` as the
+    reference. Raises BadInput, naming an argument that does not fit; NotFound for an unknown device
+    key; ServiceError for a board or tracker that does not answer.
     """
     files = {benchmark.digest(path): path for path in (library, *([against] if against else []))}
     if against and len(files) == 1:
@@ -90,7 +93,7 @@ def benchmark_model(
         measured = benchmark.measure(
             place,
             dict(zip(labels, files.values(), strict=True)),
-            benchmark.BenchmarkInputs(given, options.seed, recorded),
+            benchmark.BenchmarkInputs(given, options.seed, recorded, _tolerance(facts[0])),
             points,
             function=options.function,
             on_point=lambda number: on_point(number, len(points)),
@@ -101,6 +104,8 @@ def benchmark_model(
                 for fact in facts
             ]
         for point in measured:
+            for label, fault in point.faults.items():
+                on_fault(f"{label}: {fault}")
             rows = [
                 benchmarks.NewBenchmark(
                     model_id=model_id,
@@ -182,6 +187,12 @@ def _facts(library: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _tolerance(facts: Mapping[str, Any]) -> float:
+    """The largest error of floating-point outputs by which a library was checked."""
+    found = facts.get("tolerance")
+    return found if isinstance(found, float) and 0.0 < found < 1.0 else TOLERANCE
 
 
 def _cores(facts: Mapping[str, Any]) -> int:

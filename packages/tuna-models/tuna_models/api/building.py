@@ -52,6 +52,7 @@ class BuiltModel:
     absent: Mapping[str, str]  #: contenders that did not take part, and why
     remark: str  #: what was wrong with the reference, empty where nothing was
     rule: str  #: by which it was compared, in one line
+    tolerance: float  #: of it, the largest error of floating-point outputs
     report: str  #: how many whole numbers differ within their rules
     tasks: Mapping[Class, int]
     shares: Mapping[Class, float]  #: of the time that the model's functions take
@@ -212,6 +213,7 @@ def _described(
         absent=facts.contenders.absent,
         remark=facts.remark,
         rule=verdict.rule,
+        tolerance=verdict.tolerance,
         report=verdict.report,
         tasks={kind: numbers[kind] for kind in Class if kind in numbers},
         shares={kind: ms / whole_ms for kind, ms in spent.items()},
@@ -265,5 +267,6 @@ def _for_programs(built: BuiltModel, target: Mapping[str, Any]) -> dict[str, Any
         "target": target,
         "tvm": built.model.manifest.tvm,
         "errors": dict(built.errors),
+        "tolerance": built.tolerance,
         "tasks": {str(kind): count for kind, count in built.tasks.items()},
     }

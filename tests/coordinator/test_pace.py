@@ -7,13 +7,13 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 
+from tuna.coordinator.pace import Pace
 from tuna.db.engine import writing
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
-from tuna.queue.claim import ChunkSizer
 from tuna.queue.results import memory_of
 from tuna.vocabulary import Resource
 
@@ -31,55 +31,55 @@ def result(seconds: float, *, ok: bool = True, step: str = "build") -> StepResul
     [(0.0, 128), (0.09, 22), (0.19, 10), (1.0, 8), (7.0, 8), (9.0, 6), (59.0, 1), (900.0, 1)],
 )
 def test_short_items_travel_in_numbers_and_long_ones_alone(seconds: float, size: int) -> None:
-    pace = ChunkSizer()
+    pace = Pace()
     for _ in range(50):
         pace.note(1, result(seconds))
         pace.note(1, result(3000.0, ok=False))
-    assert pace.chunk(1, STEP) == size
-    assert pace.chunk(2, STEP) == 8, "another session's items may take another time"
+    assert pace.chunk_size(1, STEP) == size
+    assert pace.chunk_size(2, STEP) == 8, "another session's items may take another time"
 
 
 def test_items_are_long_by_the_average_of_the_latest_ones_good_or_not() -> None:
-    pace, key = ChunkSizer(), (1, "build")
-    assert pace.ahead([key]) == 0, "nothing is known"
+    pace, key = Pace(), (1, "build")
+    assert pace.queued_per_process([key]) == 0, "nothing is known"
     pace.note(1, result(1.0))
-    assert pace.ahead([key]) == 1
+    assert pace.queued_per_process([key]) == 1
     for _ in range(2):
         pace.note(1, result(0.01, ok=False))
-    assert pace.ahead([key]) is None, (
+    assert pace.queued_per_process([key]) is None, (
         "what fails at once leaves a process without work as soon as what succeeds"
     )
     for _ in range(5):
         pace.note(1, result(1.5))
-    assert pace.ahead([key]) == 1
-    assert pace.ahead([(2, "build")]) == 0
+    assert pace.queued_per_process([key]) == 1
+    assert pace.queued_per_process([(2, "build")]) == 0
 
 
 def test_nothing_waits_where_the_steps_of_a_queue_are_very_long_together() -> None:
-    pace = ChunkSizer()
+    pace = Pace()
     keys = [(session_id, step) for session_id in (1, 2) for step in ("build", "update")]
     for seconds, step in [(3.0, "build"), (16.0, "update")] * 3:
         for session_id in (1, 2):
             pace.note(session_id, result(seconds, step=step))
-    assert pace.ahead(keys) == 1
-    assert pace.ahead([(1, "update")]) == 0
+    assert pace.queued_per_process(keys) == 1
+    assert pace.queued_per_process([(1, "update")]) == 0
     for _ in range(3):
         pace.note(2, result(19.0, step="update"))
-    assert pace.ahead(keys) == 0, "each counts as often as it runs"
+    assert pace.queued_per_process(keys) == 0, "each counts as often as it runs"
     for _ in range(10):
         pace.note(3, result(0.1, step="build"))
-    assert pace.ahead(keys) == 0, "another queue's steps do not count"
-    assert pace.ahead([*keys, (3, "build")]) is None, "a step is short"
+    assert pace.queued_per_process(keys) == 0, "another queue's steps do not count"
+    assert pace.queued_per_process([*keys, (3, "build")]) is None, "a step is short"
     for _ in range(3):
         pace.note(2, result(60.0, step="update"))
-    assert pace.ahead([*keys, (3, "build")]) == 0, "which matters little beside the others"
+    assert pace.queued_per_process([*keys, (3, "build")]) == 0, "it matters little"
 
 
 def test_the_step_decides_until_enough_is_known() -> None:
-    pace = ChunkSizer()
+    pace = Pace()
     for _ in range(10):
         pace.note(1, result(900.0))
-    assert pace.chunk(1, STEP) == 8
+    assert pace.chunk_size(1, STEP) == 8
 
 
 @pytest.mark.parametrize(
