@@ -27,9 +27,7 @@ def asked(tmp_path: Path) -> dict[str, Any]:
     given = {"inputs": inputs, "seed": 3, "recorded": ""}
     output = str(tmp_path / "answers.npz")
     return {
-        "path": str(tmp_path / "net.onnx"),
-        "shapes": {},
-        "values": {},
+        "model": {"path": str(tmp_path / "net.onnx"), "shapes": {}, "values": {}},
         "given": given,
         "output": output,
     }

@@ -35,8 +35,8 @@ _NAMED = 6
 class Argument:
     """A tensor or shape that a model takes: an argument, or a part of one that is a tuple."""
 
-    name: str  #: of the model's parameter
-    place: tuple[int, ...]  #: in tuples, from the outermost; empty: the argument itself
+    name: str  #: Name of the model's parameter
+    place: tuple[int, ...]  #: Places in tuples, the outermost first; empty: the argument itself
     extents: tuple[int | str, ...]  #: a text is the name of an open extent
     type: str
     bounds: tuple[int, int] | None = None  #: smallest and largest value to draw; None: any

@@ -36,10 +36,10 @@ class BenchmarkDevice:
 
     tracker: Tracker | None = None
     device_key: str = ""
-    cpus: Sequence[int] = ()  #: of this machine; also for the client of a board
-    wait_s: float = 60.0  #: for a free board
-    limit_s: float = 600.0  #: of one call
-    memory_bytes: int | None = None  #: for arguments; None: the memory that the board reports free
+    cpus: Sequence[int] = ()  #: Cores of this machine, also for the client of a board
+    wait_s: float = 60.0  #: Seconds to wait for a free board
+    limit_s: float = 600.0  #: Seconds that one call may take
+    memory_bytes: int | None = None  #: Limit of arguments; None: what the board has free
 
     def __str__(self) -> str:
         return f"{self.device_key} at {self.tracker}" if self.tracker else "this machine"
@@ -54,7 +54,7 @@ class BenchmarkPoint:
     errors: Mapping[str, float]  #: against the first model, relative to its largest magnitude
     faults: Mapping[str, str]  #: what is wrong with outputs, of models of which some are
     outputs: Sequence[Sequence[int]]  #: their shapes
-    emulator: str = ""  #: of the board; then times are not those of a real device
+    emulator: str = ""  #: Name of the board's emulator, whose times are not a real device's
 
 
 class _Answer(BaseModel):
@@ -193,7 +193,7 @@ class BenchmarkInputs:
     arguments: Sequence[Argument]
     seed: int = 0
     recorded: Path | None = None  #: npz file; None: random values
-    tolerance: float = TOLERANCE  #: of floating-point outputs, relative to the largest magnitude
+    tolerance: float = TOLERANCE  #: Largest relative error of floating-point outputs
 
 
 def measure(

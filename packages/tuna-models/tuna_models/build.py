@@ -154,7 +154,7 @@ class Record:
 
     solver: str
     params: str  #: TVM's TuningRecord as JSON
-    similar: bool = False  #: of a similar task
+    similar: bool = False  #: Whether it won for a similar task
 
 
 class TaskKernels:
@@ -166,7 +166,7 @@ class TaskKernels:
         """`records` are winners by task key; without `winograd` only direct sums are predicted."""
         self._target, self._records, self._winograd = target, records, winograd
         self._found: dict[str, Chosen | None] = {}
-        self.classes: dict[str, Class] = {}  #: by task key
+        self.classes: dict[str, Class] = {}  #: source of each kernel, by task key
         self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
         #: functions of tasks without a core as they were imported, by task key
         self.plain: dict[str, Any] = {}

@@ -19,7 +19,14 @@ from tuna.sandbox.cores import available_cpus, some_cpus
 from tuna.settings import get_settings
 from tuna_models import files
 from tuna_models.checks import REFERENCE, RIVAL, Checked, Checks, disagreement, judge
-from tuna_models.child_answers import ChildAnswer, Contenders, LargestError, Plan, WrittenAnswers
+from tuna_models.child_answers import (
+    ChildAnswer,
+    Contenders,
+    LargestError,
+    ModelFile,
+    Plan,
+    WrittenAnswers,
+)
 from tuna_models.files import BuildCache, key_of
 from tuna_models.manifest import Class, Manifest
 from tuna_models.process import ModelProcess
@@ -55,7 +62,7 @@ class ComparedTask(_Facts):
 
 
 class BuildFacts(_Facts):
-    """What is known of a build, as the cache keeps it beside the library."""
+    """Facts about a build, as the cache keeps it beside the library."""
 
     plan: Plan
     verdict: Verdict
@@ -71,7 +78,7 @@ class BuildFacts(_Facts):
 
     @property
     def remark(self) -> str:
-        """What was wrong with the reference, or which runtimes differ from the model."""
+        """A fault of the reference, or runtimes that differ from the model; empty if neither."""
         tolerance, errors = self.verdict.tolerance, self.contenders.errors
         apart = {name: error for name, error in errors.items() if error > tolerance}
         if self.verdict.remark or not apart:
@@ -163,7 +170,7 @@ class Build:
             return process.call(
                 Contenders,
                 "compare",
-                **draft.model,
+                model=draft.model,
                 library=str(library),
                 given=draft.given,
                 threads=process.threads,
@@ -178,7 +185,8 @@ class _Draft:
         file; raises BadInput for inputs that do not fit."""
         manifest, checks = build.manifest, build.checks
         self._build, self._process, self._folder = build, process, model_file.parents[1]
-        self.model = {"path": str(model_file), "shapes": manifest.shapes, "values": manifest.values}
+        file = ModelFile(path=str(model_file), shapes=manifest.shapes, values=manifest.values)
+        self.model = file.model_dump()
         self.given = {
             "inputs": [value.model_dump(mode="json") for value in manifest.inputs],
             "seed": checks.seed,
@@ -193,7 +201,7 @@ class _Draft:
         return self._process.call(
             Plan,
             "plan",
-            **self.model,
+            model=self.model,
             target=self._build.manifest.target,
             records=records,
             winograd=self._build.winograd,
@@ -261,8 +269,8 @@ class _Draft:
     def _written(self, name: str, by: str) -> str:
         """Write the answers of the reference or of a runtime; returns why there are none."""
         output = str(self._answers(name))
-        arguments = {**self.model, "given": self.given, "by": by, "output": output}
-        answers = self._process.call(WrittenAnswers, "answer", **arguments)
+        arguments = {"given": self.given, "by": by, "output": output}
+        answers = self._process.call(WrittenAnswers, "answer", model=self.model, **arguments)
         if not answers.unanswered:
             self._rules[name], self._tolerance = answers, answers.tolerance
         return answers.unanswered

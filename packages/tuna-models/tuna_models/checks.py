@@ -1,4 +1,4 @@
-"""What a built model is compared with, and which of its answers are taken for right."""
+"""The check of a built model: contenders, inputs, and the verdict on its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Checks:
     rivals: bool = True
     untuned: bool = False  #: what TVM makes of the model without tuning, which takes long
     recorded: Path | None = None  #: an npz file with inputs by name, in the place of random ones
-    seed: int = 0  #: of the random inputs
+    seed: int = 0  #: Seed of the random inputs
 
     def __post_init__(self) -> None:
         if self.recorded is not None:
@@ -52,7 +52,7 @@ def check_recorded(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a built model was compared with."""
+    """Outcomes of the comparisons of a built model."""
 
     #: what is wrong by the reference, and by runtimes; empty where nothing is
     faults: Mapping[str, str]

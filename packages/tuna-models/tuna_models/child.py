@@ -24,6 +24,7 @@ from tuna_models.child_answers import (
     Contenders,
     Estimates,
     LargestError,
+    ModelFile,
     Plan,
     ReadModel,
     WeightFiles,
@@ -91,24 +92,23 @@ def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]
 
 @refusing
 def plan(
-    path: str,
+    model: Mapping[str, Any],
     target: str,
-    shapes: Mapping[str, Any],
-    values: Mapping[str, Any],
     records: Mapping[str, Any],
     winograd: bool,
     compare: bool,
     untuned: bool,
     folder: str,
 ) -> Plan:
-    """Plan the model, and write what crosses to workers into `folder` (`program.Program.write`).
+    """Plan the model, a `ModelFile`, and write what crosses to workers into `folder`
+    (`program.Program.write`).
 
     `records` are lists of [solver, params, whether of a similar task] by task key, the best first.
     With `compare` all of them are timed in the model, and the predicted kernel; with `untuned`, and
     nothing to compare, also what TVM makes of the model without Tuna.
     """
-    code = _target(target)
-    module = importer.to_relax(importer.read(Path(path), shapes, None, values), Path(path).name)
+    code, file = _target(target), ModelFile.model_validate(model)
+    module = importer.to_relax(_read(file), Path(file.path).name)
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
     found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
     plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
@@ -146,9 +146,7 @@ def plan(
 
 @refusing
 def answer(
-    path: str,
-    shapes: Mapping[str, Any],
-    values: Mapping[str, Any],
+    model: Mapping[str, Any],
     given: Mapping[str, Any],
     by: str,
     output: str,
@@ -156,22 +154,22 @@ def answer(
     """Write inputs and the answers to them into the file `output`: those of the reference, or of
     the runtime `by`.
 
-    `given` are arguments of `inputs.values`.
+    `model` is a `ModelFile`, `given` are arguments of `inputs.values`.
     """
-    model, arrays = importer.read(Path(path), shapes, None, values), inputs.values(**given)
-    near, why = rules.tolerance(model)
+    found, arrays = _read(ModelFile.model_validate(model)), inputs.values(**given)
+    near, why = rules.tolerance(found)
     titles = "random inputs"
     try:
         if by:
-            (run, *_) = runtimes.ALL[by](model, list(arrays.values()), 1)
-            named = zip(run(), rules.names(model), strict=True)
+            (run, *_) = runtimes.ALL[by](found, list(arrays.values()), 1)
+            named = zip(run(), rules.names(found), strict=True)
             cases = [Case(list(arrays.values()), [Answer(*pair) for pair in named])]
         elif given["recorded"]:
-            right = rules.of(model, arrays, near)
+            right = rules.of(found, arrays, near)
             cases = [Case(list(arrays.values()), right.outputs, right.quantised)]
             titles = "recorded inputs"
         else:
-            cases, titles = edges.cases(model, given["inputs"], arrays, near)
+            cases, titles = edges.cases(found, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
         return WrittenAnswers(unanswered=reason)
@@ -201,19 +199,21 @@ def link(folder: str, functions: str, target: str, output: str) -> ChildAnswer:
 
 @refusing
 def compare(
-    path: str,
-    shapes: Mapping[str, Any],
-    values: Mapping[str, Any],
+    model: Mapping[str, Any],
     library: str,
     given: Mapping[str, Any],
     threads: int,
 ) -> Contenders:
     """Time the built model in turn with other runtimes; see `timing.compare`.
 
-    `given` are arguments of `inputs.values`.
+    `model` is a `ModelFile`, `given` are arguments of `inputs.values`.
     """
-    model, arrays = importer.read(Path(path), shapes, None, values), inputs.values(**given)
-    return timing.compare(model, Path(library), arrays, threads=threads)
+    found, arrays = _read(ModelFile.model_validate(model)), inputs.values(**given)
+    return timing.compare(found, Path(library), arrays, threads=threads)
+
+
+def _read(file: ModelFile) -> Any:
+    return importer.read(Path(file.path), file.shapes, None, file.values)
 
 
 def _target(text: str) -> Any:

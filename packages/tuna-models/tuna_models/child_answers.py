@@ -1,4 +1,5 @@
-"""Answers of the child that reads, builds and checks models, as data. Imports no TVM."""
+"""Answers of the child that reads, builds and checks models, and the model that it is asked of, as
+data. Imports no TVM."""
 
 from __future__ import annotations
 
@@ -6,6 +7,16 @@ from pydantic import BaseModel, ConfigDict
 
 from tuna.configs.model import TOLERANCE
 from tuna_models.manifest import Class, ManifestTask, ModelTensor
+
+
+class ModelFile(BaseModel):
+    """A model's file as it was imported."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    shapes: dict[str, list[int]]  #: See `Manifest.shapes`
+    values: dict[str, list[float]]  #: See `Manifest.values`
 
 
 class ChildAnswer(BaseModel):

@@ -42,7 +42,7 @@ class ResultScope:
     model's target."""
 
     session_id: int | None = None
-    golden_id: int | None = None  #: of the row of `golden`
+    golden_id: int | None = None  #: Id of the row of `golden`
     winograd: bool = True  #: without it only direct sums
     simulated: bool = False  #: those of emulated devices, and no others
 

@@ -32,9 +32,9 @@ class Variants:
     """An imported model, planned with the best record of each task, and with others."""
 
     planned: Sequence[Planned]  #: the first has the best records
-    kernels: TaskKernels  #: of the first
-    #: of each task of which there are several programs: by variant the place of its kernel among
-    #: the task's records, None for the predicted one
+    kernels: TaskKernels  #: Kernels of the first
+    #: Kernels of each task that has several, by task key: in each variant the place among the
+    #: task's records, None for the predicted one
     records: Mapping[str, Sequence[int | None]]
 
 

@@ -51,7 +51,7 @@ class Bound:
     value: float
 
     def reach(self, operand: Any) -> float:
-        """How many times larger inputs have to be; 1 if it is reached, infinite where no value has
+        """Factor by which inputs have to be larger; 1 if it is reached, infinite where no value has
         its sign."""
         values = np.asarray(operand, np.float64) * math.copysign(1.0, self.value)
         largest = float(np.max(values[np.isfinite(values)], initial=0.0))

@@ -51,7 +51,7 @@ class Chosen:
     function: Any  #: scheduled PrimFunc
     #: packs weights for it; None for a product of two variables
     pack: Callable[[Any], Any] | None
-    shape: ConvShape | None  #: of a convolution
+    shape: ConvShape | None  #: Shape of a convolution
 
 
 class Emitter:
@@ -85,7 +85,7 @@ class Emitter:
         self._last = {group.answer: group for group in groups}
         self._inside = {node.var for group in groups for node in group.nodes}
         self._builder = relax.BlockBuilder()
-        #: of functions that are not TVM's own: name and task
+        #: name and task of each function that is not TVM's own
         self.calls: list[tuple[str, TaskConfig | None]] = []
 
     def run(self) -> tvm.IRModule:

@@ -105,7 +105,8 @@ def _stft(node: Conversion) -> Any:
 def _mel_weights(node: Conversion) -> Any:
     """Triangles of the mel scale over the numbers of a spectrum, by ONNX's definition."""
     bins, length, rate = (node.number(place, 0) for place in range(3))
-    lower, upper = (float(node.known(place).reshape(())) for place in (3, 4))  # type: ignore[union-attr]
+    limits = (node.known(place) for place in (3, 4))
+    lower, upper = (float(limit.reshape(())) for limit in limits if limit is not None)
     mels = 2595 * np.log10(1 + np.array([lower, upper]) / 700)
     edges = mels[0] + np.arange(bins + 2) * ((mels[1] - mels[0]) / (bins + 2))
     hertz = 700 * (10 ** (edges / 2595) - 1)

@@ -55,7 +55,7 @@ class Graph:
     result: Any
     #: called TIR functions by their global variables
     functions: dict[Any, Any] = field(default_factory=dict)
-    users: dict[Any, list[Node]] = field(default_factory=dict)  #: of a variable
+    users: dict[Any, list[Node]] = field(default_factory=dict)  #: Nodes that read a variable
 
     def sole_user(self, var: Any) -> Node | None:
         """The only operator that reads `var`; None if there are more or it is an answer."""

@@ -30,12 +30,12 @@ class FusionGroup:
     #: factor is a variable
     weights: Any
     other: Any = None  #: the second variable of such a product
-    order: list[int] | None = None  #: of the axes of `other`, as the product takes them
+    order: list[int] | None = None  #: Order of the axes of `other`, as the product takes them
     window: Window | None = None  #: the copy of the input that a convolution reads instead
     bias: Any = None  #: a value for each output channel or column
     residual: Any = None  #: the variable that is added
     epilogue: list[str] = field(default_factory=list)
-    #: of the model, in order; the last one's variable is the answer
+    #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
 
     @property

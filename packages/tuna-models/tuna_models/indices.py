@@ -37,8 +37,8 @@ _Range = tuple[float, float]
 class _Use:
     """Indices of an operator: where they are among its arguments, and what they may be."""
 
-    place: tuple[int, ...]  #: of the argument, and in a tuple
-    sizes: tuple[int | None, ...]  #: of the table, or by the last axis; None for no index
+    place: tuple[int, ...]  #: Place of the argument, and in a tuple
+    sizes: tuple[int | None, ...]  #: Sizes of the table, or by the last axis; None: not an index
     from_end: bool = False  #: whether negative ones count from the end
 
     @property

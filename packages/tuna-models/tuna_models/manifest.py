@@ -55,7 +55,7 @@ class ManifestTask(_Data):
     """A function of the model."""
 
     config: dict[str, Any]  #: `TaskConfig.to_json()`
-    count: int  #: of its calls in the model
+    count: int  #: Number of its calls in the model
 
     @cached_property
     def task(self) -> TaskConfig:
@@ -71,10 +71,10 @@ class Manifest(_Data):
     version: int = VERSION
     file: str  #: SHA-256 of the model file, which is in the artifact store
     data: dict[str, str] = {}  #: SHA-256 of files with its weights, by their places in its folder
-    size_bytes: int  #: of all these
-    opset: str  #: of ONNX; else the framework and its version, such as `torch 2.13.0`
-    shapes: dict[str, tuple[int, ...]]  #: of the inputs, as they were chosen
-    values: dict[str, tuple[float, ...]] = {}  #: of inputs that became constants
+    size_bytes: int  #: Bytes of all these files
+    opset: str  #: ONNX's; else the framework and its version, such as `torch 2.13.0`
+    shapes: dict[str, tuple[int, ...]]  #: Shapes of the inputs, as they were chosen
+    values: dict[str, tuple[float, ...]] = {}  #: Values of inputs that became constants
     target: str  #: JSON of the target that it was planned for
     tvm: str  #: its version
     inputs: tuple[ModelTensor, ...]

@@ -1,4 +1,4 @@
-"""What keeps a folded ONNX graph from being imported: types of values, and inputs of operators
+"""Obstacles to the import of a folded ONNX graph: types of values, and inputs of operators
 whose values have to be known by then. Imports onnx."""
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from tuna_models.obstacles import Unsupported
 
 
 @dataclass(frozen=True)
-class Window:
+class PoolWindow:
     """The windows of a pool along one axis."""
 
-    size: int  #: of the input
+    size: int  #: Extent of the input
     taps: int
     stride: int
     dilation: int
@@ -31,7 +31,7 @@ class Window:
     counted_end: int  #: the padding at the end that counts in a mean, without that of rounding up
 
     @classmethod
-    def of(cls, node: Conversion, number: int) -> Window:
+    def of(cls, node: Conversion, number: int) -> PoolWindow:
         """The windows along a spatial axis of a pool."""
 
         def given(name: str, default: int, at: int = number) -> int:
@@ -60,7 +60,7 @@ class Window:
         return cls(size, taps, stride, dilation, begin, needed, answers, end)
 
     def counts(self, *, padding: bool) -> np.ndarray:
-        """How many values each window has, with those of the padding or without."""
+        """Number of values of each window, with those of the padding or without."""
         at = np.arange(self.answers)[:, None] * self.stride - self.begin
         at = at + np.arange(self.taps) * self.dilation
         low, high = (-self.begin, self.size + self.counted_end) if padding else (0, self.size)
@@ -74,15 +74,15 @@ def same_pads(total: int, auto: str) -> tuple[int, int]:
     return (smaller, total - smaller) if auto == "SAME_UPPER" else (total - smaller, smaller)
 
 
-def _windows(node: Conversion) -> list[Window]:
+def _windows(node: Conversion) -> list[PoolWindow]:
     axes = len(node.attributes["kernel_shape"])
     if axes > 3 or axes + 2 != len(shape_of(node.inputs[0])):
         raise Unsupported(f"a pool of {axes} axes is not supported")
-    return [Window.of(node, number) for number in range(axes)]
+    return [PoolWindow.of(node, number) for number in range(axes)]
 
 
 def _pooled(
-    node: Conversion, kind: str, x: Any, windows: Sequence[Window], **counting: bool
+    node: Conversion, kind: str, x: Any, windows: Sequence[PoolWindow], **counting: bool
 ) -> Any:
     """A pool of TVM with explicit padding."""
     operator = getattr(relax.op.nn, f"{kind}_pool{len(windows)}d")
@@ -113,7 +113,7 @@ def _max_pool(node: Conversion) -> Any:
     return relax.Tuple([values, places])
 
 
-def _places(x: Any, windows: Sequence[Window], order: Sequence[int]) -> Any:
+def _places(x: Any, windows: Sequence[PoolWindow], order: Sequence[int]) -> Any:
     """Places of the largest values in the flattened input, whose spatial axes grow in `order`."""
     strides, step = {}, 1
     for number in order:

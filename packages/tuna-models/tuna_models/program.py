@@ -39,7 +39,7 @@ class Program:
     target: Any
     #: names of the functions here, by that in the plan, of `main` and each timed function
     names: dict[str, dict[str, str]] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)  #: of the functions, in `main`
+    calls: Counter[str] = field(default_factory=Counter)  #: Numbers of calls in `main`, by function
 
     def __post_init__(self) -> None:
         self._builder = relax.BlockBuilder()

@@ -46,10 +46,10 @@ class _Steps:
     kind: str
     length: int
     batch: int
-    units: int  #: of the state
+    units: int  #: Size of the state
     reverse: bool
     functions: tuple[str, ...]
-    reset_after: bool  #: of a GRU: the state is multiplied by its weights before it is reset
+    reset_after: bool  #: A GRU multiplies the state by its weights before it resets it
     ends: tuple[int, ...] | None  #: the length of each row of the batch, where they differ
 
     @property

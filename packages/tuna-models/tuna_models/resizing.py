@@ -24,13 +24,13 @@ _OF_TVM = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
 
 @dataclass(frozen=True)
 class _Axis:
-    """How one axis is resized."""
+    """One axis that is resized."""
 
     axis: int
-    size: int  #: of the input
+    size: int  #: Extent of the input
     resized: int
     scale: float  #: that coordinates are divided by; `resized / size` unless it was given
-    start: float = 0.0  #: of the region, as a part of the input
+    start: float = 0.0  #: Start of the region, as a part of the input
     end: float = 1.0
 
     @property

@@ -212,7 +212,7 @@ class _Graph:
         return replace(answer, low=low, high=high)
 
     def _reach(self, *values: Any) -> Any:
-        """How far values may be off."""
+        """Distances by which values may be off."""
         largest = max(
             float(np.max(np.abs(value[np.isfinite(value)]), initial=0.0)) for value in values
         )

@@ -45,9 +45,9 @@ _NOT_ADDING = {
 
 
 class Form(enum.Enum):
-    """How a quantised model is written."""
+    """A way to write a quantised model."""
 
-    MODEL = enum.auto()  #: as it is shipped
+    MODEL = enum.auto()  #: the model that is shipped
     TENSORS = enum.auto()  #: the same, and its quantised tensors are results after the others
     #: besides, it has quantised tensors as inputs after the others, from which segments begin
     SEGMENTS = enum.auto()
@@ -57,7 +57,7 @@ class Form(enum.Enum):
 class Cut:
     """A quantised tensor where the model is cut."""
 
-    name: str  #: in the ONNX graph
+    name: str  #: Name in the ONNX graph
     var: Any  #: fp32: whole numbers, or their real values
     zero: Any = None  #: an array, where `var` is (whole number - zero) * scale
     scale: Any = None

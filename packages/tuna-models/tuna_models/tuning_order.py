@@ -12,8 +12,8 @@ _DOUBT = 0.7
 _LEAST_INSIDE, _MOST_INSIDE = 0.8, 1.5
 #: Share of the model's time below which a task gets one candidate.
 _SMALL = 0.001
-#: Share of the model's time from which a function with a schedule by rule is tuned, and the factor
-#: of its candidates, which are random.
+#: Share of the model's time from which a function with a schedule by rule is tuned, and how many
+#: times more candidates it gets, since they are random.
 _WORTH, _MORE = 0.01, 4
 
 
@@ -22,7 +22,7 @@ class Tunable:
     """A task of a model that solvers can run, with estimates and earlier winners."""
 
     config_id: int
-    count: int  #: of its calls in the model
+    count: int  #: Number of its calls in the model
     solvers: frozenset[str]  #: that apply
     loaded: frozenset[str] = frozenset()  #: solvers with a job in this session
     #: estimate for the best point of each solver
@@ -31,7 +31,7 @@ class Tunable:
     by_rule: bool = False
     #: winning points for the bare layer or a similar task, by solver, the fastest first
     won: Mapping[str, str] = field(default_factory=dict)
-    spent_ms: float | None = None  #: of a run of the model, where that was measured
+    spent_ms: float | None = None  #: Its part of a run of the model, if measured
 
     @property
     def favourite(self) -> str:
@@ -108,9 +108,9 @@ class TaskTime:
 
     spent_ms: float  #: measured in the model with the kernel that it was built with
     calls: int
-    before_ms: float | None  #: of that kernel alone; None: it was not measured alone
-    now_ms: float | None  #: of the best kernel that is known now, alone
-    #: by how much the jobs that are left may still make it faster, as a factor; 1: none is left
+    before_ms: float | None  #: Time of that kernel alone; None: not measured alone
+    now_ms: float | None  #: Time of the best kernel that is known now, alone
+    #: Factor by which the jobs that are left may make it faster; 1: none is left
     open_factor: float = 1.0
 
 

@@ -47,22 +47,22 @@ class MeasuredModel:
 
     job_id: int
     functions: str  #: SHA-256 of its compiled functions
-    times_ms: Sequence[float]  #: of whole runs; none of a wrong answer
-    time_ms: float  #: their median
+    times_ms: Sequence[float]  #: Times of whole runs; none for a wrong answer
+    time_ms: float  #: Median of these times
     low_ms: float
     high_ms: float
-    clock: str  #: see `libraries.items.Trial`
-    parts_ms: Mapping[str, float]  #: see `whole_models.ModelKernel.parts_ms`
-    #: against the answers, relative to the largest magnitude; None: another rule is broken
+    clock: str  #: Clock of the times, see `libraries.items.Trial`
+    parts_ms: Mapping[str, float]  #: Times of its functions, see `ModelKernel.parts_ms`
+    #: Largest error, relative to the largest magnitude; None: another rule is broken
     error: float | None
     right: bool
-    report: str  #: see `model_answers.ModelProblem.report`
+    report: str  #: Sentence of `ModelProblem.report`
     device: str
     noisy: bool  #: the device was not quiet
 
     @property
     def fault(self) -> str:
-        """What is wrong."""
+        """A sentence on the error."""
         return self.report or f"its error is {self.error}"
 
 

@@ -41,7 +41,7 @@ class ModelWork:
     environment: Environment
     own: bool  #: this machine, or the board that it has, is of the environment
     lasting: LastingWorkers
-    number: int | None = None  #: of the session; None: the one of all models, made when needed
+    number: int | None = None  #: Id of the session; None: the one of all models, made when needed
     events: RunEvents = field(default_factory=RunEvents)
     on_log: Callable[[Path], None] | None = None
 

@@ -39,7 +39,7 @@ class BenchmarkBoard:
 
     tracker: str  #: HOST:PORT
     device_key: str
-    wait_s: float = 60.0  #: for it to be free
+    wait_s: float = 60.0  #: Seconds to wait for it to be free
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class BenchmarkOptions:
     """Limits and inputs of a timing of models."""
 
     function: str = "main"
-    seed: int = 0  #: of the random inputs
-    limit_s: float = 600.0  #: of one call of the board or the child, which is killed then
-    memory_mib: int | None = None  #: that arguments may take; default: what the board says it has
+    seed: int = 0  #: Seed of the random inputs
+    limit_s: float = 600.0  #: Seconds of one call of the board or the child, which is killed then
+    memory_mib: int | None = None  #: Limit of all arguments; None: the memory that the board has
 
 
 _OPTIONS = BenchmarkOptions()

@@ -40,33 +40,31 @@ class BuiltModel:
 
     path: Path
     model: StoredModel
-    errors: Mapping[
-        str, float
-    ]  #: relative to the largest magnitude, by what they are against: ONNX's `reference`, others
-    times_ms: Mapping[
-        str, Sequence[float]
-    ]  #: of Tuna's model: repeats of the measurement, or as of others, if others took part;
-    #: those: rounds in turn, CPU time of the thread, of several wall time
-    wall_ms: Mapping[str, Sequence[float]]  #: wall time of the rounds in turn
-    device: str  #: that it was timed on
+    #: Largest errors, relative to the largest magnitude, against ONNX's `reference` and others
+    errors: Mapping[str, float]
+    #: Times by contender, this model is `tuna`: repeats of its measurement; if others took part,
+    #: rounds in turn, in CPU time of the thread, of several threads in wall time
+    times_ms: Mapping[str, Sequence[float]]
+    wall_ms: Mapping[str, Sequence[float]]  #: Wall time of the rounds in turn
+    device: str  #: Device that it was timed on
     absent: Mapping[str, str]  #: contenders that did not take part, and why
-    remark: str  #: what was wrong with the reference, empty where nothing was
-    rule: str  #: by which it was compared, in one line
-    tolerance: float  #: of it, the largest error of floating-point outputs
+    remark: str  #: Fault of the reference; empty where there was none
+    rule: str  #: Rule of the comparison, in one line
+    tolerance: float  #: Largest error of floating-point outputs by that rule
     report: str  #: how many whole numbers differ within their rules
     tasks: Mapping[Class, int]
-    shares: Mapping[Class, float]  #: of the time that the model's functions take
-    runtime_share: float  #: of the time, spent in TVM's virtual machine and allocation
-    functions_ms: Mapping[str, float]  #: by label, all calls together
+    shares: Mapping[Class, float]  #: Shares of the time, by the source of kernels
+    runtime_share: float  #: Share of TVM's virtual machine and allocation
+    functions_ms: Mapping[str, float]  #: Times by label, all calls together
     tuned_ms: Mapping[str, float]  #: the same as measured alone, of tasks that have such a result
     compared: int  #: tasks of which several kernels were timed inside the model
-    made_at: str  #: when it was built, checked and timed: earlier than now if it was built before
+    made_at: str  #: Time of the build, check and timing, also of a cached one
     cached: bool
-    lookup_s: float  #: that looking for results of its tasks took
-    cores: int = 1  #: that it is built for
+    lookup_s: float  #: Seconds of the search for results of its tasks
+    cores: int = 1  #: Number of cores that it is built for
     #: records that could not be applied, by task label
     refused: Mapping[str, str] = field(default_factory=dict)
-    #: of what TVM makes of the model without tuning, and of this model in turn with it
+    #: Times of TVM's model without tuning, and of this model in turn with it
     untuned_ms: tuple[float, float] | None = None
 
     @property
@@ -79,8 +77,8 @@ class BuiltModel:
 class CheckedModel:
     """A model whose answer is right."""
 
-    error: float  #: the largest of a floating-point output, relative to its largest magnitude
-    rule: str  #: by which it was compared, in one line
+    error: float  #: Largest error of an output, relative to its largest magnitude
+    rule: str  #: Rule of the comparison, in one line
     report: str  #: how many whole numbers differ within their rules
     remark: str  #: what was wrong with the reference, empty where nothing was
 

@@ -48,7 +48,7 @@ class Latency:
     """A wanted time of the model, and how it is built to be measured."""
 
     target_ms: float
-    compare: bool = True  #: as of `build_model`
+    compare: bool = True  #: Whether the fastest few kernels are timed in the model
     checks: Checks = field(default_factory=Checks)
 
 
@@ -58,8 +58,8 @@ class Reached:
 
     ending: Ending
     target_ms: float
-    best_ms: float  #: of the model as it was built last
-    least_ms: float  #: that it might take once all jobs are done, as the estimates say
+    best_ms: float  #: Time of the model as it was built last
+    least_ms: float  #: Time that the estimates expect once all jobs are done
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class TunedModel:
 
     model: StoredModel
     session_id: int
-    tasks: int  #: that solvers can run
-    known: int  #: of them, those that had a result before
-    wanted: int  #: jobs that were missing
-    added: int = 0  #: of them, those that were loaded: all, or as many as were needed or fitted in
-    errored: int = 0  #: jobs of the model that failed for good, once all are finished
+    tasks: int  #: Number of tasks that solvers can run
+    known: int  #: Tasks that had a result before
+    wanted: int  #: Jobs that were missing
+    added: int = 0  #: Jobs that were loaded: all, or as many as were needed or fitted in
+    errored: int = 0  #: Jobs of the model that failed for good
     reached: Reached | None = None  #: where a time was wanted
 
 
