@@ -200,7 +200,10 @@ def test_only_artifacts_that_no_other_job_needs_are_removed(
     removed: set[str] = set()
     deleted = delete(engine, session_id, removed)
     assert (deleted.jobs, deleted.results, deleted.kernels, removed) == (1, 1, 1, {mine})
-    store.remove([*removed, "0" * 64])
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"of somebody")
+    store.remove([*removed, "0" * 64, f"../../{outside.name}"])
+    assert outside.exists(), "a worker may name a path"
     assert store.get(shared) == b"shared"
     with pytest.raises(KeyError):
         store.get(mine)

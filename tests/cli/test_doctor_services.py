@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tuna.db import database
 from tuna.db.engine import make_engine
 from tuna.doctor import servers
 from tuna.doctor.findings import Finding, judge_clock, judge_version
+from tuna.errors import ServiceError
 from tuna.settings import Settings
 
 Type = Callable[..., Any]
@@ -251,6 +253,21 @@ def test_services_that_are_away_are_findings_without_secrets(
     assert not found["redis"]["ok"]
     assert not found["broker"]["ok"]
     assert PASSWORD not in ended.out + ended.err
+
+
+def test_servers_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, silent ones took 13 to 22 s."""
+    all_asked = threading.Barrier(4, timeout=60)
+
+    def silent(*_: object) -> Iterator[Finding]:
+        all_asked.wait()
+        raise ServiceError("no answer")
+
+    monkeypatch.setattr(doctor, "broker_is_apart", lambda _: True)
+    for check in ("open_database", "of_redis", "of_broker", "of_artifacts"):
+        monkeypatch.setattr(doctor, check, silent)
+    found = {finding.what: finding for finding in doctor.doctor()}
+    assert (found["database"].text, found["database"].ok) == ("no answer", False)
 
 
 def test_rabbitmq_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

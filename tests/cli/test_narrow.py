@@ -210,3 +210,28 @@ def test_a_terminal_without_unicode_gets_the_text_with_question_marks(
     )
     wanted = "3 × 3 ≥ 1".encode(encoding, "replace").decode(encoding)
     assert (done.returncode, done.stdout.decode(encoding).strip()) == (0, wanted), done.stderr
+
+
+def test_what_is_waited_for_is_on_the_line_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressView("session 12") as progress:
+        progress.update(_progress(10))
+        progress.waiting("Redis (Timeout reading from socket)")
+        progress.waiting("")
+        progress.update(_progress(1000))
+    begin, waits, end = capsys.readouterr().err.splitlines()
+    assert waits.startswith(
+        "session 12: 10/1000 jobs, waiting for: Redis (Timeout reading from socket) ("
+    )
+    assert "waiting" not in begin + end
+
+
+def test_status_is_a_table_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """M6: it was a paragraph for each session."""
+    monkeypatch.setattr(show, "table_width", lambda: 80)
+    jobs = {"evaluated": 700, "eval_queued": 20, "errored": 3}
+    show.sessions([Overview(1, "tvm", "quickstart of an evening", "k", "znver4", jobs, ())])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("session" in line and "by state" in line for line in lines)
+    assert max(map(len, lines)) <= 80

@@ -312,7 +312,7 @@ def test_coordinators_share_the_bound_of_a_queue(
 
 
 def test_it_knows_whose_work_is_done_first(
-    engine: sa.Engine, make: Callable[..., Coordinator]
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
 ) -> None:
     """P7: a run stood still behind another session's messages, and no line said so."""
     first = make_jobs(engine, 10)
@@ -320,8 +320,8 @@ def test_it_knows_whose_work_is_done_first(
     theirs, mine = (make(Silent(), works_of(engine, [one])) for one in (first, second))
     theirs.publish()
     mine.publish()
-    assert mine.chunks_before() == {first: 2}
-    assert theirs.chunks_before() == {second: 2}
+    assert mine.waited_for() == f"the workers, which first do 2 chunks of session {first}"
+    assert theirs.waited_for() == f"the workers, which first do 2 chunks of session {second}"
     leases = mine._leases
     with reading(engine) as connection:
         chunk = (
@@ -330,7 +330,8 @@ def test_it_knows_whose_work_is_done_first(
             .first()
         )
     assert leases.take(chunk, "w:1/x", "{}")
-    assert mine.chunks_before() == {}, "its own work is being done"
+    announce(engine, redis_client, "w:1")
+    assert mine.waited_for() == "", "its own work is being done"
 
 
 def test_a_queue_is_open_while_jobs_have_still_to_go_through_it(

@@ -3,6 +3,7 @@ whatever happens."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Collection
 from pathlib import Path
@@ -14,10 +15,12 @@ from jobs_builder import accepted, make_jobs, states, trials
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import actions
 from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
+from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import MAX_UNCHARGED, release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Environment
@@ -151,6 +154,40 @@ def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: 
     drain.write(_entries(new))
     assert states(engine) == {"compiled": 10}
     assert {count for *_, count in accepted(engine)} == {1}
+
+
+@pytest.mark.parametrize("reported", ["results", "abandoned"])
+def test_what_was_stored_for_canceled_or_deleted_jobs_is_removed(
+    engine: sa.Engine, drain: Drain, reported: str
+) -> None:
+    """Each of three chunks stores code of its own, and all of them store the same text; the first
+    had a result before, which stays."""
+    session_id, store = make_jobs(engine, 3), drain._artifacts
+    chunks = [_claim(engine, session_id, limit=10)[0] for _ in range(3)]
+    done, text = store.put(b"with a result"), store.put(b"the same")
+    codes = [store.put(one.id.encode()) for one in chunks]
+    jobs_of = [[item.job_id for item in chunk.items] for chunk in chunks]
+    first = dataclasses.replace(chunks[0], items=chunks[0].items[:1])
+    drain.write(_entries([first], trials=(Trial(index=0, artifact=done),)))
+    drain.write(_entries(_claim(engine, session_id, "measure")))
+    late = []
+    for chunk, code, ids in zip(chunks, codes, jobs_of, strict=True):
+        if reported == "results":
+            trial = Trial(index=0, artifact=code)
+            late += _entries([chunk], trials=(trial,), workload=text)
+        else:
+            facts = {"chunk": chunk.id, "worker": "w", "jobs": ids}
+            report = Report(kind=ReportKind.ABANDONED, artifacts=(code, text, done), **facts)
+            late.append(StreamEntry("1-0", report))
+    actions.cancel(engine, LIBRARY, actions.JobSelection(session_id, jobs_of[0]))
+    assert _release(engine, [chunks[2]], worker_lost=False) == 10
+    with writing(engine) as connection:
+        connection.execute(sa.delete(Job).where(Job.id.in_(jobs_of[1])))
+        needed_artifacts.need(connection, [(jobs_of[2][0], text)])
+    drain.write(late)
+    assert [store.is_whole(one) for one in codes] == [False, False, True]
+    assert store.is_whole(text), "a job needs it"
+    assert store.is_whole(done), "a job that ended has a trial of it"
 
 
 def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_nothing(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -21,6 +23,7 @@ from tuna.errors import BadInput, ServiceError
 from tuna.gateway import https_client, remote_link
 from tuna.gateway.https_client import AccessLost, JoinRefused, NoSession, join
 from tuna.queue.leases import new_id
+from tuna.queue.messages import ReportKind
 from tuna.workers.link import Elsewhere
 
 Eventually = Callable[[Callable[[], object], float], None]
@@ -228,9 +231,26 @@ def test_a_canceled_chunk_is_lost_with_the_next_renewal(site: GatewaySite) -> No
     held = compiler.next()
     assert held is not None
     assert compiler.renew(held).json() == {"state": "active", "lost": []}
+    assert compiler.put(held, b"code") == 204
     site.leases.drop([held.chunk.id])
     assert compiler.renew(held).json()["lost"] == [held.lease]
     assert compiler.report(held, held.report()) == 409
+    left, jobs = site.results()[-1], sorted(item.job_id for item in held.chunk.items)
+    assert (left.kind, list(left.jobs)) == (ReportKind.ABANDONED, jobs)
+    assert left.artifacts == (hashlib.sha256(b"code").hexdigest(),), "for the drain to remove"
+
+
+@pytest.mark.parametrize("facts", [{"kind": "abandoned"}, {"jobs": (1,)}, {"artifacts": ("0",)}])
+def test_a_remote_worker_names_nothing_that_is_to_be_removed(
+    site: GatewaySite, facts: dict[str, Any]
+) -> None:
+    compiler = site.join()
+    site.publish()
+    held = compiler.next()
+    assert held is not None
+    before = len(site.results())
+    assert compiler.report(held, held.report(**{"kind": "results", **facts})) == 422
+    assert len(site.results()) == before
 
 
 def test_a_chunk_is_not_renewed_beyond_its_time_limit(

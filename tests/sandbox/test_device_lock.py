@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tuna import waits
 from tuna.files import own_folder
 from tuna.sandbox import device_lock as locks
 from tuna.sandbox.device_lock import DeviceBusy, device_lock
@@ -125,3 +126,13 @@ def test_processes_that_know_different_folders_still_wait_for_each_other(
         assert len(locks.folders()) == 2
         with pytest.raises(DeviceBusy), device_lock(["GPU-1"], wait_s=0.0):
             pass
+
+
+def test_a_wait_for_a_device_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: `tune` waited for another process's measurement for minutes, and only a log said it."""
+    monkeypatch.setattr(locks, "_TOLD_S", 0.0)
+    told = list[str]()
+    with device_lock(["cpu1"]), waits.shown_by(told.append), pytest.raises(DeviceBusy):
+        with device_lock(["cpu1"], wait_s=0.1):
+            pass
+    assert told == ["another process's measurement on cpu1"]

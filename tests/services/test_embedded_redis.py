@@ -148,14 +148,20 @@ def _busy(server: EmbeddedRedis) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.parametrize("silent", [_stopped, _busy])
+@pytest.mark.parametrize(
+    ("silent", "bound", "other_bound"),
+    [(_stopped, "_SILENCE_S", "_TIMEOUT_S"), (_busy, "_TIMEOUT_S", "_SILENCE_S")],
+)
 def test_a_server_that_does_not_answer_keeps_its_socket(
     server: EmbeddedRedis,
     run_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     silent: Callable[[EmbeddedRedis], contextlib.AbstractContextManager[None]],
+    bound: str,
+    other_bound: str,
 ) -> None:
-    monkeypatch.setattr(embedded_redis, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded_redis, bound, 0.2)
+    monkeypatch.setattr(embedded_redis, other_bound, 3600.0)
     process, other = _process(server), EmbeddedRedis(run_dir)
     with (
         silent(server),

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -18,13 +20,14 @@ from tuna.artifacts.store import Artifacts
 from tuna.errors import StorageFull
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.items import StepResult, WorkItem, result_of
-from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.sandbox import core_lending
+from tuna.sandbox import device_lock as device_lock_module
 from tuna.sandbox.device_lock import device_lock
-from tuna.sandbox.processes import Child, run
+from tuna.sandbox.processes import Child, ChildCancelled, run
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
@@ -195,6 +198,18 @@ def test_work_is_given_back_when_the_device_stays_somebody_elses(
     assert bench.run() == "finished"
 
 
+def test_others_see_that_a_worker_waits_for_its_device(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock_module, "_TOLD_S", 0.0)
+    monkeypatch.setattr(running, "DEVICE_WAIT_S", 0.1)
+    bench.runner._announcer = announcer = Mock(spec=HeartbeatSender)
+    with device_lock(CORE.locks):
+        assert bench.run() == "returned"
+    told = [call.args[0] for call in announcer.waits.call_args_list]
+    assert told == ["another process's measurement on cpu0", ""]
+
+
 def test_a_measurement_has_its_cores_alone_and_quiet_where_that_is_set(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +299,28 @@ def test_a_library_that_swallows_the_cancellation_reports_nothing(bench: Bench) 
 
     assert bench.run(Swallows()) == "lost"
     assert [report.kind for report in bench.reports()] == [ReportKind.STARTED]
+
+
+def test_what_was_stored_for_a_chunk_that_was_canceled_is_reported(bench: Bench) -> None:
+    """Code of an item with a result and of one without, or it would stay in the store for ever."""
+
+    class Stores(NoopLibrary):
+        def run(
+            self, step: Step, items: Sequence[WorkItem], context: RunContext
+        ) -> Iterator[StepResult]:
+            code = context.artifacts.put(b"one")
+            yield result_of(items[0], ok=True, trials=(Trial(index=0, artifact=code),))
+            context.artifacts.put(b"two")
+            bench.leases.drop(["c"])
+            while not context.cancelled():
+                time.sleep(0.01)
+            raise ChildCancelled
+
+    assert bench.run(Stores()) == "lost"
+    (last,) = bench.reports()[1:]
+    digests = sorted(hashlib.sha256(code).hexdigest() for code in (b"one", b"two"))
+    assert (last.kind, last.jobs, last.results) == (ReportKind.ABANDONED, (7,), ())
+    assert list(last.artifacts) == digests
 
 
 def test_what_a_chunk_leaves_in_its_scratch_folder_is_removed_with_it(

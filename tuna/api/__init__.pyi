@@ -112,6 +112,7 @@ from tuna.api.sessions import outlook as outlook
 from tuna.api.sessions import prune_session as prune_session
 from tuna.api.sessions import restore_session as restore_session
 from tuna.api.sessions import set_session as set_session
+from tuna.api.sessions import waits as waits
 from tuna.api.sessions import warm_starts as warm_starts
 from tuna.api.sessions import watcher as watcher
 from tuna.api.sessions import workers_aside as workers_aside

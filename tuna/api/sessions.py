@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tuna.api.jobs import drop_leases
@@ -18,7 +18,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.session_options import SessionOptions
 from tuna.errors import ServiceError
-from tuna.reports import timeline
+from tuna.reports import status, timeline
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
 from tuna.reports.timeline import Timeline
 from tuna.search.history import WarmStart, warm_starts_of_session
@@ -126,6 +126,12 @@ def workers_aside() -> dict[str, str]:
     """Return why workers take nothing for the moment, by name; none if Redis does not answer."""
     live = live_workers(get_settings(), namespace(open_database())) or ()
     return {one.name: one.aside for one in live if one.aside}
+
+
+def waits(session_ids: Collection[int]) -> dict[int, str]:
+    """Return what the published jobs of sessions wait for, such as "an eval worker", by session;
+    without those that workers are at work on."""
+    return status.waits(open_database(), get_settings(), session_ids)
 
 
 def watcher(session_id: int | None = None) -> Watcher:

@@ -294,8 +294,9 @@ class Artifacts:
 
     def remove(self, digests: Iterable[str]) -> None:
         """Delete these artifacts, which no job needs, and that they were recorded for a build key;
-        with expiry, let them expire early."""
-        names = list(digests)
+        with expiry, let them expire early. What is not a digest, and so may be a path, is
+        skipped."""
+        names = [one for one in digests if _is_digest(one)]
         records = self._build_files(names)
         # first what is found by them, so that a removal that is cut off can be repeated
         self._files.remove([name for name in records if name.endswith(".build")])
@@ -367,8 +368,12 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _check(digest: str) -> None:
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+    if not _is_digest(digest):
         raise KeyError(digest)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def _build_text(key: str, digest: str) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Line = TypeVar("_Line", bound="LiveLine")
 _LINE_EVERY_S = 10.0
+_WAIT_CHARS = 200
 #: Seconds that the rate is taken over.
 _PACE_S = 300.0
 #: Columns of a file or a pipe: each row is one line.
@@ -171,6 +172,11 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
 
 
+def table_width() -> int:
+    """Columns that `print_table` has by default."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+
+
 @dataclass(frozen=True)
 class Column(Generic[_Item]):
     """A column of a table that may be left out where there is no room."""
@@ -256,6 +262,8 @@ class ProgressView(LiveLine):
         """`notice`: a sentence to print before the first counts, if there are any."""
         super().__init__()
         self._title, self._notice, self._last = title, notice, ""
+        self._waits_for = ""
+        self._counts: tuple[int, int, str, int, int | None] | None = None  #: the latest
         self._seen: deque[tuple[float, int]] = deque()
 
     def say(self, sentence: str) -> None:
@@ -273,6 +281,12 @@ class ProgressView(LiveLine):
             " Ctrl-C now ends them at once."
         )
 
+    def waiting(self, what: str) -> None:
+        """Show at once what the jobs wait for, beside the latest counts; empty: nothing."""
+        self._waits_for = one_line(what, _WAIT_CHARS)
+        if self._counts is not None:
+            self._show(*self._counts, due=bool(what))
+
     def log_kept(self, path: Path) -> None:
         """Say where the warnings of a run are."""
         self.say(f"Warnings of this run: {path}")
@@ -289,16 +303,28 @@ class ProgressView(LiveLine):
             number, wanted, f"{number} {verb}", number, wanted - number
         )
 
-    def _show(self, finished: int, wanted: int, note: str, done: int, left: int | None) -> None:
+    def _show(
+        self,
+        finished: int,
+        wanted: int,
+        note: str,
+        done: int,
+        left: int | None,
+        *,
+        due: bool = False,
+    ) -> None:
         if not wanted:
             return
+        self._counts = finished, wanted, note, done, left
         if self._notice:
             self.say(self._notice)
             self._notice = ""
         numbers = f"{finished}/{counted(wanted, 'job')}{self._pace(done, left)}"
+        if self._waits_for:
+            numbers += f", waiting for: {self._waits_for}"
         printed, ended = f"{self._title}: {numbers} ({note})", finished == wanted
         if not ended or printed != self._last:
-            self.change(f"{numbers}  {self._title}: {note}", printed, due=ended)
+            self.change(f"{numbers}  {self._title}: {note}", printed, due=ended or due)
         self._last = printed
 
     def _pace(self, finished: int, left: int | None) -> str:

@@ -8,13 +8,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from tuna import api
-from tuna.cli.console import by_state, print_json, print_table, say
+from tuna.cli.console import (
+    Column,
+    by_state,
+    fitted,
+    print_json,
+    print_table,
+    say,
+    table_width,
+)
 from tuna.errors import TunaError
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
 _T = TypeVar("_T")
 #: Columns of sentences where there is no terminal.
 _PROSE_WIDTH = 100
+#: Columns that cells which are wrapped need at least.
+_NARROWEST = 20
 
 
 def exported(*reports: api.ExportReport, marks: bool = True) -> None:
@@ -324,40 +334,41 @@ def aside(found: Mapping[str, str]) -> None:
         say(f"{one_line(name)} is aside: {one_line(reason)}")
 
 
+def _states(session: api.Overview) -> str:
+    return jobs_text(session) or ("-" if session.searches.total else "no jobs")
+
+
+def _failed_attempts(session: api.Overview) -> str:
+    return ", ".join(f"{one.attempts} {one.cause}" for one in session.failures) or "-"
+
+
+def waits(found: Mapping[int, str]) -> None:
+    """A line for each session whose published jobs wait for something."""
+    for session_id, what in found.items():
+        say(f"session {session_id} waits for: {one_line(what)}")
+
+
 def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that
     reproduce them."""
     if not found:
         say("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
         return
-    searching = any(session.searches.total for session in found)
-    rows = [
-        (
-            session.session_id,
-            _marked(session),
-            session.arch,
-            session.reason,
-            sum(session.jobs.values()),
-            session.in_flight,
-            jobs_text(session) or ("-" if session.searches.total else "no jobs"),
-            *([searches(session.searches) or "-"] if searching else []),
-            ", ".join(f"{failure.attempts} {failure.cause}" for failure in session.failures) or "-",
-        )
-        for session in found
+    columns: list[Column[api.Overview]] = [
+        Column("session", lambda one: str(one.session_id), right=True),
+        Column("library", _marked, 2),
+        Column("arch", lambda one: one.arch, 5),
+        Column("reason", lambda one: one.reason, 3),
+        Column("jobs", lambda one: str(sum(one.jobs.values())), 4, right=True),
+        Column("in flight", lambda one: str(one.in_flight), 6, right=True),
+        Column("by state", _states, most=_NARROWEST),
+        Column("failed attempts", _failed_attempts, most=_NARROWEST),
     ]
-    extra = ["searches"] if searching else []
-    columns = (
-        "session",
-        "library",
-        "arch",
-        "reason",
-        "jobs",
-        "in flight",
-        "by state",
-        *extra,
-        "failed attempts",
-    )
-    print_table(columns, rows, right=(0, 4, 5))
+    if any(session.searches.total for session in found):
+        columns.insert(
+            -1, Column("searches", lambda one: searches(one.searches) or "-", 1, most=_NARROWEST)
+        )
+    print_table(*fitted(columns, found, table_width()))
     for session in found:
         if session.fault:
             say(f"session {session.session_id} is set aside: {one_line(session.fault)}")

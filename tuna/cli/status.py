@@ -50,9 +50,10 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         print_json([overview_document(session) for session in found])
     else:
         show.sessions(found, details=session_id is not None)
-        # or there is nothing that they could leave undone
-        if any(session.in_flight for session in found):
+        # or there is nothing that workers could leave undone
+        if in_flight := [session.session_id for session in found if session.in_flight]:
             show.aside(api.workers_aside())
+            show.waits(api.waits(in_flight))
     if letters := api.undrained_reports():
         reports = counted(letters, "report of a worker", "reports of workers")
         say(

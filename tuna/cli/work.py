@@ -114,18 +114,14 @@ def work_through(
     """
     with ProgressView(_title(session_ids), _notice() if workers else "") as view:
 
-        def say_behind(chunks: Mapping[int, int]) -> None:
-            whose = ", ".join(
-                f"session {key} ({counted(number, 'chunk')})"
-                for key, number in sorted(chunks.items())
-            )
-            view.say(f"Waiting: the workers first do what was published before: {whose}.")
-
         def say_ended(session_id: int, progress: Progress) -> None:
             view.say(_end(session_id, progress))
 
         events = api.RunEvents(
-            on_wait=view.stopping, on_behind=say_behind, on_stored=on_stored, on_ended=say_ended
+            on_wait=view.stopping,
+            on_waiting=view.waiting,
+            on_stored=on_stored,
+            on_ended=say_ended,
         )
         if workers:
             end = api.run(

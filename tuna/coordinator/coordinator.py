@@ -22,6 +22,7 @@ import stamina
 import structlog
 from stamina import instrumentation
 
+from tuna import waits
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
 from tuna.coordinator import key_rotation
@@ -31,6 +32,7 @@ from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
 from tuna.coordinator.snapshots import Snapshots
+from tuna.coordinator.waited_for import first_done, waited_for
 from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
 from tuna.drain.drain import Drain
@@ -77,9 +79,11 @@ def is_alive(home: Path) -> bool:
 
 
 def _log_first(details: instrumentation.RetryDetails) -> None:
-    """Log the first retry alone, in the place of stamina's line for each."""
+    """Log and tell the first retry alone, in the place of stamina's line for each."""
     if details.retry_num == 1:
-        log.warning("waiting for a server", reason=server_errors.words(details.caused_by))
+        reason = server_errors.words(details.caused_by)
+        log.warning("waiting for a server", reason=reason)
+        waits.tell(f"{server_errors.server(details.caused_by)} ({reason})")
 
 
 class Coordinator:
@@ -114,7 +118,7 @@ class Coordinator:
             settings, namespace, self._read_keys(), self._read_keys, waits=False
         )
         artifacts.prepare()
-        board = HeartbeatBoard(client, namespace, settings.lease_s)
+        self._board = board = HeartbeatBoard(client, namespace, settings.lease_s)
         self.pace = Pace()
         self._ended: deque[EndedStage] = deque(maxlen=_MAX_ENDED)
         self.drain = Drain(
@@ -217,6 +221,7 @@ class Coordinator:
                         going = self._round(tick, finished)
                 if attempt.num > 1:
                     log.warning("servers work again")
+                    waits.tell("")
 
     def _show_alive(self) -> None:
         if self._alive.is_due:
@@ -328,12 +333,18 @@ class Coordinator:
     def _keep_artifacts(self) -> None:
         needed_artifacts.keep(self._engine, self._artifacts)
 
-    def chunks_before(self) -> dict[int, int]:
-        """Chunks of each other session that workers do, or do first, while none of those served
-        here is being done."""
+    def waited_for(self) -> str:
+        """Return what the sessions wait for, as in a sentence; "" if workers are at work on
+        them."""
         chunks = set(self._leases.all())
         with reading(self._engine) as connection:
-            return chunks_before(connection, chunks, self._leases.untaken(), self._works)
+            before = chunks_before(connection, chunks, self._leases.untaken(), self._works)
+        found = (
+            self.publisher.lacks,
+            first_done(before),
+            waited_for(self._works, self._board.live(), self._leases.published()),
+        )
+        return next(filter(None, found), "")
 
     def _publish_bootstrap(self) -> None:
         """Publish namespace, key and store URL; repeated because Redis may have been flushed, or

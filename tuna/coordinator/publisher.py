@@ -123,6 +123,7 @@ class Publisher:
         self._served: dict[tuple[int, str], int] = {}
         self._full = Throttle()
         self._evicts = False  #: whether Redis did when it was last asked
+        self.lacks = ""  #: what publishing waits for; empty: nothing
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
         """Jobs of these sessions wait for these steps by now."""
@@ -292,5 +293,7 @@ class Publisher:
                 hint="raise maxmemory, or look what else fills it: redis-cli --bigkeys",
             )
             self._full.wait(_FULL_BACKOFF_S)
+            self.lacks = f"room in Redis ({memory})"
             return True
+        self.lacks = ""
         return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from tuna import waits
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
@@ -167,8 +168,9 @@ class RunEvents:
     on_progress: Callable[[Progress], None] = lambda _: None
     #: as of `local_workers`, when they end before their work
     on_wait: Callable[[float, str], None] = lambda *_: None
-    #: with the chunks of each other session that workers do before those of these sessions
-    on_behind: Callable[[Mapping[int, int]], None] = lambda _: None
+    #: with what the sessions wait for, such as "an eval worker", when that changes; "" once they go
+    #: on. It must raise nothing
+    on_waiting: Callable[[str], None] = lambda _: None
     #: with the jobs of which results were stored (`Drain`)
     on_stored: Callable[[Collection[int]], None] = lambda _: None
     #: with a session that has no open jobs any more, and its progress, where the coordinator stays
@@ -226,7 +228,7 @@ def run_sessions(
     )
     with contextlib.ExitStack() as stack:
         if specs:
-            stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
+            stack.callback(_drain_last_reports, coordinator)
             wanted = local_workers(
                 settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             )
@@ -235,8 +237,10 @@ def run_sessions(
             else:
                 watch.workers = lasting.start(wanted)
                 stack.push(lasting.ended)
-        with _in_a_sentence(engine):
-            coordinator.run(lambda: watch.tick(coordinator.chunks_before), watch.finished, stop)
+        with _in_a_sentence(engine), waits.shown_by(watch.wait):
+            coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
+        if watch.workers and total(watch.counts).wanted < state.wanted:
+            watch.workers.idle = False  # they may still be at jobs that were canceled or deleted
     return watch.now() if stop is None else total(watch.counts)
 
 
@@ -278,10 +282,10 @@ def _in_a_sentence(engine: sa.Engine) -> Iterator[None]:
         ) from error
 
 
-def _keep_what_is_done(coordinator: Coordinator) -> None:
-    """Drain what interrupted workers finished or returned; the next run would, but users look at
-    the status before."""
-    with contextlib.suppress(Exception):  # another exception is already being raised to the user
+def _drain_last_reports(coordinator: Coordinator) -> None:
+    """Drain what interrupted workers finished, returned or abandoned; the next run would, but users
+    look at the status before, and an embedded Redis may end with the workers."""
+    with contextlib.suppress(Exception):  # the run is over, or raises another exception
         while coordinator.drain.once():
             pass
 
@@ -310,7 +314,7 @@ class _Watch:
         self._idle_counts = Throttle(share=_IDLE_COUNT_SHARE)
         self._still = Throttle()
         self._still.wait(_STILL_S)
-        self._behind: Mapping[int, int] = {}
+        self._waited_for = ""
         self.counts: dict[int, Progress] = {}
         self.workers: LocalWorkers | None = None
 
@@ -358,20 +362,24 @@ class _Watch:
         state = total(self.counts)
         if state.unfinished != before.unfinished:
             self._still.wait(_STILL_S)
+            self.wait("")
         self._events.on_progress(state)
         return state
 
-    def tick(self, chunks_before: Callable[[], Mapping[int, int]]) -> None:
+    def wait(self, what: str) -> None:
+        """Note what is waited for; "" for nothing."""
+        if what != self._waited_for:
+            self._waited_for = what
+            self._events.on_waiting(what)
+
+    def tick(self, waited_for: Callable[[], str]) -> None:
         if self.workers is not None:
             self.workers.check()
         if self._counts.is_due:
             self.now()
             if self._still.is_due:
                 self._still.wait(_STILL_S)
-                behind = chunks_before()
-                if behind and behind.keys() != self._behind.keys():
-                    self._events.on_behind(behind)
-                self._behind = behind
+                self.wait(waited_for())
 
     def finished(self) -> bool:
         return not self._stays and self._idle_counts.is_due and not self.now().unfinished

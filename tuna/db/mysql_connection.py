@@ -18,6 +18,8 @@ import pymysql.cursors
 import structlog
 from pymysql.constants import CR
 
+from tuna import waits
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -78,6 +80,7 @@ class WatchedConnection(_Connection):
         if not self._connected:
             raise TimeoutError(f"no answer for {since_s:.0f} s")
         log.warning("waiting for the database", server=where, silent_s=round(since_s))
+        waits.tell(f"the database at {where}, silent for {since_s:.0f} s")
         if not self._takes_login():
             raise TimeoutError(f"no answer for {since_s:.0f} s, nor to another connection")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from enum import Enum
 
+import redis
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from tuna.db import engine
-from tuna.errors import StorageFull, StoreUnavailable
+from tuna.errors import DatabaseError, StorageFull, StoreUnavailable
 from tuna.services import redis_client
 
 
@@ -37,6 +38,17 @@ def is_passing(error: BaseException) -> bool:
     """Whether a repetition may succeed: an outage passes, a full Redis is drained, a full disk gets
     room from its owner."""
     return kind(error) in (ErrorKind.OUTAGE, ErrorKind.FULL)
+
+
+def server(error: BaseException) -> str:
+    """The server that an outage or a lack of space is of, as in a sentence."""
+    if isinstance(error, DBAPIError | DatabaseError):
+        return "the database"
+    if isinstance(error, StoreUnavailable):
+        return "the artifact store"
+    if isinstance(error, redis.RedisError):
+        return "Redis"
+    return "space on a disk" if isinstance(error, StorageFull) else "the broker"
 
 
 def words(error: BaseException) -> str:

@@ -31,6 +31,9 @@ from tuna.settings import Settings, get_settings, misspelt
 from tuna.version import DISTRIBUTION, __version__
 
 _MIN_FREE_BYTES = 1 << 30
+#: Checks of servers, which are asked at once: each may stay silent for seconds.
+_SERVERS = ("database", "redis", "broker", "artifacts")
+_THREADS = 16
 #: Extras that are no library's own: a package that comes with each, and what it is for.
 EXTRAS = {
     "onnx": ("onnx", "ONNX models"),
@@ -65,9 +68,15 @@ def doctor(library: str | None = None) -> list[Finding]:
             _broken(*one) for one in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
         ),
     }
-    with ThreadPoolExecutor() as pool:  # a library's first answer on a machine comes from a child
+    with ThreadPoolExecutor(_THREADS) as pool:
+        asked = {what: pool.submit(_answered, what, checks[what]) for what in _SERVERS}
+        # whose first answer on a machine comes from a child
         libraries = pool.map(of_library, [library] if library else names())
-        found = [finding for what, look in checks.items() for finding in _answered(what, look)]
+        found = [
+            finding
+            for what, look in checks.items()
+            for finding in (asked[what].result() if what in asked else _answered(what, look))
+        ]
         return _once([*found, *libraries])
 
 

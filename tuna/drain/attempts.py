@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
@@ -45,6 +45,16 @@ class Attempt(NamedTuple):
     job: AttemptedJob
     report: Report
     outcome: Outcome
+
+
+def after_losses(attempt: Attempt, losses: Mapping[int, AttemptedJob]) -> Attempt:
+    """Keep the failures of a job that lost an artifact and goes on: see `losses_of`."""
+    _, cause, after = attempt.outcome
+    job = losses.get(attempt.job.id)
+    if job is None or cause is not None or after.step == job.step:
+        return attempt
+    after = after._replace(failures=job.failures, uncharged=job.uncharged)
+    return attempt._replace(outcome=attempt.outcome._replace(after=after))
 
 
 def write_started(connection: sa.Connection, chunks: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ current one is counted and dropped.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -25,6 +25,7 @@ from tuna.db.server_errors import ErrorKind
 from tuna.db.types import utc_now
 from tuna.drain.attempts import (
     Attempt,
+    after_losses,
     reject_trials,
     write_attempts,
     write_devices,
@@ -92,6 +93,9 @@ class _Written:
     letters: list[Letter] = field(default_factory=list)  #: for coordinators with other libraries
     ended: set[int] = field(default_factory=set)  #: jobs of which nothing is left to do
     unneeded: set[str] = field(default_factory=set)  #: artifacts
+    #: jobs, and digests of what was stored for them, of reports and results without effect
+    left: list[tuple[Collection[int], Collection[str]]] = field(default_factory=list)
+    abandoned: set[str] = field(default_factory=set)  #: artifacts of `left` that are to be removed
 
 
 class Drain:
@@ -219,6 +223,8 @@ class Drain:
             if job.search_id is not None or (library.finals is not None and ends):
                 self.counts.configs.add((job.session_id, job.config_id))
         self._artifacts.release(written.unneeded)
+        if written.abandoned:
+            self._artifacts.remove(written.abandoned)
         self._on_stored({job.id for job, *_ in written.attempts})
 
     def _write_reports(
@@ -240,6 +246,8 @@ class Drain:
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
+        written.left += [(one.jobs, one.artifacts) for one in reports if one.artifacts]
+        written.abandoned = needed_artifacts.abandoned(connection, written.left)
         keep_letters(connection, (*letters, *written.letters))
         return written
 
@@ -255,7 +263,7 @@ class Drain:
         attempts = self._accepted(connection, reports, written, now)
         self._write_found(connection, attempts, fetched, now)
         losses = losses_of(connection, (job for job, *_ in attempts.values()))
-        written.attempts = [_after_losses(one, losses) for one in attempts.values()]
+        written.attempts = [after_losses(one, losses) for one in attempts.values()]
         write_attempts(connection, written.attempts, now)
         results = [one.outcome.result for one in written.attempts]
         needed_artifacts.note(connection, results)
@@ -293,6 +301,7 @@ class Drain:
                 job = jobs.get(result.job_id)
                 if job is None or job.id in accepted or not _is_current(job, result, report):
                     written.refused += 1
+                    written.left.append(((result.job_id,), result.artifacts))
                 elif isinstance(self._libraries[job.session_id], str):
                     others[job.session_id].append(result)
                 else:
@@ -374,13 +383,3 @@ def _ends(library: Library, after: NextState) -> bool:
     return after.state is State.ERRORED or not is_open(
         after.state, library.step(after.step).resource
     )
-
-
-def _after_losses(attempt: Attempt, losses: Mapping[int, AttemptedJob]) -> Attempt:
-    """Keep the failures of a job that lost an artifact and goes on: see `losses_of`."""
-    _, cause, after = attempt.outcome
-    job = losses.get(attempt.job.id)
-    if job is None or cause is not None or after.step == job.step:
-        return attempt
-    after = after._replace(failures=job.failures, uncharged=job.uncharged)
-    return attempt._replace(outcome=attempt.outcome._replace(after=after))

@@ -141,7 +141,10 @@ class Handout:
             log.warning("time limit of a chunk is over", worker=worker, chunk=name)
             self.forfeit(worker, token)
             return False
-        return self.leases.renew(name, token)
+        if self.leases.renew(name, token):
+            return True
+        self._abandon(worker, token)
+        return False
 
     def report(self, worker: str, held: HandedChunk, report: Report) -> bool:
         """Append a report that was checked to the results; False if the lease is lost."""
@@ -268,6 +271,22 @@ class Handout:
             if held is None or not self.leases.is_held(held.chunk, token):
                 self._forget(worker, token)
         return self._ends(worker)
+
+    def _abandon(self, worker: str, token: str) -> None:
+        """Report what was stored for a chunk whose lease is lost."""
+        held = self.find(token)
+        fields = cast(list[Any], self._client.hkeys(self._record(token)))
+        names = [redis_client.text(name).partition(":") for name in fields]
+        stored = tuple(sorted(digest for kind, _, digest in names if kind == "put"))
+        if held is not None and stored:
+            report = Report(
+                kind=ReportKind.ABANDONED,
+                chunk=held.chunk,
+                worker=worker,
+                jobs=tuple(sorted(held.jobs)),
+                artifacts=stored,
+            )
+            self.leases.abandon(report.to_json())
 
     def _forget(self, worker: str, token: str) -> None:
         with self._client.pipeline(transaction=False) as pipe:

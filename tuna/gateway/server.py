@@ -273,6 +273,8 @@ class GatewayApp:
             self._access.refuse(name, 422, "the report is unreadable")
         if report.chunk != held.chunk:
             self._access.refuse(name, 422, "the report is about another chunk")
+        if report.kind is ReportKind.ABANDONED or report.jobs or report.artifacts:
+            self._access.refuse(name, 422, "what a chunk left is reported by the gateway")
         if report.results and report.kind is ReportKind.STARTED:
             self._access.refuse(name, 422, "results in a report that a chunk was started")
         if any(result.job_id not in held.jobs for result in report.results):

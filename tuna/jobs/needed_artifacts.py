@@ -17,15 +17,17 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import networks, requests
 from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.engine import reading, transaction
-from tuna.db.models import CacheEntryRow, Job, JobArtifact
+from tuna.db.models import CacheEntryRow, Job, JobArtifact, TrialRow
 from tuna.libraries.items import StepResult
-from tuna.vocabulary import State
+from tuna.vocabulary import IN_FLIGHT, State
 
 #: Seconds between two calls of `keep`; less than what a released artifact may still live.
 KEEP_EVERY_S = 300.0
 _PAGE = 1000
 #: The drain settles a job whose last step ran on a CPU, so that `compiled` is not among them.
 _ENDED = (State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value)
+#: Of jobs that are, or will be, tried again for a step that stores artifacts.
+_TRIED = frozenset(one.value for one in (State.NEW, State.SEARCHING, *IN_FLIGHT))
 
 
 def note(connection: sa.Connection, results: Iterable[StepResult]) -> None:
@@ -79,6 +81,34 @@ def in_use(
         | needed(connection, digests, beside)
         | values_among(connection, cached, CacheEntryRow.digest, digests)
     )
+
+
+def abandoned(
+    connection: sa.Connection, stored: Iterable[tuple[Collection[int], Collection[str]]]
+) -> set[str]:
+    """Return the digests, of pairs of jobs and what was stored for them without effect, that
+    nothing needs.
+
+    They are of pairs with canceled or deleted jobs, and none of which is tried again: a later
+    attempt may store the same.
+    """
+    pairs = [(frozenset(jobs), digests) for jobs, digests in stored if digests]
+    states: dict[int, str] = {}
+    for part in parts(sorted(frozenset().union(*(jobs for jobs, _ in pairs)))):
+        rows = connection.execute(sa.select(Job.id, Job.state).where(Job.id.in_(part)))
+        states |= {row.id: row.state for row in rows}
+    canceled = State.CANCELED.value
+    left: set[str] = set()
+    for jobs, digests in pairs:
+        found = {states.get(job_id, canceled) for job_id in jobs}
+        if canceled in found and found.isdisjoint(_TRIED):
+            left.update(digests)
+    if not left:
+        return left
+    alive = [job_id for job_id, state in states.items() if state != canceled]
+    kept = values_among(connection, sa.select(TrialRow.artifact), TrialRow.job_id, alive)
+    kept |= values_among(connection, sa.select(Job.workload), Job.id, alive)
+    return left - kept - in_use(connection, left)
 
 
 def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:

@@ -49,6 +49,7 @@ class WorkerStatus:
     place: str = ""  #: its device, or its Celery node: workers at one place share its faults
     failing: int = 0  #: different jobs that failed in a row
     aside: str = ""  #: why it takes nothing for the moment
+    waits_for: str = ""  #: what it needs first for its current jobs, and others have
 
     @property
     def queues(self) -> list[str]:
@@ -191,6 +192,12 @@ class HeartbeatSender:
         """Set the device that is measured on now; empty: the one from the start."""
         self._status = dataclasses.replace(self._status, device=device or self._device)
         self._changed.set()
+
+    def waits(self, what: str) -> None:
+        """Set what the current jobs wait for; empty: nothing."""
+        if what != self._status.waits_for:
+            self._status = dataclasses.replace(self._status, waits_for=what)
+            self._changed.set()
 
     def feel(self, failing: int, aside: str) -> None:
         """Set the number of jobs that failed in a row, and why this worker takes nothing; empty if

@@ -110,6 +110,9 @@ class WorkerLease(Protocol):
         """Append the last `entry` and release the lease; False (and nothing appended) if the lease
         is lost."""
 
+    def abandon(self, entry: str) -> None:
+        """Append `entry`, which has no results, after the lease was lost."""
+
     def close(self) -> None:
         """Stop work on the chunk, which was finished or not."""
 
@@ -231,6 +234,10 @@ class Leases:
         """Append the last `entry` and release the lease; False (and nothing appended) if the lease
         is lost."""
         return self._call(self._finish, chunk, token, entry)
+
+    def abandon(self, entry: str) -> None:
+        """Append `entry`, which has no results, though the lease is lost."""
+        self._client.xadd(self.results_key, {"r": entry})
 
     def return_chunk(self, chunk: str, entry: str) -> bool:
         """Release a chunk of this machine's own worker, which is shutting down, appending `entry`;

@@ -51,6 +51,7 @@ class ReportKind(str, Enum):
     RESULTS = "results"  #: some items are done
     FINISHED = "finished"  #: all items are done (with the last results) and the lease is released
     RETURNED = "returned"  #: the worker returns the items without result, uncharged
+    ABANDONED = "abandoned"  #: the lease was lost; what the worker had stored for the chunk
 
 
 class Report(_Message):
@@ -65,6 +66,10 @@ class Report(_Message):
     remote: Annotated[str, Field(max_length=255)] = ""
     results: Annotated[tuple[StepResult, ...], Field(max_length=_MOST_RESULTS)] = ()
     reason: str = ""  #: why a chunk was returned
+    #: of an abandoned chunk
+    jobs: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
+    #: digests of what was stored for an abandoned chunk, with results or without
+    artifacts: tuple[Annotated[str, Field(max_length=64)], ...] = ()
 
     def to_json(self) -> str:
         """Its wire format."""
@@ -111,3 +116,14 @@ def task_message(chunk: Chunk) -> dict[str, Any]:
     """The chunk as Celery's JSON serialiser takes it; items as text, so that they are encoded
     once."""
     return {"chunk": chunk.model_dump_json(exclude_defaults=True)}
+
+
+def log_fields(chunk: Chunk) -> dict[str, Any]:
+    """Return the fields that log lines about a chunk carry."""
+    ids = [item.job_id for item in chunk.items]
+    jobs = {"job": ids[0]} if len(ids) == 1 else {"jobs": ids}
+    return (
+        {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs}
+        if ids
+        else {}
+    )

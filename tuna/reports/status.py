@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.coordinator import forecast
+from tuna.coordinator.waited_for import waited_for
 from tuna.db import overview, sessions
 from tuna.db.engine import reading
 from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
 from tuna.errors import ServiceError, TunaError
-from tuna.jobs.serving import SessionWork
+from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.registry import find_library, get_library
 from tuna.policies import StageTimes
 from tuna.queue.reproduction import with_commands
@@ -36,6 +37,8 @@ _RATE_WINDOW_S = 60.0
 _RATE_ROWS = 5000
 #: Failures are read again after this at the latest: a later attempt may have mended them.
 _FAILURES_S = 10.0
+#: Seconds to wait for an answer of Redis.
+_REDIS_S = 1.0
 _ROLES = {Resource.CPU: "compile", Resource.DEVICE: "eval"}
 
 
@@ -153,6 +156,31 @@ class Watcher:
         return [(one, counts.get(one.session_id, {})) for one in found]
 
 
+def waits(engine: sa.Engine, settings: Settings, session_ids: Collection[int]) -> dict[int, str]:
+    """Return what the published jobs of sessions wait for, such as "an eval worker", by session;
+    without those that workers are at work on."""
+    import redis
+
+    from tuna.queue.connection import redis_url, uses_embedded
+    from tuna.queue.heartbeat import HeartbeatBoard
+    from tuna.queue.leases import Leases
+    from tuna.services import redis_client
+
+    with reading(engine) as connection:
+        works = read_works(connection, session_ids)
+        namespace = sessions.namespace(connection)
+    try:
+        client = redis_client.single_attempt_client(redis_url(settings), _REDIS_S)
+        workers = HeartbeatBoard(client, namespace, settings.lease_s).live()
+        published = Leases(client, namespace, settings.lease_s).published()
+    except (redis.RedisError, OSError, ValueError, TunaError) as error:
+        ended = uses_embedded(settings) and type(error) is redis.ConnectionError
+        why = "`tuna run`, which does not run" if ended else f"Redis ({error})"
+        return {work.session_id: why for work in works}
+    found = {work.session_id: waited_for([work], workers, published) for work in works}
+    return {session_id: what for session_id, what in found.items() if what}
+
+
 def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
     """The workers with a heartbeat; None when Redis does not answer.
 
@@ -165,7 +193,7 @@ def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...]
     from tuna.services import redis_client
 
     try:
-        client = redis_client.single_attempt_client(redis_url(settings), 1.0)
+        client = redis_client.single_attempt_client(redis_url(settings), _REDIS_S)
         return tuple(HeartbeatBoard(client, namespace, settings.lease_s).live())
     except (redis.RedisError, OSError, ValueError, TunaError) as error:
         return () if uses_embedded(settings) and type(error) is redis.ConnectionError else None

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from tuna import waits
 from tuna.files import make_home, own_folder
 from tuna.settings import get_settings
 
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between polls of a held lock: short at first, because most chunks are short.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+#: Seconds after which a wait is worth a word.
+_TOLD_S = 2.0
 
 
 class DeviceBusy(Exception):
@@ -37,7 +40,8 @@ def device_lock(
     wait_s: float = float("inf"),
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Hold the locks called `names` (such as `DeviceHandle.locks`); wait up to `wait_s` for them.
+    """Hold the locks called `names` (such as `DeviceHandle.locks`); wait up to `wait_s` for them,
+    and tell of it (`waits`).
 
     Raises DeviceBusy after that, or when `cancelled` returns True.
     """
@@ -53,7 +57,7 @@ def device_lock(
 
 
 def _acquire(descriptor: int, name: str, deadline: float, cancelled: Callable[[], bool]) -> None:
-    pause_s = _FIRST_PAUSE_S
+    pause_s, asked_at, told = _FIRST_PAUSE_S, time.monotonic(), False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,6 +65,10 @@ def _acquire(descriptor: int, name: str, deadline: float, cancelled: Callable[[]
         except BlockingIOError:
             if time.monotonic() >= deadline or cancelled():
                 raise DeviceBusy(f"another process measures on {name}") from None
+        if not told and time.monotonic() - asked_at >= _TOLD_S:
+            log.info("waiting for a device", device=name)
+            waits.tell(f"another process's measurement on {name}")
+            told = True
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

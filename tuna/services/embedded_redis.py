@@ -43,8 +43,10 @@ log = structlog.get_logger(__name__)
 
 #: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
-#: Seconds to wait for the server's answer while it starts, is busy, stopped or about to end.
+#: Seconds to wait for the server while it starts or is about to end.
 _TIMEOUT_S = 10.0
+#: Seconds that one which takes connections, being stopped or busy, may stay silent.
+_SILENCE_S = 5.0
 #: Seconds between two checks of a user of the server whether it lives.
 _LOOK_EVERY_S = 1.0
 _OPTIONS = {
@@ -255,26 +257,30 @@ class EmbeddedRedis:
             self._wait(deadline)
 
     def _wait(self, deadline: float) -> None:
-        if time.monotonic() < deadline:
-            time.sleep(0.01)
-            return
+        if time.monotonic() >= deadline:
+            raise self._silent()
+        time.sleep(0.01)
+
+    def _silent(self) -> ServiceError:
         owner = (self.run_dir / "redis.lock").read_text().partition(" ")[0].strip()
         if not owner.isdigit():  # who holds the lock has not written its number yet
-            raise ServiceError(
+            return ServiceError(
                 f"Another process has been starting the embedded Redis server on {self.socket} for"
                 f" {_TIMEOUT_S:.0f} s.",
                 hint=f"try again later; `fuser {self.run_dir / 'redis.lock'}` shows the process",
             )
-        raise ServiceError(
+        return ServiceError(
             f"The embedded Redis server (process {owner}) lives and does not answer on"
             f" {self.socket}.",
             hint=f"try again later, or end it with `kill -9 {owner}`: then another is started",
         )
 
     def _answers(self) -> bool:
-        with contextlib.closing(self.client(1)) as client:
+        with contextlib.closing(self.client(_SILENCE_S)) as client:
             try:
                 return bool(client.ping())
+            except redis.TimeoutError:
+                raise self._silent() from None
             except (redis.RedisError, OSError):
                 return False
 

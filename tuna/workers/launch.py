@@ -55,6 +55,7 @@ class LocalWorkers:
     """The workers that this process started."""
 
     def __init__(self, log_dir: Path) -> None:
+        self.idle = True  #: whether they have nothing to do when their run ends normally
         self._log_dir = log_dir
         self._running: list[tuple[WorkerSpec, Path, subprocess.Popen[bytes]]] = []
 
@@ -155,7 +156,8 @@ def local_workers(
     bound_s: float = 0.0,
     on_wait: Callable[[float, str], None] = lambda *_: None,
 ) -> Iterator[LocalWorkers]:
-    """Workers for the duration of a `with` block, whose normal end means that they are idle.
+    """Workers for the duration of a `with` block, whose normal end means that they are idle, unless
+    their `idle` was set to False.
 
     Else they have `bound_s` to finish the current chunks, and `on_wait` is called with that and the
     reason of a `RunStopped`, empty after an interruption or an error.
@@ -171,7 +173,7 @@ def local_workers(
         on_wait(bound_s, str(error) if isinstance(error, RunStopped) else "")
         raise
     finally:
-        workers.stop(idle=idle, bound_s=bound_s)
+        workers.stop(idle=idle and workers.idle, bound_s=bound_s)
 
 
 class LastingWorkers:

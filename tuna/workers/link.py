@@ -82,6 +82,25 @@ class Renewals:
             self.lost = self.lost or not self._lease.renew()
 
 
+class RecordedStore:
+    """A store of artifacts that records the digests of what is put into it."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self.digests: set[str] = set()
+        self.get, self.find_build, self.record_build = (
+            store.get,
+            store.find_build,
+            store.record_build,
+        )
+        self._store = store
+
+    def put(self, data: bytes) -> str:
+        """Store `data`; returns its SHA-256. Raises what the store does."""
+        digest = self._store.put(data)
+        self.digests.add(digest)
+        return digest
+
+
 class RedisLease:
     """The lease of one chunk in Redis; an outage is waited for."""
 
@@ -112,6 +131,13 @@ class RedisLease:
     def finish(self, entry: str) -> bool:
         """Append the last `entry` and release the lease."""
         return self._leases.finish(self._chunk, self._token, entry)
+
+    def abandon(self, entry: str) -> None:
+        """Append `entry`, unless Redis does not answer."""
+        try:
+            self._leases.abandon(entry)
+        except redis.RedisError as error:
+            log.warning("abandoned artifacts not reported", error=str(error))
 
     def close(self) -> None:
         """Leave it to expire, unless it was released."""

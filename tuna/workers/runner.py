@@ -12,26 +12,26 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import structlog
 
+from tuna import waits
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import ArtifactStore, RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of, tail
 from tuna.queue.heartbeat import HeartbeatSender
 from tuna.queue.leases import WorkerLease
-from tuna.queue.messages import Chunk, Report, ReportKind
+from tuna.queue.messages import Chunk, Report, ReportKind, log_fields
 from tuna.sandbox.device_lock import DeviceBusy
 from tuna.sandbox.processes import ChildCancelled
 from tuna.vocabulary import Cause, Resource
 from tuna.workers.devices import measuring_on, place_of
 from tuna.workers.health import Fault, Health, Unfit, does_again, to_repeat
-from tuna.workers.link import Renewals, WorkerLink
+from tuna.workers.link import RecordedStore, Renewals, WorkerLink
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class _Run:
     library: Library
     step: Step
     lease: WorkerLease
-    artifacts: ArtifactStore
+    artifacts: RecordedStore
     renewals: Renewals
     done: list[StepResult] = dataclasses.field(default_factory=list)  #: not yet reported
     flushed_at: float = dataclasses.field(default_factory=time.monotonic)
@@ -122,7 +122,7 @@ class Runner:
         lease = self._link.lease(chunk, self._worker)
         with (
             contextlib.closing(lease),
-            structlog.contextvars.bound_contextvars(worker=self._worker, **_log_fields(chunk)),
+            structlog.contextvars.bound_contextvars(worker=self._worker, **log_fields(chunk)),
         ):
             try:
                 return self._run(chunk, library, refusal, lease, artifacts)
@@ -148,16 +148,19 @@ class Runner:
         """Take the lease, run each item, report the results and release the lease."""
         if not lease.take(self._report(ReportKind.STARTED, chunk)):
             return ChunkOutcome.STALE
-        done = 0
+        done, store = 0, RecordedStore(artifacts or self._context.artifacts)
         if self._announcer:
             self._announcer.begin([item.job_id for item in chunk.items])
         try:
             with Renewals(lease) as renewals:
-                step, store = library.step(chunk.step), artifacts or self._context.artifacts
-                run = _Run(chunk, library, step, lease, store, renewals)
+                run = _Run(chunk, library, library.step(chunk.step), lease, store, renewals)
                 outcome = self._outcome(run, refusal)
             done = len(chunk.items) if outcome is ChunkOutcome.FINISHED else 0
             return outcome
+        except LeaseLost:
+            if store.digests:
+                lease.abandon(self._report(ReportKind.ABANDONED, chunk, artifacts=store.digests))
+            raise
         finally:
             if self._announcer:
                 self._announcer.end(done)
@@ -292,7 +295,12 @@ class Runner:
             raise LeaseLost
 
     def _report(
-        self, kind: ReportKind, chunk: Chunk, results: Sequence[StepResult] = (), reason: str = ""
+        self,
+        kind: ReportKind,
+        chunk: Chunk,
+        results: Sequence[StepResult] = (),
+        reason: str = "",
+        artifacts: Iterable[str] = (),
     ) -> str:
         return Report(
             kind=kind,
@@ -301,6 +309,8 @@ class Runner:
             place=self.place,
             results=tuple(results),
             reason=reason,
+            jobs=tuple(item.job_id for item in chunk.items) if artifacts else (),
+            artifacts=tuple(sorted(artifacts)),
         ).to_json()
 
     def _announce_health(self, fault: Fault | None) -> None:
@@ -349,7 +359,13 @@ class Runner:
         if resource is not Resource.DEVICE or device is None:
             yield
             return
-        with measuring_on(device, DEVICE_WAIT_S, cancelled):
+        announce = self._announcer.waits if self._announcer else lambda _: None
+        with contextlib.ExitStack() as stack:
+            try:
+                with waits.shown_by(announce):
+                    stack.enter_context(measuring_on(device, DEVICE_WAIT_S, cancelled))
+            finally:
+                announce("")
             yield
 
     def _should_decline(self, chunk: Chunk) -> bool:
@@ -387,14 +403,3 @@ def _scratch_in(parent: Path) -> Iterator[Path]:
         ) from error
     with folder as path:
         yield Path(path)
-
-
-def _log_fields(chunk: Chunk) -> dict[str, Any]:
-    """Fields that log lines about the chunk carry."""
-    ids = [item.job_id for item in chunk.items]
-    jobs = {"job": ids[0]} if len(ids) == 1 else {"jobs": ids}
-    return (
-        {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs}
-        if ids
-        else {}
-    )

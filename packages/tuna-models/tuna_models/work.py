@@ -75,11 +75,14 @@ class ModelWork:
         self,
         on_progress: Callable[[Progress], None],
         on_wait: Callable[[float, str], None],
+        on_waiting: Callable[[str], None],
         on_log: Callable[[Path], None],
     ) -> Iterator[None]:
         """Show what is done within a `with` block, as `api.run` does."""
         before = self.events, self.on_log
-        self.events = replace(self.events, on_progress=on_progress, on_wait=on_wait)
+        self.events = replace(
+            self.events, on_progress=on_progress, on_wait=on_wait, on_waiting=on_waiting
+        )
         self.on_log = on_log
         try:
             yield

@@ -198,7 +198,10 @@ def build(
 @contextlib.contextmanager
 def _progress(work: api.ModelWork, title: str) -> Iterator[None]:
     """Show what the workers do."""
-    with ProgressView(title) as view, work.showing(view.update, view.stopping, view.log_kept):
+    with (
+        ProgressView(title) as view,
+        work.showing(view.update, view.stopping, view.waiting, view.log_kept),
+    ):
         yield
 
 
