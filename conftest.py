@@ -91,8 +91,8 @@ TVM_MODULES = (
     "tuna.libraries.building",
     "tuna.libraries.measuring",
     "tuna.libraries.tvm.kernel_child",
-    "tuna.models.benchmark_child",
-    "tuna.models.child",
+    "tuna_models.benchmark_child",
+    "tuna_models.child",
 )
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes
 #: twice the time of SQLite.

@@ -71,7 +71,7 @@ def _measure(options: Any) -> int:
 
 def fill(token_id: str, entries: int) -> None:
     """Store entries with bytes of their own."""
-    from tuna.api.models import artifacts_of_models
+    from tuna.api.services import artifacts_of_models
     from tuna.db.bulk import insert
     from tuna.db.database import open_database
     from tuna.db.engine import writing

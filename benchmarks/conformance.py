@@ -188,8 +188,8 @@ def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
     from tvm import relax
     from tvm.target import codegen
 
-    from tuna.models import build, importer, program
-    from tuna.models.build import TaskKernels
+    from tuna_models import build, importer, program
+    from tuna_models.build import TaskKernels
 
     target = tvm.target.Target(
         {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import Outcome
 
 if TYPE_CHECKING:
-    from tuna.api import BuiltModel
+    from tuna_models.api import BuiltModel
 
 _MAKE = Path(__file__).resolve().parents[1] / "examples" / "make_models.py"
 #: Limits of the time relative to the better of PyTorch and onnxruntime, by model.
@@ -88,7 +88,7 @@ class _Run:
         return self._outcome
 
     def _model(self, name: str) -> None:
-        from tuna import api
+        from tuna_models import api
 
         path, figures = self._made(name, 1), self._outcome.figures
         started = time.perf_counter()
@@ -122,7 +122,7 @@ class _Run:
         return path
 
     def _tune(self, name: str, *, winograd: bool) -> None:
-        from tuna import api
+        from tuna_models import api
 
         minutes = self._options.minutes if winograd else self._options.direct_minutes
         started = time.perf_counter()
@@ -207,7 +207,7 @@ class _Run:
 
     def _never_tuned(self, name: str, batch: int) -> None:
         """Only what is known of other batches, and estimates."""
-        from tuna import api
+        from tuna_models import api
 
         key = f"{name} batch {batch}"
         api.import_model(f"{name}-{batch}", self._made(name, batch))
@@ -227,7 +227,7 @@ class _Run:
 
     def _tuned_afterwards(self, name: str, key: str, before: BuiltModel) -> None:
         """Compare times of convolutions and products before tuning with the best candidates'."""
-        from tuna import api
+        from tuna_models import api
 
         api.tune_model(name, candidates=_BATCH_CANDIDATES, minutes=self._options.batch_minutes)
         after = api.build_model(

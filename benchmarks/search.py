@@ -194,11 +194,12 @@ def functions(trials: int) -> Outcome:
         from tuna.db.database import open_database
         from tuna.db.engine import reading
         from tuna.db.models import ConfigRow
+        from tuna_models.api import import_model
 
         path = Path(folder) / "bert.onnx"
         command = [sys.executable, str(_MAKE), "bert", "-o", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        model = api.import_model("bert", path).model
+        model = import_model("bert", path).model
         tasks = {entry.task.key: entry.task for entry in model.manifest.tasks}
         keys = [key for key, task in tasks.items() if task.name in _FUNCTIONS]
         assert len(keys) == len(_FUNCTIONS), sorted(task.name for task in tasks.values())

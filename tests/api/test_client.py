@@ -28,6 +28,7 @@ from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.results.result_rows import html_table
 from tuna.vocabulary import BASELINE
+from tuna_models import api as models_api
 
 ROOT = Path(__file__).parents[2]
 LINE = '{"kind": "gemm", "m": 8, "n": 8, "k": 8}'
@@ -182,11 +183,11 @@ def test_a_model_is_built_as_it_was_tuned(home: Path, monkeypatch: pytest.Monkey
         "show_model": (stored, []),
     }
     doubles = {
-        name: create_autospec(getattr(api, name), return_value=answer)
+        name: create_autospec(getattr(models_api, name), return_value=answer)
         for name, answer in answers.items()
     }
     for name, double in doubles.items():
-        monkeypatch.setattr(api, name, double)
+        monkeypatch.setattr(models_api, name, double)
     model = tuna.open().tune("nets/net.onnx", minutes=5, batch=8, candidates=2, winograd=False)
     assert model == ModelHandle(f"net@{stored.version}", winograd=False, errored=1)
     assert model.build("net.so") == "built"  # type: ignore[comparison-overlap]

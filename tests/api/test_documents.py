@@ -2,7 +2,7 @@
 only pretends to measure.
 
 Workers and TVM's builds take seconds: a stand-in stores what they would. `test_api.py` runs a
-session for real, `tests/models` a model; with TUNA_TEST_DRILLS these pages do, too.
+session for real, `packages/tuna-models/tests` a model; with TUNA_TEST_DRILLS these pages do, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from tuna.coordinator.session_run import Progress
 from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
-from tuna.models import store
-from tuna.models.manifest import Manifest, ManifestTask
+from tuna_models import api as models_api
+from tuna_models import store
+from tuna_models.manifest import Manifest, ManifestTask
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tuna.ipynb"
@@ -68,7 +69,7 @@ def measured(session_id: int, *_: Any, **__: Any) -> Progress:
     return Progress({"evaluated": len(jobs)}, len(jobs), 0, 0)
 
 
-def imported(name: str, path: Path, **_: Any) -> api.ImportedModel:
+def imported(name: str, path: Path, **_: Any) -> models_api.ImportedModel:
     """A model of one task, whatever the file holds."""
     task = TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, 1, 1), layouts="native")
     manifest = Manifest(
@@ -83,7 +84,7 @@ def imported(name: str, path: Path, **_: Any) -> api.ImportedModel:
         text="1" * 64,
     )
     with writing(open_database()) as connection:
-        return api.ImportedModel(
+        return models_api.ImportedModel(
             store.StoredModel(name, manifest), store.save(connection, name, manifest, {}).added
         )
 
@@ -95,17 +96,14 @@ def stand_ins(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DRILLS == 1:
         built = SimpleNamespace(errors={"reference": 1e-7}, shares={})
         monkeypatch.setattr(api, "run", create_autospec(api.run, side_effect=measured))
-        monkeypatch.setattr(
-            api, "import_model", create_autospec(api.import_model, side_effect=imported)
-        )
-        monkeypatch.setattr(
-            api,
-            "tune_model",
-            create_autospec(api.tune_model, return_value=SimpleNamespace(errored=0)),
-        )
-        monkeypatch.setattr(
-            api, "build_model", create_autospec(api.build_model, return_value=built)
-        )
+        doubles: dict[str, Any] = {
+            "import_model": {"side_effect": imported},
+            "tune_model": {"return_value": SimpleNamespace(errored=0)},
+            "build_model": {"return_value": built},
+        }
+        for name, answer in doubles.items():
+            double = create_autospec(getattr(models_api, name), **answer)
+            monkeypatch.setattr(models_api, name, double)
         return
     need(find_spec("onnx") and find_spec("tvm"), "TVM and onnx")
     import nets

@@ -101,7 +101,7 @@ def test_a_row_that_reads_works_as_printed(line: str, type_in: Callable[..., End
 @pytest.mark.timeout(900)
 def test_the_rows_that_tune_work_as_printed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order and in one folder, as programs; DIR is what the first of them wrote."""
-    monkeypatch.syspath_prepend(ROOT / "tests" / "models")
+    monkeypatch.syspath_prepend(ROOT / "packages" / "tuna-models" / "tests")
     import nets
     import onnx
 

@@ -6,9 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +14,14 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder
 
-from tuna import api, errors
 from tuna.api import running
-from tuna.cli import model, tuned
+from tuna.cli import tuned
 from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import ConfigRow, ConfigTag, Job
+from tuna_models.cli import model
 
 TypeIn = Callable[..., Any]
-CHECKED = SimpleNamespace(error=1e-6, rule="y to 0.001", report="", remark="")
 
 
 @pytest.fixture
@@ -280,30 +277,6 @@ def test_layers_that_needed_no_trial_are_named_with_the_known_result(
     assert (len(lines), lines[-1]) == (21, "and 11 more layers: `tuna report --session-id 1`")
 
 
-def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
-    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was silent for as long as workers finished their work."""
-
-    def interrupted(*_: object, work: api.ModelWork, **__: object) -> None:
-        work.events.on_wait(30, "")
-        raise KeyboardInterrupt
-
-    stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
-    monkeypatch.setattr(model, "show_import", lambda _: None)
-    open_work = partial(api.open_work, model="")
-    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: CHECKED)
-    monkeypatch.setattr(model.api, "tune_model", interrupted)
-    ended = type_in("tuna", "tune", tmp_path / "net.onnx")
-    assert ended.code == 130
-    assert (
-        "Stopping: workers have 30 s to finish what they do. Ctrl-C now ends them at once."
-        in " ".join(ended.err.split())
-    )
-
-
 def test_help_says_what_an_option_means_for_layers_and_for_models(type_in: TypeIn) -> None:
     """It spoke of layers alone."""
     said = " ".join(type_in("tuna", "tune", "--help").out.split())
@@ -315,36 +288,3 @@ def test_help_says_what_an_option_means_for_layers_and_for_models(type_in: TypeI
         assert 0 <= after.find(layers) < after.find(f"Models: {models}"), name
     assert "Models: shape of an input" in said
     assert "Layers: what is tuned. (default: tvm)" in said
-
-
-def test_values_of_inputs_reach_the_import_of_a_model(
-    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fixed: dict[str, object] = {}
-
-    def refused(*_: object, values: dict[str, object], **__: object) -> None:
-        fixed.update(values)
-        raise errors.BadInput("no model")
-
-    monkeypatch.setattr(model.api, "import_model", refused)
-    values = ("--value", "sr=16000", "--value", "axes=-1,2", "--value", "training=false")
-    assert type_in("tuna", "tune", tmp_path / "net.onnx", *values).err.startswith("Error: no model")
-    assert fixed == {"sr": [16000], "axes": [-1, 2], "training": [0]}
-    ended = type_in("tuna", "tune", tmp_path / "net.onnx", "--value", "sr=fast")
-    assert "'sr=fast' is not of the form sr=16000 or axes=1,2." in ended.err
-
-
-def test_a_model_that_is_not_built_says_how_it_is(
-    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
-    monkeypatch.setattr(model, "show_import", lambda _: None)
-    open_work = partial(api.open_work, model="")
-    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: CHECKED)
-    done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0, reached=None)
-    monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)
-    ended = type_in("tuna", "tune", tmp_path / "net.onnx")
-    assert "checked: y to 0.001\n" in ended.out
-    assert "`tuna model build net -o net.so`" in ended.out

@@ -38,7 +38,7 @@ def test_a_model_is_tuned_as_the_section_says(
 ) -> None:
     """Coordinator and workers have homes and settings of their own, and share Redis and a
     folder."""
-    monkeypatch.syspath_prepend(ROOT / "tests" / "models")
+    monkeypatch.syspath_prepend(ROOT / "packages" / "tuna-models" / "tests")
     import nets
     import onnx
 

@@ -26,13 +26,13 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
-from tuna.models import store
-from tuna.models.manifest import Manifest
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
+from tuna_models import store
+from tuna_models.manifest import Manifest
 
 LIBRARY = get_library("noop")
 #: More than a released artifact may still live, and less than any other does.

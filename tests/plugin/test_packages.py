@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click import UsageError
+
+from tuna.cli import main
+from tuna.configs import sources
+from tuna.errors import LibraryMissing
+from tuna.plugins import Plugins
 
 MODULE = """
 import click
@@ -62,3 +68,20 @@ def test_commands_and_exporters_of_a_distribution_are_found(site: Path) -> None:
     assert [line.split(maxsplit=1) for line in listed].count(["greet", "Say hello."]) == 1
     assert "not the core's" not in run("status"), "a command of the core stays"
     assert "mine" in run("export", "--help")
+
+
+def test_what_a_package_brings_names_it_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "SOURCES", Plugins("none", "source", sources.Source))
+    monkeypatch.setattr(main, "_PACKAGES", Plugins("none", "set of commands", dict))
+    main.commands.cache_clear()
+    try:
+        with pytest.raises(UsageError, match="model needs the package tuna-models: pip install"):
+            main.tuna.main(["model", "list"], standalone_mode=False)
+    finally:
+        main.commands.cache_clear()
+    with pytest.raises(LibraryMissing, match=r"net\.onnx needs the package tuna-models"):
+        sources.source_of(Path("net.onnx"))
+    with pytest.raises(LibraryMissing, match="models needs the package tuna-models"):
+        sources.api_of("models")

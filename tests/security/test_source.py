@@ -96,7 +96,7 @@ def _sources() -> list[Path]:
         path
         for folder in _FOLDERS
         for path in sorted(folder.rglob("*.py"))
-        if "build" not in path.relative_to(ROOT).parts
+        if not {"build", "tests"} & {*path.relative_to(ROOT).parts}
     ]
     scripts = [
         path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]

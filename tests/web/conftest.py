@@ -23,10 +23,10 @@ from tuna.db import benchmarks
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.models import ConfigTag, Job, StepResultRow
-from tuna.models import store
-from tuna.models.manifest import Manifest, ManifestTask
 from tuna.settings import get_settings
 from tuna.web.app import Site, create_app
+from tuna_models import store
+from tuna_models.manifest import Manifest, ManifestTask
 
 HOST = "127.0.0.1:8080"
 

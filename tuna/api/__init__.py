@@ -17,31 +17,6 @@ used first. The names are those that `__init__.pyi`, which type checkers read, i
 
 from __future__ import annotations
 
-import ast
-import importlib
-from pathlib import Path
-from typing import Any
+from tuna.api.lazy_names import attach
 
-_STUB = Path(__file__).with_suffix(".pyi")
-_MODULES = {
-    alias.name: str(node.module)
-    for node in ast.parse(_STUB.read_text()).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
-__all__ = tuple(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _MODULES[name] == __name__:  # a module of this package, such as `golden`
-        found: Any = importlib.import_module(f"{__name__}.{name}")
-    else:
-        found = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,10 +1,6 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
 from tuna.api import golden as golden
-from tuna.api.benchmarks import BenchmarkBoard as BenchmarkBoard
-from tuna.api.benchmarks import BenchmarkOptions as BenchmarkOptions
-from tuna.api.benchmarks import benchmark_model as benchmark_model
-from tuna.api.benchmarks import list_benchmarks as list_benchmarks
 from tuna.api.caches import check_pack as check_pack
 from tuna.api.caches import list_cache as list_cache
 from tuna.api.caches import list_spaces as list_spaces
@@ -69,23 +65,6 @@ from tuna.api.lookups import undrained_reports as undrained_reports
 from tuna.api.lookups import winner_page as winner_page
 from tuna.api.lookups import winners as winners
 from tuna.api.lookups import without_solver as without_solver
-from tuna.api.model_building import BuiltModel as BuiltModel
-from tuna.api.model_building import build_model as build_model
-from tuna.api.model_building import check_model as check_model
-from tuna.api.model_making import Checks as Checks
-from tuna.api.model_tuning import Ending as Ending
-from tuna.api.model_tuning import Latency as Latency
-from tuna.api.model_tuning import Reached as Reached
-from tuna.api.model_tuning import TunedModel as TunedModel
-from tuna.api.model_tuning import tune_model as tune_model
-from tuna.api.model_work import ModelWork as ModelWork
-from tuna.api.model_work import open_work as open_work
-from tuna.api.models import ImportedModel as ImportedModel
-from tuna.api.models import ModelTask as ModelTask
-from tuna.api.models import import_model as import_model
-from tuna.api.models import list_models as list_models
-from tuna.api.models import model_workloads as model_workloads
-from tuna.api.models import show_model as show_model
 from tuna.api.predictors import evaluate_predictor as evaluate_predictor
 from tuna.api.predictors import list_predictors as list_predictors
 from tuna.api.predictors import train_predictor as train_predictor
@@ -152,7 +131,6 @@ from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
 from tuna.coordinator.session_run import RunEvents as RunEvents
-from tuna.db.benchmarks import ModelTime as ModelTime
 from tuna.db.cache_entries import CacheSpace as CacheSpace
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
@@ -178,9 +156,6 @@ from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.libraries.results import ReportedTime as ReportedTime
-from tuna.models.coverage import Coverage as Coverage
-from tuna.models.coverage import CoveredLayer as CoveredLayer
-from tuna.models.store import StoredModel as StoredModel
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer
@@ -194,6 +169,8 @@ from tuna.reports.status import LiveSnapshot as LiveSnapshot
 from tuna.reports.status import Outlook as Outlook
 from tuna.results.best import BestResult as BestResult
 from tuna.results.best import Cover as Cover
+from tuna.results.coverage import Coverage as Coverage
+from tuna.results.coverage import CoveredLayer as CoveredLayer
 from tuna.results.predictors import BUILT_IN as BUILT_IN
 from tuna.results.predictors import StoredPredictor as StoredPredictor
 from tuna.results.result_rows import ResultRow as ResultRow

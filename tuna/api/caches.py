@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tuna.api.models import artifacts_of_models
+from tuna.api.services import artifacts_of_models
 from tuna.artifacts.signatures import Keys
 from tuna.db import cache_entries, sessions
 from tuna.db.cache_entries import CacheEntry, CacheSpace, check_space

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tuna import api
+from tuna.configs.sources import api_of
 from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db.database import open_database
 from tuna.db.overview import Overview
 from tuna.errors import BadInput
 from tuna.exports import ExportReport
-from tuna.models.coverage import Coverage
+from tuna.results.coverage import Coverage
 from tuna.results.result_rows import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -195,22 +197,24 @@ class Tuna:
         """
         self._check()
         path = Path(model)
-        stored = api.import_model(
-            name or path.stem, path, batch=batch, shapes=shapes, values=values
-        ).model
+        stored = (
+            api_of("models")
+            .import_model(name or path.stem, path, batch=batch, shapes=shapes, values=values)
+            .model
+        )
         found = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
         return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 
     def model(self, name: str) -> ModelHandle:
         """An imported model, `NAME` (the latest) or `NAME@VERSION`."""
         self._check()
-        stored, _ = api.show_model(name)
+        stored, _ = api_of("models").show_model(name)
         return ModelHandle(f"{stored.name}@{stored.version}")
 
     def models(self) -> list[str]:
         """`NAME@VERSION` of every imported model, the latest first."""
         self._check()
-        return [f"{stored.name}@{stored.version}" for stored in api.list_models()]
+        return [f"{stored.name}@{stored.version}" for stored in api_of("models").list_models()]
 
     def query(
         self,
@@ -289,7 +293,7 @@ class ModelHandle:
         on_progress: Callable[[Progress], None] | None = None,
     ) -> ModelHandle:
         """Tune its tasks, for so many minutes at most; what has a result is not measured again."""
-        tuned = api.tune_model(
+        tuned = api_of("models").tune_model(
             self.name,
             candidates=candidates,
             winograd=self.winograd,
@@ -304,16 +308,17 @@ class ModelHandle:
         *,
         session_id: int | None = None,
         golden: int | None = None,
-    ) -> api.BuiltModel:
+    ) -> Any:
         """Build the shared library `output` with the winners of a session, a golden version or all;
         check and time it."""
-        return api.build_model(
+        return api_of("models").build_model(
             self.name, Path(output), session_id=session_id, golden=golden, winograd=self.winograd
         )
 
-    def tasks(self) -> list[api.ModelTask]:
+    def tasks(self) -> list[Any]:
         """Its tasks, with how often it calls each and the fastest kernel."""
-        return api.show_model(self.name)[1]
+        found: list[Any] = api_of("models").show_model(self.name)[1]
+        return found
 
     def _repr_html_(self) -> str:
         cells = [

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,6 @@ def snapshot_document(snapshot: api.LiveSnapshot) -> dict[str, Any]:
         "sessions": [live_document(live) for live in snapshot.sessions],
         "workers": snapshot.workers,
         "read_share": snapshot.read_share,
-    }
-
-
-def model_document(model: api.StoredModel) -> dict[str, Any]:
-    """Return a model as `tuna model list --json` has it."""
-    return {"name": model.name, "version": model.version}
-
-
-def tasks_document(model: api.StoredModel, tasks: Sequence[api.ModelTask]) -> dict[str, Any]:
-    """Return a model as `tuna model show --json` has it."""
-    return model_document(model) | {
-        "tasks": [
-            {"task": task.label, "key": task.key, "count": task.count}
-            | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
-            for task in tasks
-        ],
     }
 
 

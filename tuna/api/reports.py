@@ -15,8 +15,6 @@ from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.libraries.registry import find_library
 from tuna.messages import choices
-from tuna.models.coverage import Coverage
-from tuna.models.coverage import coverage as read_coverage
 from tuna.policies import POLICIES
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import Comparison, compare
@@ -34,6 +32,8 @@ from tuna.reports.queries import read_figures
 from tuna.reports.report_data import ReportFigures
 from tuna.results.best import BestResult, LayerIndex, Scope
 from tuna.results.best import best as read_best
+from tuna.results.coverage import Coverage
+from tuna.results.coverage import coverage as read_coverage
 from tuna.simulation.engine import simulate as run
 from tuna.simulation.recorded import recorded
 from tuna.simulation.scenario import Scenario, Simulated

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tuna import logs
@@ -27,6 +28,7 @@ def run(
     session_id: int | Sequence[int] | None,
     steps: Sequence[str] = (),
     *,
+    workers: bool = True,
     processes: int | None = None,
     policy: str | None = None,
     lasting: LastingWorkers | None = None,
@@ -38,6 +40,7 @@ def run(
     returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
+    `workers`: False: they run elsewhere, as of `enqueue`.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
     `lasting`: workers that several runs share.
@@ -45,47 +48,8 @@ def run(
     `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
     the end with the file, if there was anything to log. A second call resumes.
     """
-
-    def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
-        return default_workers(libraries, processes)
-
     if on_progress is not None:
         events = replace(events, on_progress=on_progress)
-    return _work_through(session_id, steps, workers, policy, events, on_log, lasting)
-
-
-def enqueue(
-    session_id: int | Sequence[int] | None,
-    steps: Sequence[str] = (),
-    *,
-    policy: str | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    events: RunEvents = _SILENT,
-    stop: threading.Event | None = None,
-) -> Progress:
-    """Fill the queues and drain results until every job is finished, as `run` does; the workers run
-    elsewhere.
-
-    `policy`: as `Settings.policy`, its default. `stop`: for all sessions (None) alone: go on until
-    it is set, whether there are jobs or not, also through outages of servers and changes of
-    sessions; raises SchemaError after an upgrade of the database.
-    """
-    if stop is not None and session_id is not None:
-        raise BadInput("A coordinator that stays serves all sessions.")
-    if on_progress is not None:
-        events = replace(events, on_progress=on_progress)
-    return _work_through(session_id, steps, lambda _: (), policy, replace(events, stop=stop))
-
-
-def _work_through(
-    session_id: int | Sequence[int] | None,
-    steps: Sequence[str],
-    workers: Callable[[Collection[Library]], Sequence[WorkerSpec]],
-    policy: str | None,
-    events: RunEvents,
-    on_log: Callable[[Path], None] | None = None,
-    lasting: LastingWorkers | None = None,
-) -> Progress:
     settings = get_settings()
     if policy is not None:
         if policy not in PUBLISHING_POLICIES:
@@ -106,7 +70,7 @@ def _work_through(
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
-            workers=workers,
+            workers=partial(default_workers, compile_processes=processes) if workers else _nobody,
             lasting=lasting,
             events=events,
         )
@@ -119,6 +83,35 @@ def _work_through(
             hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
         )
     return found
+
+
+def enqueue(
+    session_id: int | Sequence[int] | None,
+    steps: Sequence[str] = (),
+    *,
+    policy: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    events: RunEvents = _SILENT,
+    stop: threading.Event | None = None,
+) -> Progress:
+    """Fill the queues and drain results until every job is finished, as `run` does; the workers run
+    elsewhere.
+
+    `policy`: as `Settings.policy`, its default. `stop`: for all sessions (None) alone: go on until
+    it is set, whether there are jobs or not, also through outages of servers and changes of
+    sessions; raises SchemaError after an upgrade of the database.
+    """
+    if stop is not None and session_id is not None:
+        raise BadInput("A coordinator that stays serves all sessions.")
+    events = replace(events, stop=stop)
+    return run(
+        session_id, steps, workers=False, policy=policy, on_progress=on_progress, events=events
+    )
+
+
+def _nobody(_: Collection[Library]) -> Sequence[WorkerSpec]:
+    """No workers of this machine."""
+    return ()
 
 
 def log_trials(url: str) -> TrialLog:

@@ -61,6 +61,12 @@ def artifact_store(engine: sa.Engine) -> Artifacts:
         return Artifacts.from_settings(settings, sessions.namespace(connection), keys)
 
 
+def artifacts_of_models() -> Artifacts:
+    """The store that has the files of models, whose digests are in SQL: no signature is needed."""
+    with reading(open_database()) as connection:
+        return Artifacts.from_settings(get_settings(), sessions.namespace(connection))
+
+
 def upgrade_database() -> Upgrade:
     """Bring the schema of the database to the one that this version needs."""
     engine = connect_database()

@@ -56,8 +56,6 @@ _CORE = {
     "cache": ("cache", "List, prune and verify what programs share in spaces of the cache."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
     "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
-    "model": ("model", "Import models, see their tasks, build them with the kernels that won."),
-    "benchmark-model": ("benchmark", "Time a built model on a board behind TVM RPC, or here."),
     "tune": ("tune", "Tune a list of layers, or an ONNX model, with one command."),
     "tune-rpc": ("rpc_master", "Tune on workers that join over the network."),
     "results": ("query", "List the winners of a session with all that is known of each."),
@@ -82,7 +80,7 @@ _CORE = {
     "db": ("doctor", "Look after the database."),
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
-_DISTRIBUTIONS: dict[str, str] = {}
+_DISTRIBUTIONS: dict[str, str] = {"model": "tuna-models", "benchmark-model": "tuna-models"}
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
 #: Tables like `_CORE` of other distributions, whose modules have full names.

@@ -7,12 +7,14 @@ under the entry point group `tuna.sources`:
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuna.configs.files import ParsedFile
-from tuna.errors import BadInput
+from tuna.errors import BadInput, LibraryMissing
 from tuna.plugins import Plugins
 
 
@@ -32,14 +34,36 @@ class Source:
     #: how it is tuned.
     holds: str = "other files"
     help: str = ""
+    #: Module of the functions for such files that `tuna.open()` and the service call; empty: none.
+    api: str = ""
 
 
 SOURCES: Plugins[Source] = Plugins("tuna.sources", "source", Source)
+#: Where sources are that a distribution beside the core brings, by the endings of their files.
+_DISTRIBUTIONS = {".onnx": "tuna-models", ".pt2": "tuna-models", ".py": "tuna-triton"}
 
 
 def source_of(path: Path) -> Source | None:
-    """Return the source that a file is; None for a list of layers."""
-    return next((one for one in SOURCES.all().values() if path.suffix in one.endings), None)
+    """Return the source that a file is; None for a list of layers. Raises LibraryMissing where the
+    package for such files is not installed."""
+    for source in SOURCES.all().values():
+        if path.suffix in source.endings:
+            return source
+    if path.suffix in _DISTRIBUTIONS:
+        raise _missing(path.name, _DISTRIBUTIONS[path.suffix])
+    return None
+
+
+def api_of(name: str) -> Any:
+    """Return the module with the functions of the source of this name; raises LibraryMissing where
+    its package is not installed."""
+    if name not in SOURCES.names():
+        raise _missing(f"What works on {name}", f"tuna-{name}")
+    return importlib.import_module(SOURCES.get(name).api)
+
+
+def _missing(what: str, package: str) -> LibraryMissing:
+    return LibraryMissing(f"{what} needs the package {package}.", hint=f"pip install {package}")
 
 
 def read_source(source: Source, path: Path, shapes: Path | None) -> ParsedFile:

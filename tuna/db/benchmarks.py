@@ -15,7 +15,7 @@ from tuna.db.models import Benchmark, FindDb, Model, ModelConfig
 
 #: Rows that a list or report shows: the latest.
 _MOST_ROWS = 500
-#: As `tuna.models.store.SHOWN`.
+#: Digits of a model's version that are shown.
 _VERSION_CHARS = 12
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuna.api.documents import json_text
-from tuna.api.models import artifacts_of_models
+from tuna.api.services import artifacts_of_models
 from tuna.configs import Config, ParsedFile, parse_lines
 from tuna.db import requests, sessions
 from tuna.db.database import open_database

@@ -13,9 +13,9 @@ from tuna.db.bulk import parts
 from tuna.db.types import timed
 from tuna.libraries import registry
 from tuna.libraries.base import Environment
-from tuna.models.coverage import Coverage, covered
 from tuna.results.best import result_document
 from tuna.results.core_tables import config
+from tuna.results.coverage import Coverage, covered
 from tuna.results.selectable import BOTH
 from tuna.vocabulary import BASELINE
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
 from tuna import api
 from tuna.api.documents import json_text
-from tuna.api.models import artifacts_of_models
+from tuna.api.services import artifacts_of_models
 from tuna.configs import Config
+from tuna.configs.sources import api_of
 from tuna.coordinator.session_run import RunEvents
 from tuna.db import networks, requests
 from tuna.db.database import open_database
@@ -54,7 +56,7 @@ class ModelRequestWork:
         accepted = self._request.state is RequestState.ACCEPTED
         self._watch = Watch(self._request, get_library("tvm"))
         events = RunEvents(on_progress=lambda _: self._look())
-        with api.open_work(self._session_id, events=events) as work:
+        with api_of("models").open_work(self._session_id, events=events) as work:
             if accepted and not missing and self._asked.target_ms is None:
                 self._build(work, RequestState.KNOWN, layers)
                 return
@@ -81,7 +83,7 @@ class ModelRequestWork:
                 file.seek(0)
                 ending = ".pt2" if file.read(2) == b"PK" else ".onnx"
             path = path.rename(path.with_name(f"{self._asked.name.replace('/', '-')}{ending}"))
-            found = api.import_model(
+            found = api_of("models").import_model(
                 self._asked.name,
                 path,
                 batch=self._asked.batch,
@@ -117,7 +119,7 @@ class ModelRequestWork:
         self._watch = Watch(self._request, get_library("tvm"))
         set_priority(self._session_id)
 
-    def _tune_within_budget(self, work: api.ModelWork) -> str:
+    def _tune_within_budget(self, work: Any) -> str:
         """Tune as far as the budget goes; return what was not reached."""
         if not self._watch.over:
             self._tuning = True
@@ -129,12 +131,13 @@ class ModelRequestWork:
                 self._tuning = False
         return f"The {self._watch.over} are used up: this is the best so far."
 
-    def _tune(self, work: api.ModelWork) -> str:
+    def _tune(self, work: Any) -> str:
         target_ms = self._asked.target_ms
-        tuned = api.tune_model(
+        models = api_of("models")
+        tuned = models.tune_model(
             self._request.tag,
             minutes=self._watch.minutes_left,
-            latency=None if target_ms is None else api.Latency(target_ms),
+            latency=None if target_ms is None else models.Latency(target_ms),
             work=work,
         )
         self._watch.look(added=tuned.added)
@@ -154,7 +157,7 @@ class ModelRequestWork:
 
     def _build(
         self,
-        work: api.ModelWork,
+        work: Any,
         state: RequestState,
         layers: dict[int, tuple[Config, int]],
         message: str = "",
@@ -164,8 +167,9 @@ class ModelRequestWork:
         self._watch.look(step="build")
         with working_folder() as place:
             path = place / name
-            checks = api.Checks(rivals=False, untuned=self._asked.untuned)
-            built = api.build_model(self._request.tag, path, work=work, checks=checks)
+            models = api_of("models")
+            checks = models.Checks(rivals=False, untuned=self._asked.untuned)
+            built = models.build_model(self._request.tag, path, work=work, checks=checks)
             with reading(open_database()) as connection:
                 found = known.exact(connection, self._environment, list(layers))
             arch = self._environment.arch

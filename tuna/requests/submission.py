@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from tuna.api.models import artifacts_of_models
 from tuna.api.preparation import session_environment
+from tuna.api.services import artifacts_of_models
 from tuna.db import requests, sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing

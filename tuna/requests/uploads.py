@@ -22,14 +22,14 @@ from typing import IO
 
 import structlog
 
-from tuna.api.models import artifacts_of_models
+from tuna.api.services import artifacts_of_models
 from tuna.artifacts.store import Artifacts
+from tuna.configs.sources import api_of
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull
 from tuna.files import make_home, own_folder
 from tuna.jobs import needed_artifacts
-from tuna.models import onnx_files
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
@@ -190,7 +190,7 @@ def _told() -> Iterator[None]:
 def check_model(name: str, file: IO[bytes]) -> None:
     """Raise BadInput for what is no model, as far as that can be seen without importing it."""
     if name.endswith(".onnx"):
-        onnx_files.check(name, file)
+        api_of("models").check_upload(name, file)
     elif name.endswith(".pt2"):
         try:
             _check_archive(name, file, os.fstat(file.fileno()).st_size)

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tuna import api
-from tuna.api.documents import model_document, overview_document, size_document, tasks_document
+from tuna.api.documents import overview_document, size_document
+from tuna.configs.sources import api_of
 from tuna.db.bulk import RowPage
 from tuna.golden.versions import MAX_VERSION
 from tuna.reports.job_list import JobFilter
@@ -307,20 +308,22 @@ def workers(_: Reader, format: Format = "json") -> Response:
 @router.get("/models")
 def models(_: Reader, format: Format = "json") -> Response:
     """Return imported models, the latest first, as `tuna model list` does."""
-    return table("models", map(model_document, api.list_models()), format)
+    package = api_of("models")
+    return table("models", map(package.model_document, package.list_models()), format)
 
 
 @router.get("/models/{name:path}")
 def model(_: Reader, name: str, format: Format = "json") -> Response:
     """Return the tasks of a model with their fastest results, as `tuna model show` does."""
-    document = tasks_document(*api.show_model(name))
+    package = api_of("models")
+    document = package.tasks_document(*package.show_model(name))
     return table("tasks", document["tasks"], format, document)
 
 
 @router.get("/benchmarks")
 def benchmarks(_: Reader, model: str | None = None, format: Format = "json") -> Response:
     """Return times of whole models, as `tuna model benchmarks` does."""
-    return table("benchmarks", api.list_benchmarks(model), format)
+    return table("benchmarks", api_of("models").list_benchmarks(model), format)
 
 
 @router.get("/golden")

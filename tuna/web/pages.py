@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tuna import api
+from tuna.configs.sources import api_of
 from tuna.db import audit
 from tuna.db.engine import reading
 from tuna.messages import inert
@@ -182,7 +183,11 @@ def models(request: Request, visitor: Reader, name: str = "", arch: str = "") ->
         coverage = CoverageQuery(arch=arch).read(name, request.app.state.layers)
     wanted = {"name": name, "arch": arch}
     csv = f"/v1/coverage/{quote(name)}?{urlencode({'arch': arch, 'format': 'csv'})}"
-    facts = {"models": api.list_models(), "coverage": coverage, "covers": list(api.Cover)}
+    facts = {
+        "models": api_of("models").list_models(),
+        "coverage": coverage,
+        "covers": list(api.Cover),
+    }
     more = {"wanted": wanted, "csv_of_coverage": csv, "most": _MOST_LAYERS}
     return html_page("models.html.j2", visitor, "Models", "/models", **facts, **more)
 
@@ -190,8 +195,8 @@ def models(request: Request, visitor: Reader, name: str = "", arch: str = "") ->
 @router.get("/models/{name:path}")
 def model(visitor: Reader, name: str) -> Response:
     """Show the tasks of a model, and times of it."""
-    found, tasks = api.show_model(name)
-    times = api.list_benchmarks(name)
+    found, tasks = api_of("models").show_model(name)
+    times = api_of("models").list_benchmarks(name)
     title = f"Model {found.name} {found.version[:12]}"
     csv = f"/v1/models/{quote(name)}?format=csv"
     csv_of_times = f"/v1/benchmarks?{urlencode({'model': name, 'format': 'csv'})}"

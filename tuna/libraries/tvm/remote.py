@@ -6,7 +6,7 @@ any other object the board makes its own, by its constructors `ffi.Shape`, `ffi.
 `ffi.Map`, and the client has a handle. None of them may be given a tensor: TVM 0.27 would store a
 bare pointer to it, which is read after it is freed. So a tuple of tensors is made by the tensor
 cache of the virtual machine, and a dict of them by `runtime.LoadParams`.
-tests/models/test_crossing.py has each case.
+`test_crossing.py` has each case.
 
 After an error that reached the board its session cannot be used any more (the next call fails,
 whatever it is): open another.

@@ -1,0 +1,82 @@
+"""Planned models, compiled and linked as a worker and the coordinator do it, in this process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tuna.configs.model import WholeModelConfig
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm import model_answers, toolchain, whole_models
+from tuna.libraries.tvm.kernel_child import TvmLoader
+from tuna.libraries.tvm.model_answers import Answer, Answers, Case, ModelProblem, Run
+from tuna_models import build, edges, importer, inputs, program, rules
+from tuna_models.build import Planned, TaskKernels
+from tuna_models.files import BODY, PROGRAM
+from tuna_models.program import Program
+from tuna_models.segments import Form
+
+
+def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:
+    """The job of a program that was written into a folder, with `answers.npz` there."""
+    text = json.dumps(target)
+    digests = (digit * 64 for digit in "012")
+    config = WholeModelConfig("net", text, *digests)
+    files = {"program": str(folder / PROGRAM), "answers": str(folder / "answers.npz")}
+    return KernelJob(config, "TvmModel", text, {}, 0, 1, {}, str(folder / BODY), files)
+
+
+def write_answers(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Write the right outputs to these inputs, called y0, y1, ..."""
+    answers = [Answer(values, f"y{place}") for place, values in enumerate(outputs)]
+    Answers([Case(list(inputs), answers)]).write(path)
+
+
+def write(planned: Planned, target: Mapping[str, Any], folder: Path, *others: Planned) -> Path:
+    """Write a program into the folder and compile its functions; returns what was compiled."""
+    code = tvm.target.Target(toolchain.for_code(target))
+    Program.of([planned, *others], None, code).write(folder, "predicted")
+    whole_models.build(job_of(folder, target), folder / "built.zip")
+    return folder / "built.zip"
+
+
+def check(
+    folder: Path, target: Mapping[str, Any], model: Any, reference: Any
+) -> tuple[ModelProblem, list[Run]]:
+    """The check of a built model against the answers of another."""
+    of = tvm.target.Target(target)
+    module, kernels = importer.to_relax(model, "net"), TaskKernels(of, {})
+    planned = build.plan(module, kernels, of)
+    forms = (Form.TENSORS, Form.SEGMENTS) if planned.cuts else ()
+    checked = [build.plan(module, kernels, of, form) for form in forms]
+    code = tvm.target.Target(toolchain.for_code(target))
+    Program.of([planned], None, code, checked).write(folder, "predicted")
+    job = job_of(folder, target)
+    whole_models.build(job, folder / "built.zip")
+    given = inputs.values(inputs.of(module), seed=0)
+    near, _ = rules.tolerance(reference)
+    cases, _ = edges.cases(reference, inputs.of(module), given, near)
+    Answers(cases, near).write(Path(job.files["answers"]))
+    problem = model_answers.problem(job.files["answers"])
+    kernel = TvmLoader().load(job, folder / "built.zip", [*problem.inputs, problem.blank()])
+    return problem, kernel.answer()  # type: ignore[return-value]
+
+
+def compile_to(planned: Planned, target: Mapping[str, Any], path: Path) -> None:
+    """Write a shared library that TVM's Relax virtual machine loads."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        compiled = whole_models.extract_object(write(planned, target, folder), folder)
+        program.link(folder, compiled, target, path)
+
+
+def machine_of(planned: Planned, target: Any) -> Any:
+    """A virtual machine of the model, of which nothing is written."""
+    made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))
+    return relax.VirtualMachine(made, tvm.cpu())

@@ -1,0 +1,116 @@
+"""Weights in files of their own, as exporters write them, travel with the model; places outside its
+folder are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nets
+import onnx
+import pytest
+from command_lines import Ended
+
+from tuna.errors import BadInput
+from tuna_models import files, importer
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model file, all weights of which are in `weights/net.data` beside it."""
+    path = tmp_path / "export" / "net.onnx"
+    (path.parent / "weights").mkdir(parents=True)
+    onnx.save(
+        nets.dense(),
+        path,
+        save_as_external_data=True,
+        location="weights/net.data",
+        size_threshold=0,
+    )
+    return path
+
+
+def moved(path: Path, **fields: Any) -> None:
+    """Change where the first weight lies."""
+    found = onnx.load(str(path), load_external_data=False)
+    tensor = found.graph.initializer[0]
+    there = {entry.key: entry.value for entry in tensor.external_data} | {
+        key: str(value) for key, value in fields.items()
+    }
+    del tensor.external_data[:]
+    for key, value in there.items():
+        tensor.external_data.add(key=key, value=value)
+    path.write_bytes(found.SerializeToString())
+
+
+@pytest.mark.usefixtures("forked", "quick_timing")
+def test_weights_beside_a_model_are_imported_and_kept_with_it(
+    type_in: Callable[..., Ended], model: Path, tmp_path: Path
+) -> None:
+    imported = type_in("tuna", "model", "import", "net", model)
+    assert imported.code == 0, imported
+    shutil.rmtree(model.parent)
+    built = type_in(
+        "tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--no-rivals", "--json"
+    )
+    assert built.code == 0, built
+    assert json.loads(built.out)["errors"]["reference"] < 1e-5
+
+
+def test_other_weights_make_another_version(type_in: Callable[..., Ended], model: Path) -> None:
+    type_in("tuna", "model", "import", "net", model)
+    weights = model.parent / "weights" / "net.data"
+    weights.write_bytes(bytes(len(weights.read_bytes())))
+    type_in("tuna", "model", "import", "net", model)
+    listed = json.loads(type_in("tuna", "model", "list", "--json").out)
+    assert len({one["version"] for one in listed}) == 2
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["../secret", "weights/../../secret", "/etc/hostname", "", ".", "weights", "absent", "a\0b"],
+)
+def test_weights_outside_the_folder_or_in_no_plain_file_are_refused(
+    model: Path, place: str
+) -> None:
+    (model.parent.parent / "secret").write_bytes(b"secret")
+    with pytest.raises(BadInput, match=r"net\.onnx wants weights from") as refused:
+        files.read_beside(model, place)
+    assert "\n" not in str(refused.value)
+
+
+def test_links_to_weights_are_not_followed(model: Path) -> None:
+    weights = model.parent / "weights"
+    (model.parent / "link").symlink_to(weights / "net.data")
+    (model.parent / "folder").symlink_to(weights, target_is_directory=True)
+    for place in ("link", "folder/net.data"):
+        with pytest.raises(BadInput, match="which cannot be read: no plain file"):
+            files.read_beside(model, place)
+    assert files.read_beside(model, "weights/net.data") == (weights / "net.data").read_bytes()
+
+
+def test_a_place_that_a_model_makes_up_is_refused_by_the_command(
+    type_in: Callable[..., Ended], model: Path
+) -> None:
+    moved(model, location="../secret")
+    (model.parent.parent / "secret").write_bytes(bytes(4096))
+    ended = type_in("tuna", "model", "import", "net", model)
+    assert ended.code == BadInput.exit_code
+    assert "net.onnx wants weights from '../secret', which is not in its folder." in ended.err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"offset": 1 << 20}, {"length": 1 << 40}, {"offset": -1}, {"length": "many"}, {"length": 4}],
+)
+def test_weights_beyond_the_end_of_their_file_are_refused(
+    model: Path, fields: dict[str, Any]
+) -> None:
+    moved(model, **fields)
+    with pytest.raises(
+        BadInput, match=r"net\.onnx (has a weight 'w0' that cannot be read|cannot be imported)"
+    ):
+        importer.to_relax(importer.read(model, {}), "net.onnx")

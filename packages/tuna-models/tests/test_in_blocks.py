@@ -1,0 +1,101 @@
+"""Operators between convolutions work on blocks of channels, and answer as ONNX's reference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from nets import Net
+from onnx import helper
+from test_plan import error_of, planned
+
+from tuna_models.build import Planned
+
+
+def test_averages_of_other_channels_at_the_same_size_are_other_functions() -> None:
+    net = Net((1, 16, 8, 8))
+    means = [net.add("GlobalAveragePool", net.conv("x", 16, outs, 1)) for outs in (12, 16)]
+    model = net.model(*means)
+    assert error_of(model, planned(model), image(1, 16, 8, 8)) < 1e-5
+
+
+def others(found: Planned) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for task, count in found.tasks():
+        counts.update({task.name: count} if task.core is None else {})
+    return counts
+
+
+def image(*shape: int) -> dict[str, Any]:
+    return {"x": np.random.default_rng(2).normal(0, 1, shape).astype(np.float32)}
+
+
+@pytest.mark.parametrize("widths", [(16, 32, 20), (12, 20, 7)])
+def test_channels_are_put_together_in_blocks(widths: tuple[int, ...]) -> None:
+    """Whether they begin at a block or inside of one; what fills the last block up is no answer."""
+    net = Net((2, 8, 5, 6))
+    parts = [net.relu(net.conv("x", 8, outs, 1)) for outs in widths]
+    whole = net.add("Concat", *parts, axis=1)
+    found = planned(model := net.model(net.conv(whole, sum(widths), 8, 3), whole))
+    assert others(found) == {"to_blocks": 1, "concatenation": 1, "from_blocks": 2}
+    assert error_of(model, found, image(2, 8, 5, 6)) < 1e-5
+
+
+def test_channels_that_begin_at_a_block_are_taken_apart_in_blocks() -> None:
+    net = Net((2, 8, 5, 6))
+    x = net.relu(net.conv("x", 8, 48, 1))
+    net.nodes.append(helper.make_node("Split", [x, net.whole((32, 16))], ["a", "b"], axis=1))
+    cut = net.add("Slice", x, net.whole((-16,)), net.whole((99,)), net.whole((1,)))
+    ends = [net.conv("a", 32, 16, 1), net.conv("b", 16, 16, 1), net.conv(cut, 16, 16, 1)]
+    found = planned(model := net.model(net.add("Add", ends[0], ends[1]), ends[2]))
+    assert others(found) == {"to_blocks": 1, "channels": 3, "from_blocks": 2}
+    assert error_of(model, found, image(2, 8, 5, 6)) < 1e-5
+
+
+def test_channels_that_begin_inside_of_a_block_are_taken_apart_in_the_models_own_layout() -> None:
+    net = Net((1, 8, 5, 6))
+    x = net.relu(net.conv("x", 8, 40, 1))
+    net.nodes.append(helper.make_node("Split", [x, net.whole((20, 20))], ["a", "b"], axis=1))
+    model = net.model(net.add("Add", net.conv("a", 20, 16, 1), net.conv("b", 20, 16, 1)))
+    assert error_of(model, planned(model), image(1, 8, 5, 6)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 1]},
+        {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1},
+    ],
+)
+def test_average_pools_work_on_blocks(attributes: dict[str, Any]) -> None:
+    net = Net((1, 8, 7, 8))
+    x = net.add("AveragePool", net.relu(net.conv("x", 8, 20, 1)), **attributes)
+    found = planned(model := net.model(net.conv(x, 20, 8, 1)))
+    assert others(found) == {"to_blocks": 1, "average_pool": 1, "from_blocks": 1}
+    assert error_of(model, found, image(1, 8, 7, 8)) < 1e-5
+
+
+def test_a_batch_normalisation_behind_channels_put_together_works_on_blocks() -> None:
+    net = Net((2, 8, 5, 6))
+    whole = net.add("Concat", *(net.conv("x", 8, outs, 1, norm=False) for outs in (20, 7)), axis=1)
+    parts = [*net.random.normal(1.0, 0.2, (3, 27)), net.random.uniform(0.5, 1.5, 27)]
+    x = net.relu(net.add("BatchNormalization", whole, *map(net.constant, parts)))
+    found = planned(model := net.model(net.conv(x, 27, 8, 3)))
+    fused = {name for name in others(found) if name.startswith("fused")}
+    assert others(found).keys() - fused == {"to_blocks", "concatenation", "from_blocks"}
+    assert fused == {"fused_multiply_add_relu"}
+    assert error_of(model, found, image(2, 8, 5, 6)) < 1e-5
+
+
+def test_channels_that_are_shuffled_are_put_together_in_the_models_own_layout() -> None:
+    net = Net((1, 8, 5, 6))
+    whole = net.add("Concat", *(net.conv("x", 8, 20, 1) for _ in range(2)), axis=1)
+    pairs = net.add("Reshape", whole, net.whole((1, 2, 20, 5, 6)))
+    turned = net.add("Transpose", pairs, perm=[0, 2, 1, 3, 4])
+    mixed = net.add("Reshape", turned, net.whole((1, 40, 5, 6)))
+    found = planned(model := net.model(net.conv(mixed, 40, 8, 1)))
+    assert "concatenation" not in others(found)
+    assert error_of(model, found, image(1, 8, 5, 6)) < 1e-5

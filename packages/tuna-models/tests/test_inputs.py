@@ -1,0 +1,203 @@
+"""The inputs of a model are drawn from what it can take, or are those of a file, wherever the model
+is run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nets
+import numpy as np
+import onnx
+import pytest
+from command_lines import Ended
+from nets import Net
+from onnx import TensorProto
+
+from tuna.errors import BadInput
+from tuna_models import importer, inputs
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "run_model.py"
+INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
+
+
+def inputs_of(model: Any) -> list[dict[str, Any]]:
+    return inputs.of(importer.to_relax(model, "net"))
+
+
+def bounds(model: Any) -> list[inputs.Bounds | None]:
+    return [one["bounds"] for one in inputs_of(model)]
+
+
+def test_token_ids_positions_lengths_and_masks_are_drawn_from_what_they_index_and_compare() -> None:
+    assert bounds(nets.tokens()) == [(0, 49), None, (1, 6), (1, 6)]
+    found = inputs.values(inputs_of(nets.tokens(8)), seed=1)
+    assert found["ids"].dtype == np.int32
+    assert 30 < found["ids"].max() < 50
+    assert 0 <= found["ids"].min() < 20
+    assert set(found["mask"].ravel()) == {0, 1}
+    assert found["mask"][:, 0].all(), "no row is hidden whole"
+
+
+def indexed(*steps: Callable[[Net, str], str]) -> Any:
+    net, x = Net((2, 3)), "x"
+    for step in steps:
+        x = step(net, x)
+    return net.model(x, inputs=[("x", INT64, [2, 3])])
+
+
+def table(net: Net, size: int) -> str:
+    return net.constant(net.random.normal(0, 1, (size, 4)))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (
+            indexed(
+                lambda net, x: net.add("Gather", table(net, 7), net.add("Add", x, net.whole(2)))
+            ),
+            (-2, 4),
+        ),
+        (
+            indexed(lambda net, x: net.add("Gather", table(net, 7), x), lambda net, x: net.relu(x)),
+            (0, 6),
+        ),
+        (indexed(lambda net, x: net.add("GatherElements", table(net, 5), x, axis=0)), (0, 4)),
+        (
+            indexed(lambda net, x: net.add("OneHot", x, net.whole(9), net.constant([0.0, 1.0]))),
+            (0, 8),
+        ),
+        (
+            indexed(
+                lambda net, x: net.add(
+                    "Add", net.add("Gather", table(net, 7), x), net.add("Gather", table(net, 3), x)
+                )
+            ),
+            (0, 2),
+        ),
+        (indexed(lambda net, x: net.add("Cast", x, to=FLOAT)), None),
+        (
+            indexed(
+                lambda net, x: net.add("Greater", x, net.whole(0)),
+                lambda net, x: net.add("Cast", x, to=1),
+            ),
+            None,
+        ),
+    ],
+)
+def test_bounds_follow_an_input_to_what_it_indexes(
+    model: Any, expected: inputs.Bounds | None
+) -> None:
+    assert bounds(model) == [expected]
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+@pytest.mark.parametrize("added", [0, 4])
+def test_a_whole_divisor_is_drawn_above_zero(operator: str, added: int) -> None:
+    """Division by zero ends the process that checks."""
+    net = Net((2, 3))
+    divisor = net.add("Add", "x", net.whole(added)) if added else "x"
+    y = net.add(operator, net.whole([[7, 8, 9]]), divisor)
+    assert bounds(net.model(y, inputs=[("x", INT64, [2, 3])])) == [(1 - added, 9 - added)]
+
+
+def test_a_divisor_that_is_an_index_as_well_is_drawn_from_what_is_both() -> None:
+    net = Net((2, 3))
+    model = net.model(
+        net.add("Gather", table(net, 7), "x"),
+        net.add("Div", net.whole(6), "x"),
+        inputs=[("x", INT64, [2, 3])],
+    )
+    assert bounds(model) == [(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("bool", {False, True}), ("int32", {0, 1}), ("uint64", {0, 1}), ("uint8", set(range(256)))],
+)
+def test_integers_without_bounds_are_masks_and_those_of_eight_bits_are_quantised_values(
+    dtype: str, expected: set[int]
+) -> None:
+    found = inputs.draw(dtype, (64, 64), None, np.random.default_rng(0))
+    assert found.dtype == dtype
+    assert set(found.ravel().tolist()) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floating_point_values_are_normal(dtype: str) -> None:
+    found = inputs.draw(dtype, (64, 64), None, np.random.default_rng(0))
+    assert found.dtype == dtype
+    assert abs(float(found.mean())) < 0.1
+    assert abs(float(found.std()) - 1) < 0.1
+
+
+def test_a_single_value_and_an_empty_tensor_are_drawn() -> None:
+    generator = np.random.default_rng(0)
+    assert inputs.draw("int64", (), None, generator) == 1
+    assert inputs.draw("int64", (2, 0), None, generator).shape == (2, 0)
+    assert inputs.draw("int64", (), (3, 3), generator) == 3
+
+
+def test_a_file_of_inputs_that_do_not_fit_is_refused(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "given.npz", [{"name": "ids", "shape": [2], "dtype": "int32"}]
+    np.savez(path, ids=np.arange(2, dtype=np.int64))
+    with pytest.raises(
+        BadInput, match=r"given.npz has no array ids of shape \(2,\) and type int32"
+    ):
+        inputs.read(wanted, path)
+    path.write_bytes(b"PK\x03\x04 and nothing more")
+    with pytest.raises(BadInput, match=r"given\.npz cannot be read"):
+        inputs.read(wanted, path)
+
+
+@pytest.fixture
+def tokens(type_in: Callable[..., Ended], tmp_path: Path) -> Path:
+    """Where the library of an imported model with token ids is to be."""
+    path = tmp_path / "net.onnx"
+    onnx.save(nets.tokens(), path)
+    assert type_in("tuna", "model", "import", "net", path).code == 0
+    return tmp_path / "net.so"
+
+
+def test_a_model_with_token_ids_is_built_and_checked(
+    type_in: Callable[..., Ended], tokens: Path
+) -> None:
+    built = type_in("tuna", "model", "build", "net", "-o", tokens, "--no-rivals", "--json")
+    assert built.code == 0, built
+    assert json.loads(built.out)["errors"]["reference"] < 1e-5
+    facts = json.loads(Path(f"{tokens}.json").read_text())
+    assert [one.get("bounds") for one in facts["inputs"]] == [[0, 49], None, [1, 6], [1, 6]]
+
+
+@pytest.mark.drill(only=True)
+def test_a_model_with_token_ids_is_benchmarked_and_run_on_recorded_inputs(
+    type_in: Callable[..., Ended], tokens: Path, tmp_path: Path
+) -> None:
+    given, whole = tmp_path / "given.npz", np.ones((2, 6), np.int64)
+    np.savez(
+        given,
+        ids=np.full((2, 6), 49, np.int32),
+        mask=whole,
+        positions=whole,
+        **{"len.1": np.ones(2, np.int64)},
+    )
+    built = type_in(
+        "tuna", "model", "build", "net", "-o", tokens, "--input", given, "--no-rivals", "--json"
+    )
+    assert built.code == 0, built
+    assert next(iter(json.loads(built.out)["errors"])) == "reference on recorded inputs"
+    ran = subprocess.run(
+        [sys.executable, EXAMPLE, tokens], capture_output=True, text=True, check=True
+    )
+    assert "(2, 6, 16) float32" in ran.stdout
+    for recorded in ([], ["--input", given]):
+        timed = type_in("tuna", "benchmark-model", tokens, "--local", "--json", *recorded)
+        assert timed.code == 0, timed
+    np.savez(given, ids=whole)
+    refused = type_in("tuna", "benchmark-model", tokens, "--local", "--input", given)
+    assert "given.npz has no array ids of shape (2, 6) and type int32." in refused.err

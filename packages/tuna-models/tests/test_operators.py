@@ -1,0 +1,473 @@
+"""Recurrent and quantised operators, branches and loops that are decided at import: each as ONNX or
+onnxruntime has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from compiled import compile_to, machine_of
+from nets import Net
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+from tvm.target import codegen
+
+from tuna.errors import BadInput
+from tuna_models import build, converters, importer, onnx_files, onnx_reference, own_functions
+from tuna_models.build import TaskKernels
+from tuna_models.fold import OPERATORS, fold
+
+TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
+RANDOM = np.random.default_rng(0)
+FLOAT, BYTE, CHAR = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT8
+
+
+def model(
+    nodes: list[Any],
+    inputs: dict[str, Any],
+    outputs: list[str],
+    constants: dict[str, Any],
+    opset: int = 17,
+) -> Any:
+    """A model whose inputs have the type and shape of these values; its outputs are of any."""
+    kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in inputs.items()}
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [
+            helper.make_tensor_value_info(name, kinds[name], value.shape)
+            for name, value in inputs.items()
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(made)
+
+
+def answers(found: Any, inputs: dict[str, Any]) -> list[Any]:
+    """Of the built model."""
+    target = tvm.target.Target(TARGET)
+    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
+    given = machine_of(planned, target)["main"](*map(tvm.runtime.tensor, inputs.values()))
+    return [value.numpy() for value in ([given] if hasattr(given, "numpy") else given)]
+
+
+def of_onnxruntime(found: Any, inputs: dict[str, Any]) -> list[Any]:
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(
+        found.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, inputs))
+
+
+def same(found: list[Any], expected: list[Any], error: float) -> None:
+    """`error` is that of values up to one, and grows with the largest; whole numbers are the same
+    ones."""
+    assert [(value.shape, value.dtype) for value in found] == [
+        (value.shape, value.dtype) for value in expected
+    ]
+    for ours, right in zip(found, expected, strict=True):
+        exact = right.astype(np.float64)
+        allowed = error * max(1.0, np.abs(exact).max()) if right.dtype.kind == "f" else 0.0
+        assert np.abs(ours.astype(np.float64) - exact).max() <= allowed
+
+
+def floats(*shape: int) -> Any:
+    return RANDOM.normal(0.0, 0.4, shape).astype(np.float32)
+
+
+def recurrent(
+    kind: str,
+    directions: int = 1,
+    units: int = 20,
+    batch: int = 2,
+    *,
+    lengths: list[int] | None = None,
+    states: str = "inputs",
+    peepholes: bool = False,
+    trained: str = "constants",
+    **attributes: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """A layer of five steps of seven values with all its outputs."""
+    gates, turned = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], attributes.get("layout")
+    inputs = {"x": floats(batch, 5, 7) if turned else floats(5, batch, 7)}
+    constants = {
+        "w": floats(directions, gates * units, 7),
+        "r": floats(directions, gates * units, units),
+        "b": floats(directions, 2 * gates * units),
+    }
+    names, first = ["x", "w", "r", "b", ""], ["h", "c"][: 2 if kind == "LSTM" else 1]
+    if lengths:
+        constants["lengths"], names[4] = np.array(lengths, np.int32), "lengths"
+    if states:
+        shape = (batch, directions, units) if turned else (directions, batch, units)
+        values = {name: floats(*shape) for name in first}
+        inputs, constants = (
+            ({**inputs, **values}, constants)
+            if states == "inputs"
+            else (inputs, {**constants, **values})
+        )
+        names += first
+    if peepholes:
+        constants["p"] = floats(directions, 3 * units)
+        names += [*[""] * (7 - len(names)), "p"]
+    if trained == "inputs":
+        inputs, constants = inputs | constants, {}
+    outputs = ["y", "last", "cell"][: 3 if kind == "LSTM" else 2]
+    node = helper.make_node(kind, names, outputs, hidden_size=units, **attributes)
+    return model([node], inputs, outputs, constants), inputs
+
+
+BOTH = {"directions": 2, "direction": "bidirectional"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"kind": "LSTM"},
+        {"kind": "LSTM", "states": "", "direction": "reverse", "peepholes": True},
+        {"kind": "LSTM", "units": 16, **BOTH},
+        {"kind": "GRU", "linear_before_reset": 1, "states": "constants", **BOTH},
+        {"kind": "GRU", "linear_before_reset": 0},
+        {"kind": "LSTM", "trained": "inputs", "peepholes": True, **BOTH},
+        {"kind": "GRU", "trained": "inputs", "linear_before_reset": 1, "units": 16},
+    ],
+    ids=lambda case: "-".join(map(str, case.values())),
+)
+def test_a_recurrent_layer_is_that_of_onnx(case: dict[str, Any]) -> None:
+    found, inputs = recurrent(**case)
+    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"kind": "LSTM", "lengths": [5, 2], **BOTH},  # ONNX's reference goes on to the end
+        {"kind": "GRU", "lengths": [1, 4], "linear_before_reset": 1},
+        {"kind": "RNN", "activations": ["Relu"]},
+    ],
+    ids=lambda case: "-".join(map(str, case.values())),
+)
+def test_a_recurrent_layer_is_that_of_onnxruntime(case: dict[str, Any]) -> None:
+    found, inputs = recurrent(**case)
+    same(answers(found, inputs), of_onnxruntime(found, inputs), 1e-6)
+
+
+def test_a_layer_with_the_batch_first_is_the_same_one_turned() -> None:
+    found, inputs = recurrent("LSTM", layout=1)
+    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 1e-6)
+
+
+def test_a_thousand_steps_are_as_many_functions_as_five() -> None:
+    def functions(steps: int) -> int:
+        inputs = {"x": floats(steps, 1, 7)}
+        constants = {"w": floats(1, 64, 7), "r": floats(1, 64, 16)}
+        node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=16)
+        found = importer.to_relax(model([node], inputs, ["y"], constants), "net")
+        return len(build.plan(found, TaskKernels(target, {}), target).functions)
+
+    target = tvm.target.Target(TARGET)
+    assert functions(1000) == functions(5)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"clip": 1.0}, {"activations": ["Elu", "Tanh", "Tanh"]}], ids=str
+)
+def test_an_attribute_that_nothing_here_has_is_refused_with_the_node(
+    attributes: dict[str, Any],
+) -> None:
+    found, _ = recurrent("LSTM", **attributes)
+    found.graph.node[0].name = "layer/7"
+    with pytest.raises(
+        BadInput, match=r"net cannot be imported: the operator LSTM \(layer/7\): .* not supported\."
+    ):
+        importer.to_relax(found, "net")
+
+
+def test_lengths_of_sequences_that_are_an_input_are_asked_for() -> None:
+    found, inputs = recurrent("GRU", lengths=[2, 5], trained="inputs")
+    assert "lengths" in inputs
+    with pytest.raises(BadInput, match=r"GRU \(.*: sequence_lens\)") as refused:
+        importer.to_relax(found, "net")
+    assert refused.value.hint.endswith("--value lengths=N,N")
+
+
+def node(operator: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return helper.make_node(operator, inputs.split(), output.split(), **attributes)
+
+
+def whole(low: int, high: int, kind: Any, *shape: int) -> Any:
+    return RANDOM.integers(low, high, shape).astype(kind)
+
+
+X = {"x": floats(1, 8, 9, 9)}
+SCALES = {"xs": np.float32(0.01), "xz": np.uint8(120), "ys": np.float32(0.02), "yz": np.uint8(3)}
+CONV = {
+    "w": whole(-127, 128, np.int8, 16, 8, 3, 3),
+    "ws": RANDOM.uniform(0.001, 0.01, 16).astype(np.float32),
+    "wz": np.zeros(16, np.int8),
+    "b": whole(-500, 500, np.int32, 16),
+}
+PRODUCT = {"w": whole(-127, 128, np.int8, 60, 24), "wz": whole(-9, 9, np.int8, 24)}
+BYTES = {"x": whole(0, 256, np.uint8, 7, 60)}
+
+
+def in_floats() -> tuple[Any, dict[str, Any]]:
+    """A convolution as quantisers write it: between DequantizeLinear and QuantizeLinear."""
+    nodes = [
+        node("QuantizeLinear", "x xs xz", "xq"),
+        node("DequantizeLinear", "xq xs xz", "xd"),
+        node("DequantizeLinear", "w ws wz", "wd", axis=0),
+        node("DequantizeLinear", "b bs", "bd", axis=0),
+        node("Conv", "xd wd bd", "y", pads=[1] * 4),
+        node("QuantizeLinear", "y ys yz", "yq"),
+        node("DequantizeLinear", "yq ys yz", "out"),
+    ]
+    return model(nodes, X, ["yq", "out"], {**SCALES, **CONV, "bs": CONV["ws"] * SCALES["xs"]}), X
+
+
+def linear_convolution() -> tuple[Any, dict[str, Any]]:
+    nodes = [
+        node("QuantizeLinear", "x xs xz", "xq"),
+        node("QLinearConv", "xq xs xz w ws wz ys yz b", "y", pads=[1] * 4),
+    ]
+    return model(nodes, X, ["y"], {**SCALES, **CONV}), X
+
+
+def whole_convolution() -> tuple[Any, dict[str, Any]]:
+    inputs = {"x": whole(0, 256, np.uint8, 1, 8, 9, 9)}
+    nodes = [node("ConvInteger", "x w xz", "y", pads=[1] * 4), node("Cast", "y", "f", to=FLOAT)]
+    return model(nodes, inputs, ["y", "f"], {"w": CONV["w"], "xz": np.uint8(7)}), inputs
+
+
+def dynamic() -> tuple[Any, dict[str, Any]]:
+    inputs = {"x": floats(3, 5, 60)}
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "xq xs xz"),
+        node("MatMulInteger", "xq w xz wz", "y"),
+        node("Cast", "y", "f", to=FLOAT),
+        node("Mul", "f xs", "out"),
+    ]
+    return model(nodes, inputs, ["xq", "xs", "xz", "y", "out"], PRODUCT), inputs
+
+
+def linear_product() -> tuple[Any, dict[str, Any]]:
+    constants = {
+        **SCALES,
+        "w": PRODUCT["w"],
+        "ws": np.float32(0.01),
+        "wz": np.int8(3),
+        "ys": np.float32(0.3),
+    }
+    return model(
+        [node("QLinearMatMul", "x xs xz w ws wz ys yz", "y")], BYTES, ["y"], constants
+    ), BYTES
+
+
+def by_axis() -> tuple[Any, dict[str, Any]]:
+    """Quarters times scales of halves and more: many lie in the middle between two whole
+    numbers."""
+    inputs = {"x": (np.arange(-18, 18).reshape(4, 9) / 4).astype(np.float32)}
+    constants = {"s": np.array([0.5, 0.25, 1.0] * 3, np.float32), "z": whole(-9, 9, np.int8, 9)}
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")]
+    return model(nodes, inputs, ["q", "y"], constants), inputs
+
+
+@pytest.mark.parametrize(
+    "made",
+    [in_floats, linear_convolution, whole_convolution, dynamic, linear_product, by_axis],
+    ids=lambda f: f.__name__,
+)
+def test_quantised_operators_are_those_of_onnx_to_the_last_bit(made: Any) -> None:
+    found, inputs = made()
+    # ONNX's has no scale per channel
+    expected = of_onnxruntime(found, inputs) if made is linear_convolution else None
+    same(answers(found, inputs), expected or onnx_reference.run(found, inputs), 2e-6)
+
+
+def test_values_that_are_all_zero_are_quantised_to_zero() -> None:
+    found, inputs = dynamic()
+    assert all(not value.any() for value in answers(found, {"x": np.zeros_like(inputs["x"])}))
+
+
+def test_a_quantised_convolution_has_the_kernel_of_any_other() -> None:
+    target = tvm.target.Target(TARGET)
+    for made in (in_floats, linear_convolution, whole_convolution):
+        planned = build.plan(importer.to_relax(made()[0], "net"), TaskKernels(target, {}), target)
+        assert [task.core is not None for task, _ in planned.tasks()].count(True) == 1, made
+
+
+def branch(name: str, *nodes: Any) -> Any:
+    return helper.make_graph(
+        list(nodes), name, [], [helper.make_tensor_value_info("t", FLOAT, None)]
+    )
+
+
+def decided(condition: list[Any], constants: dict[str, Any], inner: Any = None) -> Any:
+    """A branch whose sides have the same names inside, and read what is around them."""
+    then = branch("then", inner or node("Relu", "x", "u"), node("Add", "u x", "t"))
+    other = branch("else", node("Neg", "x", "u"), node("Identity", "u", "t"))
+    nodes = [
+        *condition,
+        node("If", "go", "y", name="choose", then_branch=then, else_branch=other),
+        node("Neg", "y", "z"),
+    ]
+    return model(nodes, {"x": floats(4, 9)}, ["z"], constants)
+
+
+BY_SHAPE = [node("Shape", "x", "s"), node("Gather", "s one", "n"), node("Equal", "n size", "go")]
+
+
+@pytest.mark.parametrize("size", [9, 8])
+def test_a_branch_that_the_shapes_decide_is_written_out(size: int) -> None:
+    found = decided(BY_SHAPE, {"one": np.int64(1), "size": np.int64(size)})
+    inputs = {"x": floats(4, 9)}
+    assert not any(each.op_type == "If" for each in fold(found).graph.node)
+    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 0.0)
+
+
+def test_shapes_that_depend_on_those_of_many_layers_before_are_found() -> None:
+    nodes, value = [], "x"
+    for layer in range(40):
+        nodes += [
+            node("Shape", value, f"shape{layer}"),
+            node("Gather", f"shape{layer} one", f"size{layer}"),
+            node("Div", f"size{layer} whole", f"end{layer}"),
+            node("Slice", f"{value} zero end{layer} one", f"y{layer}"),
+        ]
+        value = f"y{layer}"
+    constants = {"one": np.array([1]), "zero": np.array([0]), "whole": np.array([1])}
+    found = fold(model(nodes, {"x": floats(4, 9)}, [value], constants))
+    assert {each.op_type for each in found.graph.node} == {"Slice"}
+
+
+def test_a_branch_in_a_branch_is_written_out_too() -> None:
+    inside = branch("inside", node("Mul", "x x", "t"))
+    inner = helper.make_node("If", ["go"], ["u"], then_branch=inside, else_branch=inside)
+    found = decided(BY_SHAPE, {"one": np.int64(1), "size": np.int64(9)}, inner)
+    inputs = {"x": floats(4, 9)}
+    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 1e-6)
+
+
+def test_a_branch_that_the_input_decides_is_refused_by_its_name() -> None:
+    condition = [node("ReduceMax", "x", "m", keepdims=0), node("Less", "m one", "go")]
+    with pytest.raises(
+        BadInput, match=r"need values which depend on the model's input: If \(choose: cond\)\."
+    ):
+        importer.to_relax(decided(condition, {"one": np.float32(1.0)}), "net")
+
+
+def looped(trips: int, going: str = "c") -> tuple[Any, dict[str, Any]]:
+    """A loop with its number, a state, a value of each turn, and a condition that is `going`."""
+    inputs = {"x": floats(4, 9)}
+    values = [("n", TensorProto.INT64, []), ("c", TensorProto.BOOL, []), ("a", FLOAT, None)]
+    nodes = [
+        node("Cast", "n", "nf", to=FLOAT),
+        node("Add", "a nf", "sum"),
+        node("Mul", "sum x", "a2"),
+        node("ReduceSum", "a2", "turn", keepdims=0),
+        node("Less", "turn turn", "never"),
+        node("Identity", going, "c2"),
+    ]
+    outputs = [("c2", TensorProto.BOOL), ("a2", FLOAT), ("turn", FLOAT)]
+    body = helper.make_graph(
+        nodes,
+        "body",
+        [helper.make_tensor_value_info(*value) for value in values],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs],
+    )
+    whole_loop = [
+        helper.make_node("Loop", ["trips", "yes", "x"], ["y", "turns"], name="around", body=body)
+    ]
+    return model(
+        whole_loop, inputs, ["y", "turns"], {"trips": np.int64(trips), "yes": np.bool_(True)}
+    ), inputs
+
+
+def test_a_loop_whose_turns_are_known_is_written_out() -> None:
+    found, inputs = looped(3)  # of a turn's single value ONNX's reference makes a row
+    same(answers(found, inputs), of_onnxruntime(found, inputs), 1e-5)
+
+
+def test_a_loop_that_the_input_may_end_is_refused_by_its_name() -> None:
+    with pytest.raises(BadInput, match=r"Loop \(1: around, which depends on the input\)"):
+        importer.to_relax(looped(3, "never")[0], "net")
+
+
+def test_an_operator_that_is_a_function_of_others_is_written_out() -> None:
+    net = Net((4, 9))
+    found, inputs = net.model(net.add("Celu", "x", alpha=2.0)), {"x": floats(4, 9)}
+    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 1e-6)
+
+
+def test_functions_that_the_importer_writes_out_are_kept() -> None:
+    net = Net((4, 9))
+    found, inputs = net.model(net.add("CumSum", "x", net.whole(1))), {"x": floats(4, 9)}
+    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 1e-5)
+
+
+def test_a_slice_of_an_old_model_has_its_limits_as_attributes() -> None:
+    inputs = {"x": floats(4, 9)}
+    found = model(
+        [node("Slice", "x", "y", starts=[1], ends=[7], axes=[1])], inputs, ["y"], {}, opset=9
+    )
+    same(answers(found, inputs), [inputs["x"][:, 1:7]], 0.0)
+
+
+def test_an_error_inside_of_tvm_is_told_by_the_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("Check failed: (data_ty != nullptr) is false: Reshape expects a Tensor")
+
+    monkeypatch.setattr("tvm.relax.op.nn.relu", fail)
+    net = Net((4, 9))
+    found = net.model(net.relu("x"))
+    found.graph.node[0].name = "act"
+    with pytest.raises(BadInput) as refused:
+        importer.to_relax(found, "net")
+    assert str(refused.value) == (
+        "net cannot be imported: the operator Relu (act): TVM's importer cannot deal with it."
+    )
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_a_convolution_along_one_axis_has_a_kernel(operator: str) -> None:
+    net, inputs = Net((2, 6, 20)), {"x": floats(2, 6, 20)}
+    shape = (10, 3, 4) if operator == "Conv" else (6, 5, 4)
+    attributes = {"strides": [2], "pads": [1, 1], "dilations": [2], "group": 2, "kernel_shape": [4]}
+    y = net.add(operator, "x", net.constant(floats(*shape)), net.constant(floats(10)), **attributes)
+    found, target = net.model(y), tvm.target.Target(TARGET)
+    same(answers(found, inputs), onnx_reference.run(found, inputs), 1e-5)
+    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
+    assert any(task.core is not None for task, _ in planned.tasks())
+
+
+def test_constants_without_values_come_through_a_library(tmp_path: Path) -> None:
+    net, inputs = Net((1, 3, 5)), {"x": floats(1, 3, 5)}
+    nothing = net.constant(np.zeros((1, 0, 5)))
+    found = net.model(net.add("Concat", net.relu("x"), nothing, axis=1))
+    target = tvm.target.Target(TARGET)
+    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
+    compile_to(planned, TARGET, tmp_path / "net.so")
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "net.so")), tvm.cpu())
+    same(
+        [machine["main"](tvm.runtime.tensor(inputs["x"])).numpy()],
+        [np.maximum(inputs["x"], 0)],
+        0.0,
+    )
+
+
+def test_the_operators_that_a_service_takes_are_those_that_the_importer_may_know() -> None:
+    by_others = {
+        schema.name
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if not schema.domain and (schema.has_function or schema.has_context_dependent_function)
+    }
+    known = {*onnx_frontend._get_convert_map(), *converters.OWN, "Constant", *OPERATORS}
+    assert known | by_others | own_functions.OPERATORS == onnx_files.OPERATORS

@@ -1,0 +1,158 @@
+"""Models: import them, list them, show their tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuna.api.services import artifacts_of_models
+from tuna.configs import Workload
+from tuna.db import configs
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.errors import BadInput
+from tuna_models import choice, files, store
+from tuna_models.child_answers import ReadModel, WeightFiles
+from tuna_models.choice import Winner
+from tuna_models.manifest import Manifest
+from tuna_models.process import ModelProcess
+from tuna_models.source import MODEL_ENDINGS
+from tuna_models.store import StoredModel
+from tuna_models.work import environment_of
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """An import: the model, and how many of its tasks are new."""
+
+    model: StoredModel
+    added: int
+
+
+@dataclass(frozen=True)
+class ModelTask:
+    """A task of a model, and what is known of it."""
+
+    label: str
+    key: str
+    count: int
+    core: bool
+    models: int  #: other imports that have it
+    winner: Winner | None
+
+
+def import_model(
+    name: str,
+    path: Path,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+    session_id: int | None = None,
+) -> ImportedModel:
+    """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
+    with their counts.
+
+    They are those for the target of the session's environment, by default of this machine's.
+    `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
+    one value for the name of an open extent. Inputs with `values`, in the order of memory, become
+    constants. Weights in files of their own are taken from the
+    model's folder. Raises BadInput for a file that cannot be imported, with all the operators and
+    open extents that are in the way; LibraryMissing without TVM or onnx.
+    """
+    data = _read(path)
+    target = environment_of(session_id).target
+    engine = open_database()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ModelProcess(target, path.name, writable=(Path(folder),)) as process,
+    ):
+        text, copy = Path(folder) / "module.py", Path(folder) / "model" / path.name
+        files.lay_out(copy, data, {})
+        places = process.call(WeightFiles, "locations", path=str(copy)).locations
+        beside = {place: files.read_beside(path, place) for place in places}
+        files.lay_out(copy, data, beside)
+        fixed = {key: list(value) for key, value in (values or {}).items()}
+        found = process.call(
+            ReadModel,
+            "inspect",
+            path=str(copy),
+            target=target,
+            shapes={key: list(value) for key, value in (shapes or {}).items()},
+            values=fixed,
+            batch=batch,
+            text=str(text),
+        )
+        artifacts = artifacts_of_models()
+        manifest = Manifest(
+            file=artifacts.put(data),
+            data={place: artifacts.put(weights) for place, weights in beside.items()},
+            size_bytes=len(data) + sum(map(len, beside.values())),
+            opset=found.opset,
+            shapes={value.name: value.shape for value in found.inputs},
+            values=fixed,
+            target=target,
+            tvm=found.tvm,
+            inputs=found.inputs,
+            tasks=found.tasks,
+            text=artifacts.put(text.read_bytes()),
+        )
+    bodies = {digest: body.encode() for digest, body in found.bodies.items()}
+    assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
+    with writing(engine) as connection:
+        stored = store.save(connection, name, manifest, bodies)
+    return ImportedModel(store.StoredModel(name, manifest), stored.added)
+
+
+def list_models() -> list[StoredModel]:
+    """Every import, the latest first."""
+    with reading(open_database()) as connection:
+        return store.list_all(connection)
+
+
+def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
+    """The latest import under a name with its tasks; raises NotFound."""
+    with reading(open_database()) as connection:
+        model = store.find(connection, name)
+        winners, shared = (
+            choice.winners(connection, model.manifest, choice.ResultScope()),
+            store.counts(connection, model),
+        )
+    tasks = []
+    for entry in model.manifest.tasks:
+        task = entry.task
+        winner = winners.get(task.key)
+        tasks.append(
+            ModelTask(
+                task.label,
+                task.key,
+                entry.count,
+                task.core is not None,
+                shared.get(task.key, 0),
+                winner,
+            )
+        )
+    return model, tasks
+
+
+def model_workloads(name: str) -> list[Workload]:
+    """The tasks of the latest import under a name, with the texts of those without a core; raises
+    NotFound."""
+    with reading(open_database()) as connection:
+        model = store.find(connection, name)
+        return [
+            Workload(task, configs.body(connection, task.body) if task.body else None)
+            for task in (entry.task for entry in model.manifest.tasks)
+        ]
+
+
+def _read(path: Path) -> bytes:
+    if path.suffix not in MODEL_ENDINGS:
+        raise BadInput(
+            f"{path.name} is no model that can be imported.",
+            hint="*.onnx, or *.pt2 as torch.export.save writes it",
+        )
+    return files.read(path)

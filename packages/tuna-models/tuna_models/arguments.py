@@ -1,0 +1,258 @@
+"""Arguments of a model as `NAME=SHAPE:TYPE`, and values of open extents, of a built model and of
+one that is imported. Imports no TVM."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.errors import BadInput
+
+#: The type of an argument that is a shape itself, not a tensor.
+SHAPE = "shape"
+#: Characters of what a benchmark says is wrong with an output, at most.
+FAULT_CHARS = 300
+#: Types of tensors, by NumPy's names.
+TYPES = (
+    *("float16", "float32", "float64", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+_NAME = re.compile(r"[A-Za-z_][\w/:-]*(?:\.\d{1,4}){0,16}")
+_OPEN = re.compile(r"[A-Za-z_]\w*")
+_MOST_EXTENTS = 16
+#: Points of a sweep.
+_MOST_POINTS = 1000
+#: Most nodes of an operator that a message names.
+_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor or shape that a model takes: an argument, or a part of one that is a tuple."""
+
+    name: str  #: Name of the model's parameter
+    place: tuple[int, ...]  #: Places in tuples, the outermost first; empty: the argument itself
+    extents: tuple[int | str, ...]  #: a text is the name of an open extent
+    type: str
+    bounds: tuple[int, int] | None = None  #: smallest and largest value to draw; None: any
+    label: str = ""  #: its name in a file of inputs, where the model's parameter has another
+
+    def __str__(self) -> str:
+        name = ".".join((self.name, *map(str, self.place)))
+        return f"{name}={','.join(map(str, self.extents))}:{self.type}"
+
+    def shape(self, values: Mapping[str, int]) -> list[int]:
+        """The extents with these values of the open ones."""
+        return [values[extent] if isinstance(extent, str) else extent for extent in self.extents]
+
+
+def parse(text: str) -> Argument:
+    """Parse `x=1,3,224,224:float32`, `x=n,128:int64` or `s=n,4:shape`; raises BadInput.
+
+    `p.0=2,3:float32` is the first part of the tuple p.
+    """
+    left, mark, kind = text.rpartition(":")
+    name, equals, extents = left.partition("=")
+    if not mark or not equals or not _NAME.fullmatch(name):
+        raise BadInput(
+            f"{text!r} is not of the form NAME=SHAPE:TYPE, such as x=1,3,224,224:float32."
+        )
+    if kind not in (*TYPES, SHAPE):
+        raise BadInput(
+            f"The input {name} has the unknown type {kind!r}.",
+            hint=f"types: {', '.join((*TYPES, SHAPE))}",
+        )
+    first, *numbers = name.split(".")
+    return Argument(first, tuple(map(int, numbers)), tuple(_extents(name, extents)), kind)
+
+
+def _extents(name: str, text: str) -> Iterator[int | str]:
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if len(words) > _MOST_EXTENTS:
+        raise BadInput(f"The input {name} has more than {_MOST_EXTENTS} extents.")
+    for word in words:
+        if word.isdecimal() and len(word) < 16:
+            yield int(word)
+        elif _OPEN.fullmatch(word):
+            yield word
+        else:
+            raise BadInput(
+                f"The input {name} has the extent {word!r}; it is a number, or the name of an open"
+                " extent."
+            )
+
+
+def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str, int]]:
+    """Return every combination of values in texts such as `n=1,4,8`; without texts an empty one.
+
+    Texts for the same extent add up.
+
+    Raises BadInput for an open extent without values, and for values of an extent that no argument
+    has.
+    """
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        name, mark, numbers = text.partition("=")
+        words = numbers.split(",")
+        if not mark or not all(
+            re.fullmatch("[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words
+        ):
+            raise BadInput(f"{text!r} is not of the form n=1,4,8.")
+        found.setdefault(name, []).extend(map(int, words))
+    named = {
+        extent for argument in arguments for extent in argument.extents if isinstance(extent, str)
+    }
+    if missing := sorted(named - found.keys()):
+        raise BadInput(
+            f"The extent {missing[0]} has no value.", hint=f"give it some: --shape {missing[0]}=1,8"
+        )
+    if unused := sorted(found.keys() - named):
+        raise BadInput(
+            f"No input has the open extent {unused[0]}.",
+            hint=f"open extents: {', '.join(named) or 'none'}",
+        )
+    count = math.prod(map(len, found.values()))
+    if count > _MOST_POINTS:
+        raise BadInput(
+            f"These are {count} combinations; at most {_MOST_POINTS} can be timed at once."
+        )
+    return [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
+
+
+def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, Any]:
+    """Return `[type, shape, bounds, label]` by parameter, or a list of such in `{"tuple": [...]}`.
+
+    Raises BadInput for a gap in a tuple.
+    """
+    by_name: dict[str, list[Argument]] = {}
+    for argument in arguments:
+        by_name.setdefault(argument.name, []).append(argument)
+    return {name: _node(name, parts, 0, values) for name, parts in by_name.items()}
+
+
+def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str, int]) -> Any:
+    if len(parts) == 1 and len(parts[0].place) == depth:
+        return [parts[0].type, parts[0].shape(values), parts[0].bounds, parts[0].label or name]
+    numbers = sorted({part.place[depth] for part in parts if len(part.place) > depth})
+    if len(parts) != sum(len(part.place) > depth for part in parts) or numbers != list(
+        range(len(numbers))
+    ):
+        raise BadInput(
+            f"The input {name} is not one tensor, nor a tuple with all of its parts {name}.0,"
+            f" {name}.1 ...."
+        )
+    inner = [[part for part in parts if part.place[depth] == number] for number in numbers]
+    return {
+        "tuple": [
+            _node(f"{name}.{number}", found, depth + 1, values)
+            for number, found in enumerate(inner)
+        ]
+    }
+
+
+def chosen_extents(
+    name: str,
+    given: Mapping[str, Sequence[int | str]],
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None,
+    *,
+    fixed: bool,
+) -> tuple[dict[str, int], dict[str, list[int | str]]]:
+    """Return the values of open extents by their names, and the shapes of all inputs with them.
+
+    `given` are shapes with a name, or ? for one without, for each open extent; `shapes` the wanted
+    ones, and values for names of extents; `batch` is the first extent of other inputs. With `fixed`
+    no other extent can be chosen. Raises BadInput.
+    """
+    named = {one for extents in given.values() for one in extents if isinstance(one, str)} - {"?"}
+    sizes = {
+        extent: values[0]
+        for extent, values in shapes.items()
+        if extent in named and len(values) == 1
+    }
+    if unknown := sorted(set(shapes) - set(given) - set(sizes)):
+        there = f"inputs: {', '.join(given)}" + (
+            f"; open extents: {', '.join(sorted(named))}" if named else ""
+        )
+        raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=there)
+    chosen: dict[str, list[int | str]] = {}
+    for one, extents in given.items():
+        wanted = shapes.get(one) if one not in sizes else None
+        if wanted is not None and len(wanted) != len(extents):
+            raise BadInput(f"The input {one} has {len(extents)} dimensions, not {len(wanted)}.")
+        if wanted is None:
+            wanted = [batch] if batch is not None and extents else []
+        for extent, value in zip(extents, wanted, strict=False):
+            if fixed and isinstance(extent, int) and extent != value:
+                raise BadInput(
+                    f"The input {one} was exported with an extent of {extent}, not {value}.",
+                    hint="export it again: torch.export.export(model, inputs, dynamic_shapes=...)",
+                )
+            if isinstance(extent, str) and extent != "?":
+                said = sizes.setdefault(extent, value)
+                if said != value:
+                    raise BadInput(
+                        f"The input {one} has the extent {extent}, which is {said}, not {value}."
+                    )
+        chosen[one] = [*wanted, *extents[len(wanted) :]]
+    return sizes, {
+        one: [
+            sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents
+        ]
+        for one, extents in chosen.items()
+    }
+
+
+def refuse_obstacles(
+    name: str,
+    operators: Mapping[str, Sequence[str]],
+    shapes: Mapping[str, Sequence[int | str]],
+) -> None:
+    """Raise BadInput with all obstacles to the import of a model in one message, if there are any.
+
+    `operators` are unsupported ones with the names of their nodes; `shapes` are those of inputs
+    with the names of the extents that are still open, or ? for one without a name.
+    """
+    parts, hints = [], []
+    if operators:
+        listed = ", ".join(
+            f"{operator} ({_nodes(nodes)})" for operator, nodes in sorted(operators.items())
+        )
+        parts.append(f"operators that cannot be imported: {listed}")
+    still_open = {
+        given: extents
+        for given, extents in shapes.items()
+        if any(isinstance(extent, str) for extent in extents)
+    }
+    if still_open:
+        shown = (f"{given}={','.join(map(str, extents))}" for given, extents in still_open.items())
+        parts.append(
+            "open extents in the shape of its"
+            f" input{'s' if len(still_open) > 1 else ''} {' and '.join(shown)}"
+        )
+        named = dict.fromkeys(
+            extent
+            for extents in still_open.values()
+            for extent in extents
+            if isinstance(extent, str)
+        )
+        hints += [f"--shape {shlex.quote(f'{extent}=N')}" for extent in named if extent != "?"]
+        for given, extents in still_open.items():
+            if "?" in extents:
+                wanted = ",".join("N" if one == "?" else str(one) for one in extents)
+                hints.append(f"--shape {shlex.quote(f'{given}={wanted}')}")
+    hint = f"give them: {' '.join(hints)}" if hints else ""
+    if any(isinstance(extents[0], str) for extents in still_open.values()):
+        hint += "; --batch N is the first of every input"
+    if parts:
+        raise BadInput(f"{name} has {'; and '.join(parts)}.", hint=hint)
+
+
+def _nodes(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return f"{len(names)}: {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''}"

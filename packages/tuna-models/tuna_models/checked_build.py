@@ -1,0 +1,321 @@
+"""The build of a model: planned in a child, compiled, checked and timed by a job, and linked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tuna.api.services import artifacts_of_models
+from tuna.configs import ConvConfig
+from tuna.configs.model import TOLERANCE
+from tuna.errors import NotFound, TunaError
+from tuna.sandbox.cores import available_cpus, some_cpus
+from tuna.settings import get_settings
+from tuna_models import files
+from tuna_models.checks import REFERENCE, RIVAL, Checked, Checks, disagreement, judge
+from tuna_models.child_answers import (
+    ChildAnswer,
+    Contenders,
+    LargestError,
+    ModelFile,
+    Plan,
+    WrittenAnswers,
+)
+from tuna_models.files import BuildCache, key_of
+from tuna_models.manifest import Class, Manifest
+from tuna_models.process import ModelProcess
+from tuna_models.store import StoredModel
+from tuna_models.whole_job import MeasuredModel, compiled_functions, measure
+from tuna_models.work import ModelWork
+
+#: Candidate kernels of a task, the best first: solver, params, and whether of a similar task.
+Records = Mapping[str, Sequence[tuple[str, str, bool]]]
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Verdict(_Facts):
+    """A measured model whose answer is right."""
+
+    measured: MeasuredModel
+    errors: dict[str, float]  #: Largest error, by the reference or runtime it is against
+    remark: str  #: What was wrong with the reference; empty where nothing was
+    rule: str  #: How it was compared, in one line
+    tolerance: float  #: Largest error that the rule allows
+    quantised: int  #: Number of quantised tensors
+    report: str  #: Numbers of whole numbers that differ within their rules
+
+
+class ComparedTask(_Facts):
+    """A task of which several kernels were timed inside the model."""
+
+    times_ms: tuple[float, ...]  #: Time of each kernel, all its calls together
+    chosen: int | None  #: The fastest, by its place among the records; None: the predicted kernel
+
+
+class BuildFacts(_Facts):
+    """Facts about a build, as the cache keeps it beside the library."""
+
+    plan: Plan
+    verdict: Verdict
+    compared: dict[str, ComparedTask]  #: By task key
+    contenders: Contenders
+    made_at: str  #: Time of the build in ISO format
+    cached: bool = False  #: It was made before
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Largest errors, against the reference first, then against other runtimes."""
+        return self.verdict.errors | self.contenders.errors
+
+    @property
+    def remark(self) -> str:
+        """A fault of the reference, or runtimes that differ from the model; empty if neither."""
+        tolerance, errors = self.verdict.tolerance, self.contenders.errors
+        apart = {name: error for name, error in errors.items() if error > tolerance}
+        if self.verdict.remark or not apart:
+            return self.verdict.remark
+        return disagreement(apart, quantised=bool(self.verdict.quantised))
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build that is wanted."""
+
+    work: ModelWork
+    model: StoredModel
+    manifest: Manifest  #: That of the model, for the target of the work
+    records: Records
+    winograd: bool
+    compare: bool
+    checks: Checks
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """All that the build depends on, but for Tuna's own code."""
+        return {
+            "model": self.manifest.digest,
+            "environment": self.work.environment.machine_key,
+            "records": self.records,
+            "winograd": self.winograd,
+            "compare": self.compare,
+            "checks": self.checks.key,
+        }
+
+    def run(self, library: Path) -> BuildFacts:
+        """Write the built model to `library`, in a temporary folder: planned, checked and timed
+        with the kernels that were the fastest inside it, or taken from the cache of all builds.
+
+        Raises BadInput for a wrong answer.
+        """
+        cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(self.request)
+        kept = cache.find(key, library)
+        if kept is not None:
+            return BuildFacts.model_validate({**kept, "cached": True})
+        model_file = _lay_out(self.model, library.parent / "model")
+        readable = [path.resolve() for path in [self.checks.recorded] if path is not None]
+        with ModelProcess(
+            self.manifest.target, self.model.name, writable=(library.parent,), readable=readable
+        ) as process:
+            # the answers before anything is built, for inputs may be refused
+            draft = _Draft(self, process, model_file)
+            plan = draft.plan(self.records, compare=self.compare)
+            verdict = draft.judged(plan)
+            compared = {
+                task: _fastest(places, verdict.measured.parts_ms)
+                for task, places in plan.places.items()
+            }
+            chosen = {task: one.chosen for task, one in compared.items()}
+            if any(place != 0 for place in chosen.values()) or (compared and self.checks.untuned):
+                refused = plan.refused_records
+                plan = draft.plan(_with_chosen(self.records, chosen), compare=False)
+                plan = plan.model_copy(update={"refused_records": plan.refused_records | refused})
+                verdict = draft.judged(plan)
+            draft.link(verdict.measured.functions, library)
+        # compared tasks were measured, even where the predicted kernel was the fastest
+        exact = dict.fromkeys(compared, Class.EXACT)
+        contenders = Contenders()
+        if self.checks.rivals and self.work.runs_here:
+            contenders = self._timed_in_turn(draft, library)
+        facts = BuildFacts(
+            plan=plan.model_copy(update={"classes": plan.classes | exact}),
+            verdict=verdict,
+            compared=compared,
+            contenders=contenders,
+            made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+        # a full disk: the next build takes as long as this one
+        with contextlib.suppress(TunaError, OSError):
+            cache.keep(key, library, facts.model_dump())
+        return facts
+
+    def _timed_in_turn(self, draft: _Draft, library: Path) -> Contenders:
+        """Time the library in turn with other runtimes on this machine."""
+        cores, recorded = self.manifest.cores, self.checks.recorded
+        # Several threads are timed by the wall clock: each gets a core.
+        cpus = some_cpus(min(cores, len(available_cpus()))) if cores > 1 else None
+        readable = [library.parent, *([recorded.resolve()] if recorded else ())]
+        # Another child: it has only what a user's program has.
+        with ModelProcess(
+            self.manifest.target, self.model.name, readable=readable, cpus=cpus
+        ) as process:
+            return process.call(
+                Contenders,
+                "compare",
+                model=draft.model,
+                library=str(library),
+                given=draft.given,
+                threads=process.threads,
+            )
+
+
+class _Draft:
+    """A build in work, with the child that plans and links it, and the right answers."""
+
+    def __init__(self, build: Build, process: ModelProcess, model_file: Path) -> None:
+        """Write the reference's answers into the folder of the build, above that of the model's
+        file; raises BadInput for inputs that do not fit."""
+        manifest, checks = build.manifest, build.checks
+        self._build, self._process, self._folder = build, process, model_file.parents[1]
+        file = ModelFile(path=str(model_file), shapes=manifest.shapes, values=manifest.values)
+        self.model = file.model_dump()
+        self.given = {
+            "inputs": [value.model_dump(mode="json") for value in manifest.inputs],
+            "seed": checks.seed,
+            "recorded": str(checks.recorded.resolve()) if checks.recorded else "",
+        }
+        self._rules: dict[str, WrittenAnswers] = {}
+        self._tolerance = TOLERANCE
+        self._unanswered = self._written(REFERENCE, "")
+
+    def plan(self, records: Records, *, compare: bool) -> Plan:
+        """Plan the model with the best of the records; with `compare` others are timed too."""
+        return self._process.call(
+            Plan,
+            "plan",
+            model=self.model,
+            target=self._build.manifest.target,
+            records=records,
+            winograd=self._build.winograd,
+            compare=compare,
+            untuned=self._build.checks.untuned,
+            folder=str(self._folder),
+        )
+
+    def judged(self, plan: Plan) -> Verdict:
+        """Have the planned model measured by a job, and compare its answer.
+
+        Where there is no reference, or it differs, onnxruntime is asked. Raises BadInput for a
+        wrong answer.
+        """
+        build, results, doubts = self._build, dict[str, MeasuredModel](), dict[str, float]()
+        job = build.work, build.model, self._folder
+        if not self._unanswered:
+            results[REFERENCE] = measure(*job, self._answers(REFERENCE), plan.operations)
+        agrees = REFERENCE in results and results[REFERENCE].right
+        if not agrees and not self._written(RIVAL, RIVAL):
+            results[RIVAL] = measure(*job, self._answers(RIVAL), plan.operations)
+            if REFERENCE in results:
+                apart = self._apart(RIVAL, REFERENCE)
+                doubts = {RIVAL: apart} if apart > self._tolerance else {}
+        recorded = build.checks.recorded is not None
+        checked = Checked(
+            {name: "" if result.right else result.fault for name, result in results.items()},
+            doubts,
+            self._unanswered,
+            recorded,
+            winograd=build.winograd and _has_winograd(build.manifest),
+        )
+        remark = judge(build.manifest.opset, checked)
+        errors = {name: _error(result) for name, result in results.items()}
+        if recorded and REFERENCE in errors:
+            errors = {"reference on recorded inputs": errors.pop(REFERENCE), **errors}
+        right = next(name for name, result in results.items() if result.right)
+        rule = self._rules[right]
+        return Verdict(
+            measured=results[right],
+            errors=errors,
+            remark=remark,
+            rule=rule.rule,
+            tolerance=rule.tolerance,
+            quantised=rule.quantised,
+            report=results[right].report,
+        )
+
+    def link(self, functions: str, library: Path) -> None:
+        """Link the planned model and its compiled functions, which are given by their SHA-256."""
+        built = compiled_functions(functions, self._folder / "functions.zip")
+        self._process.call(
+            ChildAnswer,
+            "link",
+            folder=str(self._folder),
+            functions=str(built),
+            target=self._build.manifest.target,
+            output=str(library),
+        )
+
+    def _answers(self, name: str) -> Path:
+        """A file for the answers of a runtime, or of the reference."""
+        return self._folder / f"{name}.npz"
+
+    def _written(self, name: str, by: str) -> str:
+        """Write the answers of the reference or of a runtime; returns why there are none."""
+        output = str(self._answers(name))
+        arguments = {"given": self.given, "by": by, "output": output}
+        answers = self._process.call(WrittenAnswers, "answer", model=self.model, **arguments)
+        if not answers.unanswered:
+            self._rules[name], self._tolerance = answers, answers.tolerance
+        return answers.unanswered
+
+    def _apart(self, name: str, expected: str) -> float:
+        """The largest error of the answers of a runtime against others."""
+        paths = {"found": str(self._answers(name)), "expected": str(self._answers(expected))}
+        return self._process.call(LargestError, "difference", **paths).error
+
+
+def _error(measured: MeasuredModel) -> float:
+    """The error of a measured model; infinite where the answer breaks another rule."""
+    return float("inf") if measured.error is None else measured.error
+
+
+def _has_winograd(manifest: Manifest) -> bool:
+    """Whether the model has convolutions of which Winograd's kernels are right to fewer digits."""
+    cores = (entry.task.core for entry in manifest.tasks)
+    return any(isinstance(core, ConvConfig) and core.fil_h == core.fil_w == 3 for core in cores)
+
+
+def _fastest(places: Mapping[str, int | None], parts_ms: Mapping[str, float]) -> ComparedTask:
+    """Compare the functions with the kernels of a task by their times inside the model."""
+    times_ms = {name: parts_ms[name] for name in places}
+    best = min(times_ms, key=lambda name: times_ms[name])
+    return ComparedTask(times_ms=tuple(times_ms.values()), chosen=places[best])
+
+
+def _with_chosen(records: Records, chosen: Mapping[str, int | None]) -> Records:
+    """The records, of the compared tasks the chosen one alone."""
+    found = {key: [each[chosen.get(key) or 0]] for key, each in records.items()}
+    return {key: each for key, each in found.items() if chosen.get(key, 0) is not None}
+
+
+def _lay_out(model: StoredModel, folder: Path) -> Path:
+    """Write the model's file into a folder, and its weights where it looks for them; returns the
+    file. Raises NotFound."""
+    kind = ".pt2" if model.manifest.of_torch else ".onnx"
+    path, artifacts = folder / f"{model.version[:12]}{kind}", artifacts_of_models()
+    try:
+        beside = {place: artifacts.get(digest) for place, digest in model.manifest.data.items()}
+        files.lay_out(path, artifacts.get(model.manifest.file), beside)
+    except KeyError:
+        raise NotFound(
+            f"The file of the model {model.name} is not in the artifact store any more.",
+            hint="import it again",
+        ) from None
+    return path

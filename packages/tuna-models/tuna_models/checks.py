@@ -1,0 +1,114 @@
+"""The check of a built model: contenders, inputs, and the verdict on its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuna.errors import BadInput
+
+#: Names of the right answers: by the reference, and by the runtime that is asked where there is no
+#: reference, or it differs.
+REFERENCE, RIVAL = "reference", "onnxruntime"
+#: How a file of numpy.savez begins: it is a zip archive.
+_NPZ = b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Contenders and inputs of the check of a built model; raises BadInput for a file that has no
+    recorded inputs."""
+
+    #: onnxruntime and PyTorch, where they are installed, if the device is this machine
+    rivals: bool = True
+    untuned: bool = False  #: what TVM makes of the model without tuning, which takes long
+    recorded: Path | None = None  #: an npz file with inputs by name, in the place of random ones
+    seed: int = 0  #: Seed of the random inputs
+
+    def __post_init__(self) -> None:
+        if self.recorded is not None:
+            check_recorded(self.recorded)
+
+    @property
+    def key(self) -> list[Any]:
+        """Return all that the answers of the checks depend on."""
+        recorded = (
+            "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
+        )
+        return [self.rivals, self.untuned, recorded, self.seed]
+
+
+def check_recorded(path: Path) -> Path:
+    """The path of a file of recorded inputs; raises BadInput for one of another form."""
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        if stream.read(len(_NPZ)) == _NPZ:
+            return path
+    raise BadInput(f"{path} is no file of NumPy arrays.", hint="write one with numpy.savez")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Outcomes of the comparisons of a built model."""
+
+    #: what is wrong by the reference, and by runtimes; empty where nothing is
+    faults: Mapping[str, str]
+    doubts: Mapping[str, float]  #: errors of runtimes against the reference, of those that differ
+    unanswered: str = ""  #: why the reference has no answer
+    recorded: bool = False  #: on inputs of a file
+    winograd: bool = False  #: its sums may be the reason
+
+
+def judge(opset: str, checked: Checked) -> str:
+    """Return a remark on the check of a model, empty where its answer is the reference's;
+    raises BadInput for a wrong one.
+
+    Where the reference cannot compute the model, the others' answers count. Where all of them agree
+    with the model and differ from the reference, it is that which is wrong. `opset` as in the
+    manifest.
+    """
+    reference = "PyTorch's own answer" if " " in opset else "ONNX's reference evaluator"
+    inputs = "on recorded inputs" if checked.recorded else "on random inputs"
+    others = {name: fault for name, fault in checked.faults.items() if name != REFERENCE}
+    names, verb = " and ".join(others), "agree" if len(others) > 1 else "agrees"
+    agree = bool(others) and not any(others.values())
+    hint = "it is a fault of Tuna or TVM"
+    if checked.winograd:
+        hint = f"build it without Winograd: --no-winograd; if that fails too, {hint}"
+    if checked.unanswered:
+        why = f"{reference} cannot compute the model ({checked.unanswered})"
+        if agree:
+            return f"{why}: it was compared with {names}, which {verb}"
+        if others:
+            faults = "; ".join(f"by {name} {fault}" for name, fault in others.items() if fault)
+            raise BadInput(f"The built model is wrong, {inputs}: {faults}; {why}.", hint=hint)
+        raise BadInput(
+            f"{why}, and no other runtime is here that can.",
+            hint="with onnxruntime installed its answer is compared: pip install onnxruntime",
+        )
+    fault = checked.faults[REFERENCE]
+    if not fault:
+        return ""
+    if agree and all(name in checked.doubts for name in others):
+        return (
+            f"{reference} is wrong here: by it {fault}, {inputs}; {names} {verb} with the model,"
+            f" and not with {reference}"
+        )
+    text = f"The built model is wrong by {reference}, {inputs}: {fault}"
+    for name, other in others.items():
+        apart = checked.doubts.get(name)
+        between = (
+            "which agrees with it" if apart is None else f"which differs from it by {apart:.2g}"
+        )
+        text += f"; by {name}, {between}, {other or 'the model is right'}"
+    raise BadInput(f"{text}.", hint=hint)
+
+
+def disagreement(apart: Mapping[str, float], quantised: bool) -> str:
+    """Say which runtimes differ from a model that agrees with the reference, and by how much."""
+    names = " and ".join(f"from {name} by {error:.2g}" for name, error in apart.items())
+    text = f"the built model, right by its reference, differs {names} of the largest value"
+    return f"{text}, as quantised models do from one runtime to the next" if quantised else text

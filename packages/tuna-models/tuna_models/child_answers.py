@@ -1,0 +1,92 @@
+"""Answers of the child that reads, builds and checks models, and the model that it is asked of, as
+data. Imports no TVM."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from tuna.configs.model import TOLERANCE
+from tuna_models.manifest import Class, ManifestTask, ModelTensor
+
+
+class ModelFile(BaseModel):
+    """A model's file as it was imported."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    shapes: dict[str, list[int]]  #: See `Manifest.shapes`
+    values: dict[str, list[float]]  #: See `Manifest.values`
+
+
+class ChildAnswer(BaseModel):
+    """An answer of the child; the base is that of an operation which only writes a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WeightFiles(ChildAnswer):
+    """Places of its weights that a model file names, unchecked."""
+
+    locations: tuple[str, ...]
+
+
+class ReadModel(ChildAnswer):
+    """A model that was imported: what its manifest is made of."""
+
+    opset: str  #: see `Manifest.opset`
+    inputs: tuple[ModelTensor, ...]
+    tasks: tuple[ManifestTask, ...]
+    bodies: dict[str, str]  #: Texts of tasks without a core, by their SHA-256
+    tvm: str  #: TVM's version
+
+
+class Estimates(ChildAnswer):
+    """Estimated cycles of the best point of each solver, by task key and solver."""
+
+    cycles: dict[str, dict[str, float]]
+
+
+class Plan(ChildAnswer):
+    """A planned model; its functions are those of the program that was written."""
+
+    classes: dict[str, Class]  #: Source of each kernel, by task key
+    functions: dict[str, str]  #: Task key of each function
+    calls: dict[str, int]  #: Numbers of calls in `main`, by function
+    #: Functions with other kernels of a task, by task key, then by function: the kernel's place
+    #: among the task's records; None: the predicted kernel
+    places: dict[str, dict[str, int | None]]
+    refused_records: dict[str, str]  #: Why a record could not be applied, by task key
+    operations: int  #: Floating-point operations of convolutions and products
+
+    def task_of(self, function: str) -> str:
+        """Return the task key of a function; empty for one that belongs to no task."""
+        return self.functions.get(function, "")
+
+    def class_of(self, function: str) -> Class:
+        """Return the source of the kernel of a function."""
+        return self.classes.get(self.task_of(function), Class.DEFAULT)
+
+
+class WrittenAnswers(ChildAnswer):
+    """Right answers that were written into a file, or why there are none."""
+
+    unanswered: str = ""  #: Why the reference or runtime has no answer; empty: it has one
+    rule: str = ""  #: How a built model is compared with the answers, in one line
+    tolerance: float = TOLERANCE  #: Largest relative error of floating-point outputs
+    quantised: int = 0  #: Number of quantised tensors
+
+
+class LargestError(ChildAnswer):
+    """Largest error of answers against others, relative to the largest magnitude."""
+
+    error: float
+
+
+class Contenders(ChildAnswer):
+    """A built model, `tuna`, timed in turn with other runtimes."""
+
+    errors: dict[str, float] = {}  #: Largest error against each runtime
+    times_ms: dict[str, tuple[float, ...]] = {}  #: Milliseconds of each round, by contender
+    wall_ms: dict[str, tuple[float, ...]] = {}  #: The same by the wall clock
+    absent: dict[str, str] = {}  #: Why a runtime does not take part

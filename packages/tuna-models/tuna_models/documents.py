@@ -1,0 +1,24 @@
+"""JSON of models: the same for `--json` and the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tuna_models import api
+
+
+def model_document(model: api.StoredModel) -> dict[str, Any]:
+    """Return a model as `tuna model list --json` has it."""
+    return {"name": model.name, "version": model.version}
+
+
+def tasks_document(model: api.StoredModel, tasks: Sequence[api.ModelTask]) -> dict[str, Any]:
+    """Return a model as `tuna model show --json` has it."""
+    return model_document(model) | {
+        "tasks": [
+            {"task": task.label, "key": task.key, "count": task.count}
+            | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
+            for task in tasks
+        ],
+    }

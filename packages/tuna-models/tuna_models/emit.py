@@ -1,0 +1,381 @@
+"""Rewrites a model with our kernels, keeping tensors in blocks of channels. Imports TVM.
+
+A value of the model has up to two forms, plain and in blocks, each made for its first reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.task import TaskConfig
+from tuna.libraries.tvm.kernels.epilogue import Epilogue
+from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
+from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.problems import packed
+from tuna_models import block_operators, blocked, fillers
+from tuna_models.graph import (
+    RESHAPES,
+    Graph,
+    Node,
+    constant_of,
+    extents,
+    scale_and_shift,
+    substitute,
+)
+from tuna_models.groups import FusionGroup
+from tuna_models.segments import Cut
+
+#: Operators on single values that work on blocks, with finite answers for the zeros that fill the
+#: last block: kernels read them and multiply them by zero.
+_ELEMENTWISE = {
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
+    *("negative", "abs", "exp", "sigmoid", "tanh"),
+    *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
+}
+
+#: Numbers of axes of tensors that can be in blocks.
+_IMAGES = (3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kernel of a task."""
+
+    function: Any  #: scheduled PrimFunc
+    #: packs weights for it; None for a product of two variables
+    pack: Callable[[Any], Any] | None
+    shape: ConvShape | None  #: Shape of a convolution
+
+
+class Emitter:
+    """One model, written once by `run`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        groups: list[FusionGroup],
+        kernel: Callable[[TaskConfig], Chosen | None],
+        block: int,
+        cuts: Sequence[Cut] = (),
+        *,
+        segments: bool = False,
+    ):
+        """`kernel` gives the kernel of a task, None to leave it to TVM.
+
+        The module returns its results and the values of the `cuts` one after the other. With
+        `segments` it takes them after the parameters, and reads these in their places.
+        """
+        self._graph, self._kernel, self._block = graph, kernel, block
+        self._cuts = {
+            cut.var: relax.Var(f"cut{place}", cut.var.ty) for place, cut in enumerate(cuts)
+        }
+        self._segments, self._ends = segments, dict[Any, Any]()
+        self._plain: dict[Any, Any] = {}
+        self._blocks: dict[Any, Any] = {}
+        self._fillers: dict[Any, float] = {}  #: bounds of values beyond the channels
+        self._functions: dict[Any, Any] = {}
+        self._reshaped: dict[Any, Any] = {}  #: the source of each reshaped variable
+        self._last = {group.answer: group for group in groups}
+        self._inside = {node.var for group in groups for node in group.nodes}
+        self._builder = relax.BlockBuilder()
+        #: name and task of each function that is not TVM's own
+        self.calls: list[tuple[str, TaskConfig | None]] = []
+
+    def run(self) -> tvm.IRModule:
+        """The module, whose function `main` has the model's parameters and results."""
+        builder = self._builder
+        for param in self._graph.params:
+            self._plain[param] = param
+        taken = self._cuts.values() if self._segments else ()
+        with builder.function("main", [*self._graph.params, *taken]):
+            with builder.dataflow():
+                for node in self._graph.nodes:
+                    self._emit(node)
+                    if node.var in self._cuts:
+                        self._cut(node.var)
+                result = substitute(self._graph.result, self._leaf)
+                if self._cuts:
+                    result = relax.Tuple([result, *(self._ends[var] for var in self._cuts)])
+                result = builder.emit_output(result)
+            builder.emit_func_output(result)
+        return builder.finalize()
+
+    def _cut(self, var: Any) -> None:
+        """End a segment, so that TVM fuses nothing across; the next reads what it is given, in the
+        same layout."""
+        self._ends[var] = self.plain(var)
+        if self._segments:
+            in_blocks = self._blocks.pop(var, None) is not None
+            self._plain[var] = self._cuts[var]
+            if in_blocks:
+                self.blocks(var)
+
+    def plain(self, var: Any) -> Any:
+        """The value in the model's own layout."""
+        if var not in self._plain:
+            shape = extents(var)
+            assert shape is not None
+            kind = str(var.ty.dtype)
+            function = self._add(
+                ("unblock", shape, kind),
+                lambda: blocked.from_blocks(shape, self._block, kind),
+                "from_blocks",
+            )
+            self._plain[var] = self._call(function, [self._blocks[var]], shape, kind)
+        return self._plain[var]
+
+    def blocks(self, var: Any) -> Any:
+        """The value in blocks of channels."""
+        if var not in self._blocks:
+            shape = extents(var)
+            assert shape is not None
+            function = self._add(
+                ("block", shape), lambda: blocked.to_blocks(shape, self._block), "to_blocks"
+            )
+            extended = blocked.blocked_extents(shape, self._block)
+            self._blocks[var] = self._call(function, [self._plain[var]], extended)
+        return self._blocks[var]
+
+    def _leaf(self, leaf: Any) -> Any:
+        """Return a variable in the model's layout, or a constant.
+
+        A constant without values is made when the model runs, because TVM would write a library
+        that it refuses to load, unless the first extent is zero.
+        """
+        values = constant_of(leaf)
+        if values is None:
+            return self.plain(leaf)
+        if values.size:
+            return leaf
+        return self._builder.emit(relax.op.zeros(values.shape, str(values.dtype)))
+
+    def _emit(self, node: Node) -> None:
+        group = self._last.get(node.var)
+        if group is not None:
+            chosen = self._kernel(group.task)
+            if chosen is not None:
+                self._kernel_call(group, chosen)
+            else:
+                for member in group.nodes:
+                    self._operator(member)
+        elif node.var not in self._inside:
+            self._operator(node)
+
+    def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
+        function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
+        kind = Epilogue(tuple(group.epilogue)).answer_type
+        if isinstance(group.core, GemmConfig):
+            self._product_call(group, group.core, chosen, function, kind)
+            return
+        assert chosen.shape is not None
+        assert chosen.pack is not None
+        given = [self._read(group, chosen.shape), relax.const(chosen.pack(group.weights))]
+        if group.bias is not None:
+            given.append(relax.const(self._channels(group.bias)))
+        if group.residual is not None:
+            given.append(self.blocks(group.residual))
+        self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
+        self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
+
+    def _read(self, group: FusionGroup, shape: ConvShape) -> Any:
+        """The input of a convolution as its kernel takes it."""
+        if group.window is not None:
+            return self._window(group.input, group.window, shape.native_input(), image=shape.image)
+        if not shape.image:
+            return self.blocks(group.input)
+        return self._shaped(self.plain(group.input), shape.native_input())
+
+    def _window(
+        self, var: Any, window: blocked.Window, found: tuple[int, ...], *, image: bool = False
+    ) -> Any:
+        """A copy of a window of the value, in blocks or an image."""
+        shape = extents(var)
+        assert shape is not None
+        function = self._add(
+            ("window", shape, window, image),
+            lambda: blocked.window(shape, self._block, window, image=image),
+            "window",
+        )
+        return self._call(
+            function, [self.blocks(var) if window.blocked else self.plain(var)], found
+        )
+
+    def _product_call(
+        self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str
+    ) -> None:
+        """Emit a product of matrices, with all leading axes as rows."""
+        batch, found = ((core.batch_count,) if core.batch_count > 1 else ()), extents(group.answer)
+        assert found is not None
+        a, b, c = ((*batch, *sizes) for sizes in core.stored_shapes.values())
+        if chosen.pack is None:
+            other = self.plain(group.other)
+            if group.order is not None and group.order != sorted(group.order):
+                other = self._builder.emit(relax.op.permute_dims(other, group.order))
+            second = self._shaped(other, b)
+        else:
+            second = relax.const(chosen.pack(group.weights))
+        given = [self._shaped(self._leaf(group.input), a), second]
+        if group.bias is not None:
+            given.append(relax.const(group.bias))
+        if group.residual is not None:
+            given.append(self._shaped(self.plain(group.residual), c))
+        self._plain[group.answer] = self._shaped(self._call(function, given, c, kind), found)
+
+    def _operator(self, node: Node) -> None:
+        """Emit an operator in blocks if an input is in blocks and the operator supports it."""
+        if self._in_blocks(node):
+            return
+        shape = extents(node.var)
+        if node.op in RESHAPES and shape is not None:
+            self._plain[node.var] = self._shaped(substitute(node.args[0], self._leaf), shape)
+            return
+        value = substitute(node.value, self._leaf)
+        if node.op == "call_tir":  # a function that TVM's importer, or `recurrent`, wrote
+            called, *given = value.args
+            function = self._builder.add_func(self._graph.functions[called], called.name_hint)
+            value = tvm.ir.Call(value.op, [function, *given], value.attrs, value.ty_args)
+        self._plain[node.var] = self._builder.emit(value)
+
+    def _in_blocks(self, node: Node) -> bool:
+        """Emit an operator in blocks, if an input is there and the operator supports it."""
+        if isinstance(node.value, relax.TupleGetItem) and self._normalised(node):
+            return True
+        if self._is_elementwise(node):
+            return self._reads_blocks(node.args) and self._elementwise(node)
+        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if found is None or shape is None or not self._reads_blocks(found.sources):
+            return False
+        function = self._add((found.name, *found.key), found.make, found.name)
+        sources = [self.blocks(source) for source in found.sources]
+        if found.plain is None:
+            extended = blocked.blocked_extents(shape, self._block)
+            self._blocks[node.var] = self._call(function, sources, extended)
+            self._fillers[node.var] = max(self._fillers.get(var, 0.0) for var in found.sources)
+        else:
+            self._plain[node.var] = self._shaped(self._call(function, sources, found.plain), shape)
+        return True
+
+    def _normalised(self, node: Node) -> bool:
+        """Emit a batch normalisation that is part of no convolution as a product and a sum."""
+        maker, shape = self._graph.maker(node.value.tuple_value), extents(node.var)
+        if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
+            return False
+        values = scale_and_shift(maker)
+        if values is None or shape is None or len(shape) not in _IMAGES:
+            return False
+        if not self._reads_blocks(maker.args[:1]) or str(node.var.ty.dtype) != "float32":
+            return False
+        scale, shift = (
+            self._operand(
+                relax.const(each.astype(np.float32).reshape(1, -1, *[1] * (len(shape) - 2)))
+            )
+            for each in values
+        )
+        scaled = self._builder.emit(relax.op.multiply(self.blocks(maker.args[0]), scale))
+        self._blocks[node.var] = self._builder.emit(relax.op.add(scaled, shift))
+        self._fillers[node.var] = 0.0
+        return True
+
+    def _reads_blocks(self, sources: Sequence[Any]) -> bool:
+        return any(isinstance(each, relax.Var) and each in self._blocks for each in sources)
+
+    def _is_elementwise(self, node: Node) -> bool:
+        if node.op != "divide":
+            return node.op in _ELEMENTWISE
+        values, shape = constant_of(node.args[1]), extents(node.var)
+        whole = shape is not None and len(shape) in _IMAGES and shape[1] % self._block == 0
+        return whole or (values is not None and values.size == 1 and bool(np.all(values)))
+
+    def _elementwise(self, node: Node) -> bool:
+        shape = extents(node.var)
+        if (
+            shape is None
+            or len(shape) not in _IMAGES
+            or getattr(node.var.ty, "dtype", None) != "float32"
+        ):
+            return False
+        if not all(self._fits(arg, shape) for arg in node.args):
+            return False
+        filler = fillers.bound(node.op, [self._filler(arg) for arg in node.args])
+        if shape[1] % self._block and filler > fillers.LARGEST:
+            return False
+        self._fillers[node.var] = filler
+        args = [self._operand(arg) for arg in node.args]
+        self._blocks[node.var] = self._builder.emit(
+            tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
+        )
+        return True
+
+    def _filler(self, arg: Any) -> float:
+        """The bound of an argument beyond the channels, where only single constants are not 0."""
+        if isinstance(arg, relax.Var):
+            return self._fillers.get(arg, 0.0)
+        values = constant_of(arg)
+        return float(abs(values.reshape(()))) if values is not None and values.size == 1 else 0.0
+
+    def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
+        """Whether an elementwise operator's argument fits blocks: one value, or all channels."""
+        values = constant_of(arg)
+        if values is not None and not np.all(np.isfinite(values)):
+            return False  # zero times infinity is no number
+        if values is not None and values.size == 1:
+            return True
+        given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape
+        if values is None and not isinstance(arg, relax.Var):
+            return given is None  # a bound of a clip
+        if given is None or len(given) != len(shape) or given[1] != shape[1]:
+            return False
+        images = (blocked.blocked_extents(each, self._block)[0] for each in (given, shape))
+        return next(images) in (1, next(images))  # so that frames are those of the same batch
+
+    def _operand(self, arg: Any) -> Any:
+        if isinstance(arg, relax.Var):
+            return self.blocks(arg)
+        values = constant_of(arg)
+        if values is None:
+            return arg
+        if values.size == 1:
+            return relax.const(values.reshape(()))
+        extended = blocked.blocked_extents(values.shape, self._block)
+        return relax.const(packed(blocked.images(values), in_blocks(extended)))
+
+    def _channels(self, values: np.ndarray) -> Any:
+        """A value for each channel as C/b, b."""
+        blocks = -(-values.size // self._block)
+        return packed(values.reshape(-1), channels_in_blocks(blocks, self._block))
+
+    def _add(
+        self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None
+    ) -> Any:
+        if key not in self._functions:
+            self._functions[key] = self._builder.add_func(blocked.opaque(make()), name)
+        function = self._functions[key]
+        self.calls.append((str(function.name_hint), task))
+        return function
+
+    def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """Reshape the value, once for a chain of reshapes."""
+        value = self._reshaped.get(value, value)
+        if extents(value) == shape:
+            return value
+        found = self._builder.emit(relax.op.reshape(value, shape))
+        self._reshaped[found] = value
+        return found
+
+    def _call(
+        self, function: Any, args: list[Any], shape: tuple[int, ...] | None, kind: str = "float32"
+    ) -> Any:
+        assert shape is not None
+        return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, kind)))
+
+
+def _name(task: TaskConfig) -> str:
+    kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
+    return "_".join([kind, *task.epilogue])

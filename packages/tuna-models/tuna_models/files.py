@@ -1,0 +1,149 @@
+"""Files of a model: the one that a user names, its weights beside it (external data), and the
+libraries that were built of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tuna.errors import BadInput
+from tuna.files import atomic_file
+from tuna.vocabulary import MAX_BYTES
+
+_HINT = "a model's weights lie in its own folder or below it, in plain files, without links"
+#: Files of a planned model: the functions to compile, and the program that calls them.
+BODY, PROGRAM = "body.json.gz", "program.vm"
+#: Number of the latest builds that are kept.
+_KEPT = 8
+#: Packages with code on which a build depends.
+_CODE = ("tuna_models", "tuna.libraries.tvm", "tuna.configs")
+
+
+def read(path: Path) -> bytes:
+    """The model file; raises BadInput."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_beside(model: Path, location: str) -> bytes:
+    """Read the file of weights at `location` in the model's folder; raises BadInput for others.
+
+    No link is followed, below the folder either: what the model names was written by someone else.
+    """
+    parts = PurePosixPath(location).parts
+    if not parts or location.startswith("/") or ".." in parts or "\0" in location:
+        raise BadInput(
+            f"{model.name} wants weights from {location!r}, which is not in its folder.", hint=_HINT
+        )
+    folder = os.open(model.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        is_link = isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
+        why = "no plain file" if is_link else error.strerror
+        raise BadInput(
+            f"{model.name} wants weights from {location!r}, which cannot be read: {why}.",
+            hint=_HINT,
+        ) from None
+    finally:
+        os.close(folder)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadInput(
+                f"{model.name} wants weights from {location!r}, which is no plain file.", hint=_HINT
+            )
+        if found.st_size > MAX_BYTES:
+            raise BadInput(
+                f"{location} has more than {MAX_BYTES >> 20} MiB, which the artifact store does not"
+                " take."
+            )
+        with open(file, "rb", closefd=False) as stream:
+            return stream.read(MAX_BYTES)
+    finally:
+        os.close(file)
+
+
+def lay_out(path: Path, data: bytes, beside: Mapping[str, bytes]) -> None:
+    """Write a model to `path`, and its weights where it looks for them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    for location, weights in beside.items():
+        place = path.parent / location
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(weights)
+
+
+class BuildCache:
+    """A folder of libraries and facts about them, by key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str, output: Path) -> dict[str, Any] | None:
+        """Copy a cached library to `output`, return its facts; None if missing or damaged."""
+        library, facts = self._paths(key)
+        try:
+            found: dict[str, Any] = json.loads(facts.read_bytes())
+            shutil.copyfile(library, output)
+            if found.pop("sha256") != _sha256(output):
+                return None
+        except (OSError, ValueError, KeyError):
+            return None
+        with contextlib.suppress(OSError):  # in use
+            os.utime(facts)
+        return found
+
+    def keep(self, key: str, library: Path, facts: Mapping[str, Any]) -> None:
+        """Keep a build, the facts last; forgets the oldest ones. Raises what `atomic_file` does."""
+        kept_library, kept_facts = self._paths(key)
+        with atomic_file(kept_library) as temporary:
+            shutil.copyfile(library, temporary)
+            digest = _sha256(temporary)
+        with atomic_file(kept_facts) as temporary:
+            temporary.write_text(json.dumps({**facts, "sha256": digest}))
+        oldest_last = sorted(
+            self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
+        for path in oldest_last[_KEPT:]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".so").unlink(missing_ok=True)
+
+    def _paths(self, key: str) -> tuple[Path, Path]:
+        return self._folder / f"{key}.so", self._folder / f"{key}.json"
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """The key of a build: its inputs, and Tuna's own code that makes it."""
+    text = json.dumps({**parts, "code": _code()}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _code() -> str:
+    digest = hashlib.sha256()
+    for name in _CODE:
+        spec = find_spec(name)
+        assert spec is not None
+        for folder in spec.submodule_search_locations or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,338 @@
+"""Folds the parts of an ONNX graph that depend on shapes and constants alone.
+
+Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`, of which
+TVM's importer needs the result. Branches and loops that they decide are unrolled. The shapes of the
+inputs are fixed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tuna_models.bodies import Inside, names_read, subgraphs, version_of
+
+#: Most values of a constant whose values take part in the inference of shapes.
+_LARGEST = 1 << 12
+#: Most bytes of a computed constant, unless its inputs have as many, as reordered weights do.
+_LARGEST_BYTES = 16 << 20
+#: Most operators of an unrolled loop.
+_LARGEST_LOOP = 1 << 14
+#: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
+_AXES_ARE_INPUTS = 13
+_RANDOM = {
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
+
+
+def fold(model: Any) -> Any:
+    """Replace those operators by constants; the model itself where nothing can be computed.
+
+    Each round finds shapes that depend on those of the round before, or an inner branch.
+    """
+    constants: dict[str, Any] = {}
+    while True:
+        known, found, shapes = _computed(model, constants)
+        if not found and not any(any(subgraphs(node)) for node in model.graph.node):
+            return model
+        before, model = model, _replaced(model, found)
+        written = _write_out(model, known, shapes)
+        if not written and _size(model) == _size(before):
+            return model
+
+
+def _size(model: Any) -> tuple[int, int]:
+    """The numbers of operators and of constants."""
+    return len(model.graph.node), len(model.graph.initializer)
+
+
+def _computed(
+    model: Any, read: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Return all known values by name, of them the outputs of operators, and known shapes.
+
+    `read` caches the values of initializers.
+    """
+    shapes, empty, types = _shapes(model)
+    given = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in given and tensor.name not in read:
+            read[tensor.name] = numpy_helper.to_array(tensor)
+    known, constants = read | empty, {*read, *given}
+    for node in model.graph.node:
+        if node.op_type == "Shape" and node.input[0] in shapes:
+            part = {attribute.name: attribute.i for attribute in node.attribute}
+            extents = shapes[node.input[0]][part.get("start") : part.get("end")]
+            known[node.output[0]] = np.array(extents, np.int64)
+        elif node.op_type == "CastLike" and node.input[0] in known and node.output[0] in types:
+            known[node.output[0]] = np.asarray(known[node.input[0]]).astype(types[node.output[0]])
+        elif node.op_type == "Constant" or _is_decided(node, known):
+            values = _run(model, node, known)
+            size = sum(np.asarray(known[name]).nbytes for name in node.input if name)
+            most = max(_LARGEST_BYTES, size)
+            if node.op_type != "Constant" and any(np.asarray(one).nbytes > most for one in values):
+                continue
+            known.update(zip(node.output, values, strict=False))
+    found = {name: value for name, value in known.items() if name not in constants}
+    return known, found, shapes
+
+
+def _shapes(
+    model: Any,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Any], dict[str, np.dtype[Any]]]:
+    """Fully known shapes, the tensors among them that have no values, and types of numbers.
+
+    What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
+    """
+    inferred = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
+    found, empty, types = {}, {}, {}
+    for value in [*inferred.value_info, *inferred.input, *inferred.output]:
+        tensor = value.type.tensor_type
+        if tensor.elem_type not in (0, onnx.TensorProto.STRING):
+            types[value.name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if tensor.HasField("shape"):
+            extents = [
+                extent.dim_value if extent.HasField("dim_value") else -1
+                for extent in tensor.shape.dim
+            ]
+            if min(extents, default=0) >= 0:
+                found[value.name] = tuple(extents)
+                if 0 in extents and value.name in types:
+                    empty[value.name] = np.zeros(extents, types[value.name])
+    found |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
+    return found, empty, types
+
+
+def without_weights(model: Any) -> Any:
+    """The model with large constants as inputs, because copying their values takes time."""
+    light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
+    graph, given = model.graph, {value.name for value in model.graph.input}
+    light.graph.name = graph.name
+    for name in ("node", "input", "output", "value_info"):
+        getattr(light.graph, name).extend(getattr(graph, name))
+    for tensor in graph.initializer:
+        if np.prod(tensor.dims, dtype=np.int64) <= _LARGEST:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            light.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return light
+
+
+def _is_decided(node: Any, known: dict[str, Any]) -> bool:
+    if node.op_type in _RANDOM or any(subgraphs(node)):
+        return False
+    return bool(node.input) and all(name in known for name in node.input if name)
+
+
+def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
+    """The outputs of one operator; none where the reference cannot compute it."""
+    names = [name for name in dict.fromkeys(node.input) if name]
+    inputs = [
+        helper.make_tensor_value_info(
+            name,
+            helper.np_dtype_to_tensor_dtype(np.asarray(known[name]).dtype),
+            np.shape(known[name]),
+        )
+        for name in names
+    ]
+    outputs = [helper.make_tensor_value_info(name, 0, None) for name in node.output]
+    graph = helper.make_graph([node], "one", inputs, outputs)
+    single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    try:
+        return list(
+            ReferenceEvaluator(single).run(None, {name: np.asarray(known[name]) for name in names})
+        )
+    except Exception:  # its operators raise whatever they do; the operator stays
+        return []
+
+
+def _replaced(model: Any, found: dict[str, Any]) -> Any:
+    """Copy the model with constants for fully computed operators, and without inferred shapes."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
+    used = {name for node in left for name in names_read(node)} | {
+        value.name for value in copy.graph.output
+    }
+    del copy.graph.node[:]
+    copy.graph.node.extend(left)
+    del copy.graph.value_info[:]
+    copy.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name)
+        for name, value in found.items()
+        if name in used
+    )
+    return copy
+
+
+def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Replace each branch and loop that `known` values and shapes decide; return whether there was
+    any."""
+    graph, nodes, changed = model.graph, list[Any](), False
+    around = _Around(graph, known, shapes, by_input=version_of(model, "") >= _AXES_ARE_INPUTS)
+    for node in graph.node:
+        writer = _WRITERS.get(node.op_type)
+        found = None if writer is None else writer(around, node)
+        nodes += [node] if found is None else found
+        changed = changed or found is not None
+    if changed:
+        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return changed
+
+
+@dataclass(frozen=True)
+class _Around:
+    """The graph round a branch or loop, and what is known of its values."""
+
+    graph: Any
+    known: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    by_input: bool  #: whether axes are inputs of operators, not attributes
+
+    def constant(self, name: str, value: Any) -> str:
+        """Add a constant; returns its name."""
+        self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def expanded(self, value: str, axis: int, name: str) -> Any:
+        """An operator that adds an axis."""
+        if not self.by_input:
+            return helper.make_node("Unsqueeze", [value], [name], axes=[axis])
+        axes = self.constant(f"{name}/axes", np.array([axis], np.int64))
+        return helper.make_node("Unsqueeze", [value, axes], [name])
+
+
+def _branch(around: _Around, node: Any) -> list[Any] | None:
+    known = around.known
+    if node.input[0] not in known:
+        return None
+    taken = "then_branch" if np.asarray(known[node.input[0]]).item() else "else_branch"
+    body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
+    inside = Inside(around.graph, body, f"{node.output[0]}/", {})
+    return inside.nodes + _named(inside.outputs, node.output)
+
+
+def _loop(around: _Around, node: Any) -> list[Any] | None:
+    """Unroll a loop; None if it may end early, or has no iteration and so no values to stack."""
+    known = around.known
+    body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+    trips, going, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
+    if trips not in known or (going and going not in known) or not _goes_on(body):
+        return None
+    runs = not going or np.asarray(known[going]).item()
+    count = int(np.asarray(known[trips]).item()) if runs else 0
+    states = len(body.input) - 2
+    kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
+    if count * len(body.node) > _LARGEST_LOOP or (count < 1 and kept):
+        return None
+    nodes: list[Any] = []
+    for number in range(count):
+        prefix = f"{node.output[0]}/{number}/"
+        for name, value in {"number": np.int64(number), "going": np.bool_(True)}.items():
+            around.constant(prefix + name, value)
+        names = [prefix + "number", prefix + "going", *carried]
+        given = dict(zip((value.name for value in body.input), names, strict=True))
+        inside = Inside(around.graph, body, prefix, given)
+        nodes += inside.nodes
+        carried = inside.outputs[1 : 1 + states]
+        for values_of, name in zip(kept, inside.outputs[1 + states :], strict=True):
+            values_of.append(name)
+    nodes += _named(carried, node.output[:states])
+    for name, values_of in zip(node.output[states:], kept, strict=False):
+        nodes += _stacked(around, values_of, name)
+    return nodes
+
+
+def _scan(around: _Around, node: Any) -> list[Any] | None:
+    """Unroll a scan; None if its length is not known, or it has no iteration."""
+    given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    body, scanned = given["body"], given["num_scan_inputs"]
+    states, sources = len(body.input) - scanned, node.input[-scanned:]
+    results = len(body.output) - states
+    axes, ways = given.get("scan_input_axes"), given.get("scan_input_directions")
+    if len(node.input) != len(body.input) or sources[0] not in around.shapes:
+        return None  # before opset 9 the first input are lengths of sequences
+    axes, ways = axes or [0] * scanned, ways or [0] * scanned
+    count = around.shapes[sources[0]][axes[0]]
+    if count * len(body.node) > _LARGEST_LOOP or count < 1:
+        return None
+    carried, nodes = list(node.input[:states]), list[Any]()
+    kept: list[list[str]] = [[] for _ in range(results)]
+    for number in range(count):
+        prefix, parts = f"{node.output[0]}/{number}/", list[str]()
+        for place, (source, axis, back) in enumerate(zip(sources, axes, ways, strict=True)):
+            index = np.int64(count - 1 - number if back else number)
+            at = around.constant(f"{prefix}at/{place}", index)
+            parts.append(f"{prefix}part/{place}")
+            nodes.append(helper.make_node("Gather", [source, at], [parts[-1]], axis=axis))
+        names = [value.name for value in body.input]
+        inside = Inside(
+            around.graph, body, prefix, dict(zip(names, [*carried, *parts], strict=True))
+        )
+        nodes += inside.nodes
+        carried = inside.outputs[:states]
+        for values_of, name in zip(kept, inside.outputs[states:], strict=True):
+            values_of.append(name)
+    nodes += _named(carried, node.output[:states])
+    out_axes = given.get("scan_output_axes") or [0] * results
+    out_ways = given.get("scan_output_directions") or [0] * results
+    for name, values_of, axis, back in zip(
+        node.output[states:], kept, out_axes, out_ways, strict=True
+    ):
+        nodes += _stacked(around, values_of[::-1] if back else values_of, name, axis)
+    return nodes
+
+
+_WRITERS: Mapping[str, Callable[[_Around, Any], list[Any] | None]] = {
+    "If": _branch,
+    "Loop": _loop,
+    "Scan": _scan,
+}
+OPERATORS = frozenset(_WRITERS)
+
+
+def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:
+    """Give values the names that the graph has for them."""
+    return [
+        helper.make_node("Identity", [value], [name])
+        for value, name in zip(values, names, strict=False)
+        if name
+    ]
+
+
+def _stacked(around: _Around, values: Sequence[str], name: str, axis: int = 0) -> list[Any]:
+    """Stack the values of all iterations along a new axis."""
+    if not name:
+        return []
+    parts = [f"{name}/{number}" for number in range(len(values))]
+    nodes = [around.expanded(value, axis, part) for value, part in zip(values, parts, strict=True)]
+    return [*nodes, helper.make_node("Concat", parts, [name], axis=axis)]
+
+
+def _goes_on(body: Any) -> bool:
+    """Whether no iteration ends the loop."""
+    makers = {name: node for node in body.node for name in node.output}
+    name = body.output[0].name
+    while name in makers and makers[name].op_type in ("Identity", "Cast"):
+        name = makers[name].input[0]
+    if name == body.input[1].name:
+        return True
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}
+    if name in makers and makers[name].op_type == "Constant":
+        constants[name] = numpy_helper.to_array(makers[name].attribute[0].t)
+    return name in constants and bool(np.all(constants[name]))

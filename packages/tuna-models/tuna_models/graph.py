@@ -1,0 +1,226 @@
+"""A Relax function as a list of operators, with constants folded by NumPy. Imports TVM.
+
+TVM's own folding compiles a function for each constant, which takes most of a minute for a ResNet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import Call, GenericConst, Op
+
+from tuna.errors import BadInput
+
+#: Operators that TVM's importer applies to indices.
+_OF_INDICES = ("add", "less")
+#: Operators that change a tensor's shape and not the order of its values.
+RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One binding: `var` is what `value` computes."""
+
+    var: Any
+    value: Any
+
+    @property
+    def op(self) -> str:
+        """Name of the called operator without `relax.`; empty for other values."""
+        is_call = isinstance(self.value, Call) and isinstance(self.value.op, Op)
+        return str(self.value.op.name).removeprefix("relax.") if is_call else ""
+
+    @property
+    def args(self) -> list[Any]:
+        """Arguments of the call."""
+        return list(self.value.args) if isinstance(self.value, Call) else []
+
+    @property
+    def attrs(self) -> Any:
+        """Attributes of the operator."""
+        return self.value.attrs
+
+
+@dataclass
+class Graph:
+    """The operators of a model in an order in which they can be computed."""
+
+    params: list[Any]
+    nodes: list[Node]
+    result: Any
+    #: called TIR functions by their global variables
+    functions: dict[Any, Any] = field(default_factory=dict)
+    users: dict[Any, list[Node]] = field(default_factory=dict)  #: Nodes that read a variable
+
+    def sole_user(self, var: Any) -> Node | None:
+        """The only operator that reads `var`; None if there are more or it is an answer."""
+        users = self.users.get(var, [])
+        return users[0] if len(users) == 1 and not self.is_result(var) else None
+
+    def maker(self, var: Any) -> Node | None:
+        """The operator whose value `var` is, None for an input."""
+        return next((node for node in self.nodes if node.var.same_as(var)), None)
+
+    def is_result(self, var: Any) -> bool:
+        """Whether `var` is an answer of the model."""
+        return any(var.same_as(found) for found in variables(self.result))
+
+
+def read(module: Any) -> Graph:
+    """The function `main`; raises BadInput for one with branches or loops."""
+    function = relax.transform.DeadCodeElimination()(module)["main"]
+    replaced: dict[Any, Any] = {}
+    nodes = []
+
+    def find(leaf: Any) -> Any:
+        return replaced.get(leaf, leaf)
+
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                raise BadInput(
+                    "The model has branches that depend on its input, which cannot be imported."
+                )
+            value = _static(substitute(binding.value, find))
+            if isinstance(value, relax.Var | GenericConst | relax.ShapeExpr | relax.Tuple):
+                replaced[binding.var] = value
+                continue
+            node = Node(binding.var, _named(value))
+            folded = _folded(node)
+            if folded is None:
+                nodes.append(node)
+            else:
+                replaced[binding.var] = constant(folded)
+    result = substitute(function.body.body, find)
+    nodes = needed(nodes, result)
+    functions = {
+        var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
+    }
+    return of(list(function.params), nodes, result, functions)
+
+
+def of(params: list[Any], nodes: list[Node], result: Any, functions: dict[Any, Any]) -> Graph:
+    """The graph of these operators, with the users of their variables."""
+    graph = Graph(params, nodes, result, functions)
+    for node in nodes:
+        for var in Counter(variables(node.value)):
+            graph.users.setdefault(var, []).append(node)
+    return graph
+
+
+def variables(expression: Any) -> list[Any]:
+    """The variables that an expression reads."""
+    if isinstance(expression, relax.Var):
+        return [expression]
+    if isinstance(expression, Call):
+        return [var for arg in expression.args for var in variables(arg)]
+    if isinstance(expression, relax.Tuple):
+        return [var for part in expression.fields for var in variables(part)]
+    return variables(expression.tuple_value) if isinstance(expression, relax.TupleGetItem) else []
+
+
+def substitute(expression: Any, find: Callable[[Any], Any]) -> Any:
+    """Replace variables and constants of an expression by what `find` returns for them."""
+    if isinstance(expression, relax.Var | GenericConst):
+        return find(expression)
+    if isinstance(expression, Call):
+        args = [substitute(arg, find) for arg in expression.args]
+        return Call(expression.op, args, expression.attrs, expression.ty_args)
+    if isinstance(expression, relax.Tuple):
+        return relax.Tuple([substitute(part, find) for part in expression.fields])
+    if isinstance(expression, relax.TupleGetItem):
+        whole, index = substitute(expression.tuple_value, find), int(expression.index)
+        if isinstance(whole, relax.Tuple):
+            return whole.fields[index]
+        return relax.TupleGetItem(whole, index)
+    return expression
+
+
+def constant_of(expression: Any) -> np.ndarray | None:
+    """The values of a constant, None for anything else."""
+    return np.asarray(expression.value.numpy()) if isinstance(expression, GenericConst) else None
+
+
+def constant(values: Any) -> Any:
+    """The constant of an array with its type, which TVM would halve if it has 64 bits."""
+    return relax.const(values, str(values.dtype))
+
+
+def extents(var: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor, None where it is not known when compiling."""
+    shape = getattr(var.ty, "shape", None)
+    try:
+        return tuple(int(extent) for extent in shape.values) if shape is not None else None
+    except (TypeError, AttributeError):
+        return None
+
+
+def scale_and_shift(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return what a batch normalisation multiplies each channel by and then adds, in double
+    precision; None where its parameters are no constants, or channels not the second axis."""
+    attrs, parts = node.attrs, [constant_of(arg) for arg in node.args[1:]]
+    if int(attrs.axis) != 1 or any(part is None for part in parts):
+        return None
+    gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
+    scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
+    return scale, (beta if attrs.center else 0.0) - mean * scale
+
+
+def needed(nodes: Sequence[Node], result: Any) -> list[Node]:
+    """The operators whose values the result depends on."""
+    wanted, found = set(variables(result)), []
+    for node in reversed(nodes):
+        if node.var in wanted:
+            wanted.update(variables(node.value))
+            found.append(node)
+    return found[::-1]
+
+
+def _named(value: Any) -> Any:
+    """Restore an operator that TVM's importer wrote as a function: ONNX's Clip becomes two."""
+    if isinstance(value, Call) and isinstance(value.op, Op) and value.op.name == "relax.call_tir":
+        name = value.args[0].name_hint.rstrip("0123456789")
+        if name in ("maximum", "minimum") and len(value.args[1].fields) == 2:
+            return getattr(relax.op, name)(*value.args[1].fields)
+    return value
+
+
+def _static(value: Any) -> Any:
+    """Replace a shape that is known, and the tensor of it, by their values."""
+    node = Node(None, value)
+    if node.op == "shape_of" and (shape := extents(node.args[0])) is not None:
+        return relax.ShapeExpr(shape)
+    if node.op == "shape_to_tensor" and isinstance(node.args[0], relax.ShapeExpr):
+        return relax.const(np.array([int(size) for size in node.args[0].values]), "int64")
+    return value
+
+
+def _folded(node: Node) -> Any:
+    """Compute a cheap operator on constants; None for any other."""
+    constants: list[Any] = [constant_of(arg) for arg in node.args]
+    if not constants or constants[0] is None:
+        return None
+    first, shape = constants[0], extents(node.var)
+    if node.op == "permute_dims":
+        axes = node.attrs.axes
+        return np.ascontiguousarray(
+            first.transpose(None if axes is None else [int(axis) for axis in axes])
+        )
+    if node.op in ("reshape", "expand_dims", "squeeze") and shape is not None:
+        return first.reshape(shape)
+    if node.op == "isnan":
+        return np.isnan(first)
+    if any(constant is None for constant in constants):
+        return None
+    if node.op == "where":
+        return np.where(*constants)
+    if any(constant.dtype.kind not in "iub" for constant in constants):
+        return None
+    if node.op == "take" and str(node.attrs.mode) == "wrap":
+        return np.asarray(np.take(first, constants[1], node.attrs.axis, mode="wrap"))
+    return np.asarray(getattr(np, node.op)(*constants)) if node.op in _OF_INDICES else None

@@ -1,0 +1,253 @@
+"""Reads model files into Relax. Imports TVM, and the package `onnx` or PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import external_data_helper as external
+from onnx import numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
+
+from tuna.errors import BadInput
+from tuna_models import obstacles, segments, torch_importer
+from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
+from tuna_models.bodies import all_nodes
+from tuna_models.converters import Importer, NotConverted
+from tuna_models.fold import fold
+from tuna_models.inlining import inline, unsupported
+from tuna_models.onnx_files import OWN_DOMAINS
+from tuna_models.torch_importer import TorchModel
+
+
+def read(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
+    """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
+    if not _is_torch(path):
+        return read_onnx(path, shapes, batch, values)
+    if values:
+        raise BadInput(
+            f"{path.name} is a program of torch.export, whose inputs cannot be given values.",
+            hint="export it with the value: torch.export.export(model, inputs)",
+        )
+    return torch_importer.read(path, shapes, batch)
+
+
+def _is_torch(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC
+
+
+def inputs_of(model: Any) -> list[dict[str, Any]]:
+    """Name, shape and NumPy's name of the type of each input."""
+    if isinstance(model, TorchModel):
+        return model.inputs()
+    return [
+        {
+            "name": value.name,
+            "shape": [extent.dim_value for extent in value.type.tensor_type.shape.dim],
+            "dtype": str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
+        }
+        for value in real_inputs(model)
+    ]
+
+
+def read_onnx(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
+    """Read an ONNX model with inputs of these shapes; `batch` is the first extent of the others.
+
+    A shape may also be one value for the name of an open extent, which then holds for all inputs.
+    Inputs with `values`, in the order of memory, become constants.
+    Raises BadInput for a file that is no valid model, an unknown input, and in one message for all
+    extents that stay open and all operators that cannot be imported.
+    """
+    model = _graph(path)
+    _load_weights(model, path)
+    _check_types(path.name, real_inputs(model))
+    sizes = _fix_shapes(path.name, model, shapes, batch)
+    _fix_values(path.name, model, values or {})
+    open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
+    # branches are decided when all shapes are known
+    found = unsupported(inline(model).graph.node, branches=False)
+    refuse_obstacles(path.name, found, open_sizes)
+    return model
+
+
+def locations(path: Path) -> list[str]:
+    """Return the places of the model's weights, relative to its folder: unchecked text."""
+    if _is_torch(path):
+        return []
+    return list(
+        dict.fromkeys(ExternalDataInfo(tensor).location for tensor in _outside(_graph(path)))
+    )
+
+
+def _graph(path: Path) -> Any:
+    """The model without weights that lie in other files."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf, onnx and the file system each have their own
+        raise BadInput(
+            f"{path.name} is no ONNX model: {str(error).splitlines()[0][:300]}"
+        ) from None
+    if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
+        raise BadInput(f"{path.name} is no ONNX model: it has no operators, or no version of them.")
+    return model
+
+
+def _outside(model: Any) -> list[Any]:
+    """The tensors whose values lie in other files."""
+    return [
+        tensor for tensor in external._get_all_tensors(model) if external.uses_external_data(tensor)
+    ]
+
+
+def _load_weights(model: Any, path: Path) -> None:
+    """Read the weights in other files; raises BadInput, also for a place past a file's end."""
+    for tensor in _outside(model):
+        try:
+            wanted = ExternalDataInfo(tensor)
+            offset, size = wanted.offset or 0, (path.parent / wanted.location).stat().st_size
+            if offset + (wanted.length or 0) > size:
+                raise ValueError(
+                    f"{wanted.location} has {size} bytes, and it should start at byte {offset}"
+                )
+            load_external_data_for_tensor(tensor, str(path.parent))
+        except Exception as error:  # onnx and the file system each have their own
+            why = str(error).splitlines()[0][:300]
+            raise BadInput(
+                f"{path.name} has a weight {tensor.name!r} that cannot be read: {why}."
+            ) from None
+
+
+def real_inputs(model: Any) -> list[Any]:
+    """The inputs of the graph that are not weights."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in weights]
+
+
+def to_relax(model: Any, name: str) -> tvm.IRModule:
+    """Convert a model to Relax; raises BadInput with every operator that cannot be imported.
+
+    The last results of a quantised one are its quantised tensors (`segments.py`).
+    """
+    if isinstance(model, TorchModel):
+        return model.to_relax(name)
+
+    try:
+        ready = fold(inline(model))
+        for node in ready.graph.node:
+            node.name = node.name or node.output[0]
+        refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
+        obstacles.refuse_types(name, onnx.shape_inference.infer_shapes(ready))
+        obstacles.refuse_undecided(name, ready)
+        refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
+        whole = segments.returning(ready)
+        shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
+        with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
+            module = Importer(shapes).from_onnx(whole.graph, int(opset(whole)))
+        return segments.marked(module, ready)
+    except BadInput:
+        raise
+    except NotConverted as error:
+        where = f"the operator {error.operator} ({error.node})"
+        raise BadInput(f"{name} cannot be imported: {where}: {error}.") from error
+    except Exception as error:  # TVM raises whatever it does
+        raise BadInput(f"{name} cannot be imported: {_reason(error)}.") from error
+
+
+def opset(model: Any) -> str:
+    """The version of ONNX's own operators, or of PyTorch."""
+    if isinstance(model, TorchModel):
+        return model.version
+    return str(
+        next((entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS), 0)
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of an error, or one sentence for TVM's internal errors."""
+    text = str(error).strip()
+    if not text or "Check failed" in text or "InternalError" in text:
+        return "TVM's importer cannot deal with it"
+    return text.splitlines()[-1][:300].rstrip(".")
+
+
+def _check_types(name: str, inputs: list[Any]) -> None:
+    for value in inputs:
+        kind = obstacles.type_name(value.type)
+        if kind not in TYPES:
+            raise BadInput(
+                f"{name} has an input {value.name} of type {kind or 'that is not given'}.",
+                hint=f"it can be {', '.join(TYPES)}",
+            )
+
+
+def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) -> None:
+    """Make constants of inputs that have values; raises BadInput for others than they can have."""
+    inputs = {value.name: value for value in real_inputs(model)}
+    if unknown := sorted(values.keys() - inputs.keys()):
+        raise BadInput(
+            f"{name} has no input {', '.join(unknown)}.", hint=f"inputs: {', '.join(inputs)}"
+        )
+    for one, numbers in values.items():
+        tensor = inputs[one].type.tensor_type
+        shape = [extent.dim_value for extent in tensor.shape.dim if not extent.dim_param]
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if len(tensor.shape.dim) == 1 and not shape:  # an open extent
+            shape = [len(numbers)]
+        if len(shape) < len(tensor.shape.dim) or math.prod(shape) != len(numbers):
+            extents = ",".join(
+                extent.dim_param or str(extent.dim_value) for extent in tensor.shape.dim
+            )
+            raise BadInput(
+                f"The input {one} of {name} has the shape ({extents}), not {len(numbers)} values."
+            )
+        array = np.array(numbers, kind).reshape(shape)
+        if kind.kind != "f" and not np.array_equal(array.reshape(-1), numbers):
+            raise BadInput(f"The input {one} of {name} has whole numbers of type {kind}.")
+        model.graph.initializer.append(numpy_helper.from_array(array, one))
+        model.graph.input.remove(inputs[one])
+
+
+def _fix_shapes(
+    name: str, model: Any, shapes: Mapping[str, Sequence[int]], batch: int | None
+) -> dict[str, list[int | str]]:
+    """Give the open extents of all inputs their values; return the shapes.
+
+    These have a name or ? for each extent that stays open.
+    """
+    dims = {value.name: value.type.tensor_type.shape.dim for value in real_inputs(model)}
+    given = {one: [_extent(extent) for extent in of] for one, of in dims.items()}
+    sizes, chosen = chosen_extents(name, given, shapes, batch, fixed=False)
+    for one, extents in dims.items():
+        for extent, value in zip(extents, chosen[one], strict=True):
+            if isinstance(value, int):
+                extent.dim_value = value
+    for inner in [*model.graph.value_info, *model.graph.output]:
+        for extent in inner.type.tensor_type.shape.dim:
+            if extent.dim_param in sizes:
+                extent.dim_value = sizes[extent.dim_param]
+    return chosen
+
+
+def _extent(dimension: Any) -> int | str:
+    """An extent, its name, or ? for one without either; exporters write a negative one for that."""
+    if dimension.HasField("dim_value") and dimension.dim_value >= 0:
+        return int(dimension.dim_value)
+    return dimension.dim_param or "?"

@@ -1,0 +1,127 @@
+"""An imported model as data: its file, inputs and tasks with their counts. Imports no TVM."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from tuna.configs import TaskConfig, from_json
+from tuna.errors import BadInput
+
+#: Version of the JSON form.
+VERSION = 1
+
+
+class Class(str, enum.Enum):
+    """Source of a task's kernel."""
+
+    EXACT = "exact"  #: measured for this task on such a machine
+    NEAREST = "nearest"  #: the params of the same core and epilogue with another shape
+    PREDICTED = "predicted"  #: the best by estimate, or by a rule, not measured
+    DEFAULT = "default"  #: TVM's without tuning; also pooling and changes of layout
+
+    __str__ = str.__str__
+
+
+#: Later fields, left out where they are empty, so that imports keep their versions.
+_LATER = {"bounds", "parameter", "data", "values"}
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value or name not in _LATER}
+
+
+class ModelTensor(_Data):
+    """An input or output of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bounds: tuple[int, int] | None = None  #: smallest and largest value, of indices and lengths
+    parameter: str = ""  #: its name in the built library, where TVM's importer gave it another
+
+
+class ManifestTask(_Data):
+    """A function of the model."""
+
+    config: dict[str, Any]  #: `TaskConfig.to_json()`
+    count: int  #: Number of its calls in the model
+
+    @cached_property
+    def task(self) -> TaskConfig:
+        """The config."""
+        found = from_json(self.config)
+        assert isinstance(found, TaskConfig)
+        return found
+
+
+class Manifest(_Data):
+    """Outcome of `tuna model import`; equal imports have equal manifests."""
+
+    version: int = VERSION
+    file: str  #: SHA-256 of the model file, which is in the artifact store
+    data: dict[str, str] = {}  #: SHA-256 of files with its weights, by their places in its folder
+    size_bytes: int  #: Bytes of all these files
+    opset: str  #: ONNX's; else the framework and its version, such as `torch 2.13.0`
+    shapes: dict[str, tuple[int, ...]]  #: Shapes of the inputs, as they were chosen
+    values: dict[str, tuple[float, ...]] = {}  #: Values of inputs that became constants
+    target: str  #: JSON of the target that it was planned for
+    tvm: str  #: its version
+    inputs: tuple[ModelTensor, ...]
+    tasks: tuple[ManifestTask, ...]
+    text: str  #: SHA-256 of the module's text, in the artifact store
+
+    def to_bytes(self) -> bytes:
+        """The JSON form."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")
+        ).encode()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the JSON form, hex: the version of the model."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Parse the JSON form; raises BadInput."""
+        try:
+            found = cls.model_validate_json(data)
+        except ValueError as error:
+            raise BadInput(
+                f"The model cannot be read: {str(error).splitlines()[0]}", hint="import it again"
+            ) from None
+        if found.version != VERSION:
+            raise BadInput(
+                "The model was imported by another version of Tuna.", hint="import it again"
+            )
+        return found
+
+    @property
+    def of_torch(self) -> bool:
+        """Whether it is a program of PyTorch."""
+        return " " in self.opset
+
+    @property
+    def cores(self) -> int:
+        """The cores of the target."""
+        return int(json.loads(self.target).get("num-cores", 1))
+
+    def for_cores(self, number: int) -> Manifest:
+        """The same import for a target with another number of cores."""
+        target = {**json.loads(self.target), "num-cores": number}
+        return self.model_copy(update={"target": json.dumps(target, sort_keys=True)})
+
+    def weights(self) -> Mapping[str, int]:
+        """The number of calls of each task, by its key."""
+        return {entry.task.key: entry.count for entry in self.tasks}

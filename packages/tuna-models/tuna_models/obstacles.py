@@ -1,0 +1,133 @@
+"""Obstacles to the import of a folded ONNX graph: types of values, and inputs of operators
+whose values have to be known by then. Imports onnx."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs
+
+from tuna.errors import BadInput
+from tuna_models.arguments import TYPES
+
+#: Operators by the places of inputs that decide a shape, or that TVM takes as constants alone.
+_BY_PLACES: Mapping[tuple[int, ...], str] = {
+    (0,): "BlackmanWindow HammingWindow HannWindow ConstantOfShape If NonZero Unique",
+    (1,): """
+        ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+        ReduceSum ReduceSumSquare Reshape Expand Tile TopK OneHot Squeeze Unsqueeze Split
+        SplitToSequence CenterCropPad Trilu CumSum CumProd AffineGrid Upsample SequenceAt
+        SequenceErase Compress""",
+    (2,): "MaxUnpool",
+    (4,): "GRU LSTM RNN",
+    (0, 1): "Loop",
+    (1, 2): "Col2Im DFT Dropout",
+    (1, 3): "STFT",
+    (0, 1, 2): "Range",
+    (1, 2, 3): "Pad Resize",
+    (1, 2, 3, 4): "Slice",
+    (0, 1, 2, 3, 4): "MelWeightMatrix NonMaxSuppression",
+}
+_DECIDING = {name: places for places, names in _BY_PLACES.items() for name in names.split()}
+#: Most whole numbers, and most others, such as scales, that a hint asks for.
+_MAX_WHOLE, _MAX_REAL = 64, 8
+
+
+class Unsupported(Exception):
+    """Why a node cannot be imported, as a phrase that follows its name."""
+
+
+def refuse_undecided(name: str, model: Any) -> None:
+    """Raise BadInput for operators of a folded model with inputs whose values are not known.
+
+    The hint asks for the values of the model's inputs that decide them, if these are few.
+    """
+    graph = model.graph
+    known = {tensor.name for tensor in graph.initializer}
+    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    makers = {output: node for node in graph.node for output in node.output}
+    opset = next((entry.version for entry in model.opset_import if not entry.domain), 1)
+    places: dict[str, list[str]] = {}
+    asked: dict[str, None] = {}
+    for node in graph.node:
+        for place in _DECIDING.get(node.op_type, ()) if not node.domain else ():
+            if place < len(node.input) and node.input[place] and node.input[place] not in known:
+                title = f"{node.name or node.output[0]}: {_argument(node.op_type, opset, place)}"
+                places.setdefault(node.op_type, []).append(title)
+                asked |= dict.fromkeys(_sources(node.input[place], makers, known))
+    if not places:
+        return
+    listed = ", ".join(
+        f"{operator} ({', '.join(titles[:6])})" for operator, titles in places.items()
+    )
+    sizes = {value.name: value.type.tensor_type for value in graph.input}
+    askable = [source for source in asked if source in sizes and _few(sizes[source])]
+    texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in askable]
+    given = " ".join(f"--value {text}" for text in texts)
+    raise BadInput(
+        f"{name} has operators that need values which depend on the model's input: {listed}.",
+        hint=f"give them, if they are always the same: {given}" if given else "",
+    )
+
+
+def _argument(operator: str, opset: int, place: int) -> str:
+    """The name of an input in the operator's definition."""
+    inputs = defs.get_schema(operator, opset).inputs
+    return str(inputs[min(place, len(inputs) - 1)].name)
+
+
+def _sources(name: str, makers: Mapping[str, Any], known: set[str]) -> Iterator[str]:
+    """Yield the inputs of the model on which a value depends."""
+    waiting, seen = [name], {name, *known}
+    while waiting:
+        value = waiting.pop()
+        if value not in makers:
+            yield value
+            continue
+        for read in makers[value].input:
+            if read and read not in seen:
+                seen.add(read)
+                waiting.append(read)
+
+
+def _few(tensor: Any) -> bool:
+    """Whether values of an input can be typed: a few dozen whole numbers, or a few others."""
+    count = int(np.prod([extent.dim_value for extent in tensor.shape.dim], dtype=np.int64))
+    kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).kind
+    return count <= (_MAX_WHOLE if kind in "iub" else _MAX_REAL)
+
+
+def _form(tensor: Any) -> str:
+    count = int(np.prod([extent.dim_value for extent in tensor.shape.dim], dtype=np.int64))
+    return ",".join(["N"] * count) if count < 4 else "N,N,..."
+
+
+def refuse_types(name: str, model: Any) -> None:
+    """Raise BadInput for operators of a model with inferred shapes that make values of types that
+    Tuna has not: strings, sequences, floats of eight bits and others."""
+    kinds = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    outputs = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        for output in node.output:
+            kind = type_name(kinds[output]) if output in kinds else ""
+            # a sequence between operators is a tuple
+            if kind and kind not in TYPES and (kind != "sequence" or output in outputs):
+                raise BadInput(
+                    f"{name} cannot be imported: the operator {node.op_type}"
+                    f" ({node.name or output}) makes a value of type {kind}.",
+                    hint=f"it can be {', '.join(TYPES)}",
+                )
+
+
+def type_name(kind: Any) -> str:
+    """NumPy's name of a tensor's type, ONNX's of another; empty where it is not known."""
+    if kind.WhichOneof("value") not in (None, "tensor_type"):
+        return str(kind.WhichOneof("value")).removesuffix("_type")
+    number = kind.tensor_type.elem_type
+    if number == onnx.TensorProto.STRING:
+        return "string"
+    return str(onnx.helper.tensor_dtype_to_np_dtype(number)) if number else ""

@@ -1,0 +1,134 @@
+"""Reads a program of `torch.export` (a .pt2 file) into Relax. Imports TVM and torch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.messages import install_extra
+from tuna_models import torch_recurrent, torch_types
+from tuna_models.arguments import chosen_extents, refuse_obstacles
+
+#: The first bytes of a .pt2 file, which is a zip archive.
+MAGIC = b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """An exported program, and the values of the extents that it leaves open, by their names."""
+
+    program: Any
+    sizes: Mapping[str, int]
+
+    @property
+    def version(self) -> str:
+        """The version of torch that imports the program."""
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, shape and NumPy's name of the type of each input."""
+        return [
+            {
+                "name": name,
+                "shape": [
+                    self.sizes[extent] if isinstance(extent, str) else extent for extent in extents
+                ],
+                "dtype": str(kind).removeprefix("torch."),
+            }
+            for name, extents, kind in _inputs(self.program)
+        ]
+
+    def reference(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """PyTorch's own answers."""
+        import torch
+
+        with torch.no_grad():
+            answer = self.program.module()(*(torch.from_numpy(array) for array in inputs.values()))
+        return [part.numpy() for part in ([answer] if isinstance(answer, torch.Tensor) else answer)]
+
+    def to_relax(self, name: str) -> tvm.IRModule:
+        """Convert to Relax; raises BadInput with every operator that cannot be imported."""
+        from tvm.relax.frontend.torch import from_exported_program
+
+        program = _decomposed(self.program, name)
+        refuse_obstacles(name, _unsupported(program), {})
+        try:
+            module = from_exported_program(
+                program,
+                unwrap_unit_return_tuple=True,
+                custom_convert_map=torch_recurrent.converters(program),
+                run_ep_decomposition=False,
+            )
+            return (
+                relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
+            )
+        except Exception as error:  # TVM raises whatever its converters do
+            raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+
+
+def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> TorchModel:
+    """Load a program with inputs of these shapes; `batch` is the first extent of the others.
+
+    Only extents that were exported as dynamic can be chosen, also by their names. Raises BadInput,
+    in one message for all extents that stay open and all operators that cannot be imported.
+    """
+    name = path.name
+    try:
+        import torch
+    except ImportError:
+        raise LibraryMissing(
+            "Programs of torch.export need PyTorch.", hint=install_extra("tvm", "onnx", "torch")
+        ) from None
+    try:
+        program = torch.export.load(io.BytesIO(path.read_bytes()))
+    except Exception as error:  # torch, zipfile and the file system each have their own
+        raise BadInput(f"{name} is no program of torch.export: {_last_line(error)}") from None
+    given = {found: extents for found, extents, _ in _inputs(program)}
+    sizes, chosen = chosen_extents(name, given, shapes, batch, fixed=True)
+    if any(isinstance(extent, str) for extents in chosen.values() for extent in extents):
+        refuse_obstacles(name, _unsupported(_decomposed(program, name)), chosen)
+    return TorchModel(program, sizes)
+
+
+def _decomposed(program: Any, name: str) -> Any:
+    try:
+        return torch_types.written_out(torch_recurrent.decomposed(program))
+    except Exception as error:  # torch raises whatever its decompositions do
+        raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+
+
+def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:
+    """Name, extents (a name for one that is open) and type of each input that is no weight."""
+    wanted = set(program.graph_signature.user_inputs)
+    found = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in wanted:
+            value = node.meta["val"]
+            extents = [extent if isinstance(extent, int) else str(extent) for extent in value.shape]
+            found.append((str(node.name), extents, value.dtype))
+    return found
+
+
+def _unsupported(program: Any) -> dict[str, list[str]]:
+    """The calls of each operator that TVM's importer does not know."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    known = {*ExportedProgramImporter().convert_map, *torch_recurrent.KINDS}
+    found: dict[str, list[str]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node.target.__name__ not in known:
+            found.setdefault(str(node.target), []).append(str(node.name))
+    return found
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
