@@ -24,7 +24,7 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, ServiceError
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.reports import prometheus
-from tuna.reports.prometheus import METRICS, Collector, Samples, text_of
+from tuna.reports.prometheus import Collector, Samples, metrics, text_of
 from tuna.settings import Settings
 
 AWAY = dict.fromkeys(("TUNA_REDIS_URL", "TUNA_BROKER_URL"), "redis://127.0.0.1:1/0")
@@ -46,8 +46,8 @@ def _read(text: str) -> dict[str, float]:
         match = LINE.match(line)
         assert match, line
         labels = dict(re.findall(r'(\w+)="((?:[^"\\\n]|\\["\\n])*)"', match[2] or ""))
-        assert set(labels) == set(METRICS[match[1]].labels)
-        pairs = ",".join(f'{name}="{labels[name]}"' for name in METRICS[match[1]].labels)
+        assert set(labels) == set(metrics()[match[1]].labels)
+        pairs = ",".join(f'{name}="{labels[name]}"' for name in metrics()[match[1]].labels)
         sample = match[1] + (f"{{{pairs}}}" if pairs else "")
         assert sample not in found, "given twice"
         found[sample] = float(match[6])
@@ -127,7 +127,7 @@ def test_every_metric_is_there(
         'tuna_up{service="redis"}': 1,
         'tuna_up{service="sql"}': 1,
     }
-    assert {name.partition("{")[0] for name in found} == set(METRICS)
+    assert {name.partition("{")[0] for name in found} == set(metrics())
 
 
 def test_without_redis_there_is_what_sql_knows(engine: sa.Engine, tmp_path: Path) -> None:
@@ -207,14 +207,14 @@ def test_big_counters_keep_their_digits() -> None:
 
 def test_prometheus_own_parser_finds_each_metric_with_its_kind_and_nothing_else() -> None:
     samples = Samples()
-    for name, metric in METRICS.items():
+    for name, metric in metrics().items():
         samples.set(name, 1, *metric.labels)
     families = list(text_string_to_metric_families(text_of(samples)))
     assert {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in families
-    } == {name: metric.kind for name, metric in METRICS.items()}
-    assert [sample.name for family in families for sample in family.samples] == list(METRICS)
+    } == {name: metric.kind for name, metric in metrics().items()}
+    assert [sample.name for family in families for sample in family.samples] == list(metrics())
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import Any
 from tuna.api.models import artifacts_of_models
 from tuna.artifacts.signatures import Keys
 from tuna.db import cache_entries, sessions
-from tuna.db.cache_entries import CacheEntry, CacheSpace, check_space
+from tuna.db.access_tokens import check_space
+from tuna.db.cache_entries import CacheEntry, CacheSpace
 from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound

@@ -14,13 +14,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.artifacts.signatures import CACHE, Keys
-from tuna.db.bulk import parts, rows_among, upsert
+from tuna.db.access_tokens import check_space
+from tuna.db.bulk import parts, rows_among, upsert, values_among
 from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation, TokenRow
 from tuna.db.types import UtcDateTime, utc_now
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.settings import Settings
 
-SPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+=@-]{1,255}", re.ASCII)
 #: Largest file.
 MAX_FILE_BYTES = 64 << 20
@@ -30,16 +30,6 @@ _ROW_BYTES = 1024
 _EVICTED_BEYOND = 20
 _PAGE = 1000
 _columns = CacheEntryRow.__table__.c
-
-
-def check_space(name: str) -> str:
-    """Return the name of a space; raises BadInput for what is none."""
-    if not SPACE.fullmatch(name):
-        raise BadInput(
-            f"{name[:80]!a} is no name of a space.",
-            hint="up to 63 lower-case letters, digits, and . _ - behind the first",
-        )
-    return name
 
 
 @dataclass(frozen=True)
@@ -206,6 +196,14 @@ def _evict(
 def _held() -> sa.ColumnElement[bool]:
     same = CacheHoldRow.space == _columns.space, CacheHoldRow.key == _columns.key
     return sa.select(CacheHoldRow.pack).where(*same).exists()
+
+
+def digests(connection: sa.Connection, among: Collection[str] | None = None) -> set[str]:
+    """Return the artifacts that entries name, of `among` if it is given."""
+    query = sa.select(_columns.digest)
+    if among is None:
+        return set(connection.execute(query).scalars())
+    return values_among(connection, query, CacheEntryRow.digest, among)
 
 
 def refuse(connection: sa.Connection, entry: CacheEntry) -> None:

@@ -227,15 +227,16 @@ def wanted_by_others(connection: sa.Connection, request: TuningRequest) -> set[i
     return set(connection.execute(shared.where(ConfigTag.config_id.in_(mine))).scalars())
 
 
-def files(connection: sa.Connection) -> set[str]:
-    """Return the artifacts that requests name: files of answers, and uploads of open requests."""
-    found = set()
+def files(connection: sa.Connection, among: Collection[str] | None = None) -> set[str]:
+    """Return the artifacts that requests name, of `among` if it is given: files of answers, and
+    uploads of open requests."""
+    found: set[str] = set()
     is_open = RequestRow.ended_at.is_(None)
     query = sa.select(RequestRow.upload, RequestRow.files, is_open.label("open"))
     for row in connection.execute(query.where(sa.or_(is_open, RequestRow.files_bytes > 0))):
         found |= {digest for _, digest, _ in json.loads(row.files)}
         found |= {row.upload} if row.open else set()
-    return found
+    return found if among is None else found.intersection(among)
 
 
 def files_text(files_: Iterable[StoredFile]) -> str:
