@@ -380,7 +380,7 @@ class RedisFiles:
     def renew_all(self) -> None:
         """Give `_TTL_S` to all files that would expire in less than half of it."""
         soon_ms = (self._client.time()[0] + _TTL_S // 2) * 1000
-        names: Any = self._client.zrange(self._index[0], "-inf", soon_ms, byscore=True)  # type: ignore[arg-type]
+        names: Any = self._client.zrange(self._index[0], "-inf", soon_ms, byscore=True)
         self._expire([name.decode() for name in names], _TTL_S)
 
     def _expire(self, names: Sequence[str], ttl_s: int) -> None:

@@ -51,9 +51,7 @@ _CORE = {
         "Join a master over the network, and compile and measure for it.",
     ),
     "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
-    "serve": ("service", "Serve requests and pages to people and programs over HTTP."),
     "token": ("remote_workers", "Make, list and revoke tokens of workers, visitors and caches."),
-    "cache": ("cache", "List, prune and verify what programs share in spaces of the cache."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
     "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
     "model": ("model", "Import models, see their tasks, build them with the kernels that won."),
@@ -82,7 +80,7 @@ _CORE = {
     "db": ("doctor", "Look after the database."),
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
-_DISTRIBUTIONS: dict[str, str] = {}
+_DISTRIBUTIONS: dict[str, str] = {"serve": "tuna-serve", "cache": "tuna-serve"}
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
 #: Tables like `_CORE` of other distributions, whose modules have full names.
