@@ -19,7 +19,7 @@ from tuna.db.bulk import parts, rows_among, upsert, values_among
 from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation, TokenRow
 from tuna.db.types import UtcDateTime, utc_now
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.settings import Settings
+from tuna_serve.settings import ServiceSettings
 
 _NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+=@-]{1,255}", re.ASCII)
 #: Largest file.
@@ -94,7 +94,7 @@ class CacheBounds:
     token_bytes: int
 
     @classmethod
-    def of(cls, settings: Settings) -> CacheBounds:
+    def of(cls, settings: ServiceSettings) -> CacheBounds:
         """Return the bounds of these settings."""
         return cls(settings.space_mib << 20, settings.space_token_mib << 20)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from tuna.errors import BadInput, TunaError
-from tuna.settings import Settings
+from tuna_serve.settings import ServiceSettings
 
 Kind = Literal["model", "layers"]
 #: Reasons of the sessions that requests use, one of each in an environment, so that what two of
@@ -109,7 +109,7 @@ class Limits:
     priority: int
 
     @classmethod
-    def of(cls, settings: Settings) -> Limits:
+    def of(cls, settings: ServiceSettings) -> Limits:
         """Return the bounds of tokens with the role `submit`."""
         return cls(
             settings.submit_open,

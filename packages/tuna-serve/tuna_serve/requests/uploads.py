@@ -31,6 +31,7 @@ from tuna.files import make_home, own_folder
 from tuna.jobs import needed_artifacts
 from tuna.models import onnx_files
 from tuna.settings import get_settings
+from tuna_serve.settings import service_settings
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +63,7 @@ class Upload:
         """`most_bytes`: 0: what a request may have."""
         self._path = folder() / f"{secrets.token_hex(8)}.part"
         self._hint = "" if most_bytes else "the owner of the service sets TUNA_REQUEST_MIB"
-        self._most_bytes = most_bytes or get_settings().request_mib << 20
+        self._most_bytes = most_bytes or service_settings().request_mib << 20
         self._sha, self.size_bytes = hashlib.sha256(), 0
         self._stored = False
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

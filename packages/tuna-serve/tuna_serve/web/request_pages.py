@@ -9,9 +9,9 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna_serve.db.requests import TuningRequest
+from tuna_serve.settings import service_settings
 from tuna_serve.web import submissions
 from tuna_serve.web.change_pages import ask, done
 from tuna_serve.web.events import streamed
@@ -34,7 +34,7 @@ def list_requests(visitor: Anyone, wanted: Annotated[RequestQuery, Query()]) -> 
         **table_links(_PLACE, wanted, page.next),
         "may_submit": _may_submit(visitor),
         "client_key": secrets.token_hex(16),
-        "most_mib": get_settings().request_mib,
+        "most_mib": service_settings().request_mib,
     }
     return html_page("requests.html.j2", visitor, "Requests", _PLACE, **facts)
 

@@ -27,6 +27,7 @@ from tuna.gateway.listening import BoundedServer, Listener
 from tuna.gateway.ports import listen
 from tuna.settings import get_settings
 from tuna_serve.requests.supervisor import RequestSupervisor
+from tuna_serve.settings import service_settings
 from tuna_serve.web.app import Site, create_app
 
 _NAME = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?", re.ASCII)
@@ -112,6 +113,7 @@ def serve(
     Raises BadInput for an address that cannot be had, DatabaseError.
     """
     settings, tls = get_settings(), address.tls()
+    service_settings()  # an unusable one is told now
     engine = open_database()
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in listen(address.host, address.port)]

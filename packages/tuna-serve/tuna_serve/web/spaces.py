@@ -38,6 +38,7 @@ from tuna_serve.db.cache_entries import (
 )
 from tuna_serve.requests.asked import Conflict
 from tuna_serve.requests.uploads import Upload, folder, forget
+from tuna_serve.settings import service_settings
 from tuna_serve.web.answers import answered
 from tuna_serve.web.visitors import CacheVisitor, Role, Visitor
 
@@ -108,7 +109,7 @@ class Caches:
         lost = [one for one in others if not self.artifacts.is_whole(one.digest)]
         if not others or lost:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
-        bounds = CacheBounds.of(get_settings())
+        bounds = CacheBounds.of(service_settings())
         facts = name, upload, token, bounds, reporter
         with self._writing:
             outcome, evicted = transaction(self._engine, _put, *facts, lost)

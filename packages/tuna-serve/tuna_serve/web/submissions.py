@@ -19,7 +19,6 @@ from tuna.db.bulk import RowPage
 from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.queue.results import validation_words
-from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
@@ -27,6 +26,7 @@ from tuna_serve.requests import answers, submission
 from tuna_serve.requests.asked import MOST_LAYERS, Asked, Limits
 from tuna_serve.requests.submission import Submission
 from tuna_serve.requests.uploads import Upload
+from tuna_serve.settings import service_settings
 from tuna_serve.web.answers import Paged, answered
 from tuna_serve.web.changes import kept
 from tuna_serve.web.events import Texts, streamed
@@ -110,7 +110,7 @@ async def receive(
         asked = Asked.model_validate(
             sent.model_dump(include=set(Asked.model_fields), exclude_unset=True)
         )
-        limits = Limits.of(get_settings()) if visitor.role is Role.SUBMIT else None
+        limits = Limits.of(service_settings()) if visitor.role is Role.SUBMIT else None
         wanted = Submission(asked, kind, upload, filename, visitor.token, client_key, limits)
         return await to_thread.run_sync(submission.submit, wanted)
 
@@ -121,7 +121,7 @@ async def _receiving(request: Request, visitor: Visitor) -> AsyncIterator[Upload
 
     One token's slow uploads delay nobody else; `Guard` bounds their time.
     """
-    most_mib = get_settings().request_mib
+    most_mib = service_settings().request_mib
     # the fields beside the file are small
     if int(request.headers.get("content-length", "0")) > (most_mib + 1) << 20:
         raise HTTPException(413, f"the file has more than {most_mib} MiB")
