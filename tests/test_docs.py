@@ -10,13 +10,13 @@ from places import CORE, PACKAGES, ROOT, TESTS
 from pydantic_settings import TomlConfigSettingsSource
 
 from tuna.cli.main import commands
-from tuna.db import requests
 from tuna.db.models import Base
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.errors import TunaError
 from tuna.jobs.states import mermaid
-from tuna.settings import Settings
+from tuna.settings import Settings, setting_names
 from tuna.vocabulary import Cause, RequestState, State
+from tuna_serve.db import requests
 
 USAGE = (ROOT / "docs" / "usage.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
@@ -29,7 +29,7 @@ def test_each_command_is_in_the_documents(name: str) -> None:
     assert f"tuna {name}" in USAGE + README
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@pytest.mark.parametrize("name", sorted(setting_names()))
 def test_each_setting_is_in_the_documents(name: str) -> None:
     assert f"`TUNA_{name.upper()}`" in USAGE
 
@@ -74,7 +74,7 @@ def test_the_states_of_a_request_and_their_drawing_are_in_the_documents() -> Non
     text = (ROOT / "docs" / "service.md").read_text()
     drawn = re.search(r"```mermaid\n(.*?)\n```", text, re.DOTALL)
     assert drawn is not None
-    assert drawn[1] == requests.mermaid(), "run: python -m tuna.db.requests"
+    assert drawn[1] == requests.mermaid(), "run: python -m tuna_serve.db.requests"
     for state in RequestState:
         assert f"| `{state}` |" in text
 

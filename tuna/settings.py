@@ -1,5 +1,10 @@
 """All settings: `TUNA_*` environment variables override an optional settings file, which overrides
-the defaults."""
+the defaults. A package's settings are a `SettingsSection` under the entry point group
+`tuna.settings`:
+
+    [project.entry-points."tuna.settings"]
+    mine = "my_package.settings:MySettings"
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import functools
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import platformdirs
 from pydantic import (
@@ -30,6 +35,7 @@ from pydantic_settings import (
 from tuna.errors import BadInput
 from tuna.files import check_home
 from tuna.messages import choices, nearest
+from tuna.plugins import Plugins
 from tuna.settings_file import settings_file
 from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
@@ -110,7 +116,44 @@ def _default_home() -> Path:
     return found
 
 
-class Settings(BaseSettings):
+class _SettingsFile(TomlConfigSettingsSource):
+    """The settings file: `Settings` is not given what a section of a package takes."""
+
+    def __call__(self) -> dict[str, Any]:
+        found = super().__call__()
+        others = found.keys() - Settings.model_fields.keys()
+        if not others or self.settings_cls is not Settings:
+            return found  # packages are looked for where the file has more than the core's
+        others &= _names_of_sections()
+        return {name: value for name, value in found.items() if name not in others}
+
+
+class _FileAndVariables(BaseSettings):
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (
+            init_settings,
+            env_settings,
+            _SettingsFile(settings_cls, toml_file=settings_file()),
+        )
+
+
+class SettingsSection(_FileAndVariables):
+    """Settings of a package, as of `Settings`; `get_section` reads one."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TUNA_", extra="ignore", frozen=True, allow_inf_nan=False
+    )
+
+
+class Settings(_FileAndVariables):
     """Settings of one process; a variable's name is `TUNA_` and the upper-case field name."""
 
     model_config = SettingsConfigDict(
@@ -314,51 +357,9 @@ class Settings(BaseSettings):
             " enforced); 0: no limit"
         ),
     )
-    request_mib: int = Field(
-        640,
-        ge=1,
-        le=1023,
-        description=(
-            "largest file of a request of the service; what imports a model needs a few times that"
-            " memory"
-        ),
-    )
-    submit_open: int = Field(8, ge=1, description="open requests of one token with the role submit")
-    submit_trials: int = Field(
-        100_000, ge=1, description="trials that the open requests of such a token may take together"
-    )
-    submit_mib: int = Field(
-        4096, ge=1, description="uploads and results of such a token that are stored"
-    )
-    submit_priority: int = Field(
-        5, ge=0, le=9, description="highest priority that such a token may ask for"
-    )
-    space_mib: int = Field(
-        10_240,
-        ge=1,
-        description="entries of one space of the cache; the least used are evicted first",
-    )
-    space_token_mib: int = Field(
-        4096, ge=1, description="entries that one token may have put into its space"
-    )
     allow_exec: bool = Field(
         False, description="allow workers on this machine to run commands of `go_fish.py --exec`"
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (
-            init_settings,
-            env_settings,
-            TomlConfigSettingsSource(settings_cls, toml_file=settings_file()),
-        )
 
     @property
     def embedded_db(self) -> bool:
@@ -380,20 +381,51 @@ class Settings(BaseSettings):
         return self.home / "run"
 
 
+_Section = TypeVar("_Section", bound=SettingsSection)
+_AnySettings = TypeVar("_AnySettings", bound=BaseSettings)
+_SECTIONS: Plugins[type[SettingsSection]] = Plugins("tuna.settings", "section of settings", type)
+#: Sections with the settings of the process that they were read with.
+_sections_read: dict[type[SettingsSection], tuple[Settings, SettingsSection]] = {}
+
+
 @functools.lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """The settings of this process, read once; raises BadInput with the name of an invalid setting,
     or if TUNA_HOME is not this user's alone."""
+    found = _read(Settings)
+    check_home(found.home)
+    return found
+
+
+def get_section(section: type[_Section]) -> _Section:
+    """Return a package's settings of this process, read as often as `get_settings`; raises BadInput
+    with the name of an invalid one."""
+    settings = get_settings()
+    read_with, found = _sections_read.get(section, (None, None))
+    if read_with is not settings or not isinstance(found, section):
+        found = _read(section)
+        _sections_read[section] = settings, found
+    return found
+
+
+def setting_names() -> set[str]:
+    """Return the names of all settings, those of installed packages too."""
+    return _names_of_sections() | Settings.model_fields.keys()
+
+
+def _names_of_sections() -> set[str]:
+    return {name for section in _SECTIONS.all().values() for name in section.model_fields}
+
+
+def _read(settings: type[_AnySettings]) -> _AnySettings:
     try:
-        found = Settings()
+        return settings()
     except ValidationError as error:
         raise BadInput(_invalid_setting(error.errors()[0])) from None
     except RecursionError:
         raise BadInput("The settings file cannot be read: it is nested too deeply.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"The settings file cannot be read: {error}") from None
-    check_home(found.home)
-    return found
 
 
 #: Variables that are no settings.
@@ -405,9 +437,12 @@ def misspelt() -> dict[str, str]:
     """Variables of this process that look like a setting's name and are none, each with that
     name."""
     known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
+    unknown = {name for name in os.environ if name.startswith("TUNA_") and name not in known}
+    if unknown:
+        known.update(f"TUNA_{name.upper()}" for name in _names_of_sections())
     found = {}
-    for name in sorted(os.environ):
-        if name.startswith("TUNA_") and name not in known:
+    for name in sorted(unknown):
+        if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
             if close:
                 found[name] = close[0]
@@ -417,7 +452,7 @@ def misspelt() -> dict[str, str]:
 def _invalid_setting(fault: Any) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        near = nearest(name, Settings.model_fields)
+        near = nearest(name, setting_names())
         return (
             f"The settings file has {name}, which is no"
             f" setting{f'; did you mean {near}?' if near else '.'}"

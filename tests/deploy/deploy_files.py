@@ -40,7 +40,7 @@ DOCKERFILES = [
 PROJECT = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
 
 #: Every metric of `tuna metrics` and its labels.
-METRICS = {name: set(metric.labels) for name, metric in prometheus.METRICS.items()}
+METRICS = {name: set(metric.labels) for name, metric in prometheus.metrics().items()}
 
 
 def name_of(path: Path) -> str:

@@ -11,21 +11,24 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, states
+from structlog.testing import capture_logs
 
 from tuna.artifacts.files import RedisFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import actions as job_actions
 from tuna.coordinator import staging
-from tuna.db import networks
+from tuna.db import access_tokens, networks
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, JobArtifact
+from tuna.db.models import CacheEntryRow, Job, JobArtifact
 from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import release
+from tuna.jobs.needed_artifacts import ArtifactUser
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
+from tuna.plugins import Plugins
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
@@ -168,6 +171,54 @@ def test_the_files_of_an_imported_model_live_as_long_as_the_model(scene: Scene) 
     needed_artifacts.keep(scene.engine, scene.store)
     assert scene.lives_long(file)
     assert scene.lives_long(text)
+
+
+def _add_row_of_a_package(engine: sa.Engine, digest: str) -> None:
+    with writing(engine) as connection:
+        access_tokens.add(connection, "a" * 12, "x", "submit", 60.0, space="team")
+        names = {"space": "team", "key": "k", "file": "f"}
+        row = {**names, "digest": digest, "size_bytes": 1, "token_id": "a" * 12}
+        connection.execute(sa.insert(CacheEntryRow).values(row))
+
+
+def _expires_soon(scene: Scene, digest: str) -> None:
+    scene.client.expire(f"tuna:{{n}}:artifact:{digest}", 60)
+    scene.client.zadd("tuna:{n}:artifacts", {digest: (scene.client.time()[0] + 60) * 1000})
+
+
+def test_nothing_is_removed_while_rows_of_a_package_cannot_be_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needed_artifacts, "USERS", Plugins("tuna.nothing", "user", ArtifactUser))
+    named, other = scene.store.put(b"an entry's"), scene.store.put(b"another")
+    with reading(scene.engine) as connection:
+        assert needed_artifacts.in_use(connection, {named, other}) == set(), "no rows yet"
+    _add_row_of_a_package(scene.engine, named)
+    for digest in (named, other):
+        _expires_soon(scene, digest)
+    with capture_logs() as logged, reading(scene.engine) as connection:
+        assert needed_artifacts.in_use(connection, {named, other}) == {named, other}
+    assert [(one["log_level"], one["tables"]) for one in logged] == [("warning", ["cache_entry"])]
+    needed_artifacts.keep(scene.engine, scene.store)
+    assert scene.lives_long(named)
+    assert scene.lives_long(other)
+
+
+def test_what_a_package_reads_of_its_rows_is_not_removed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, other = scene.store.put(b"an entry's"), scene.store.put(b"another")
+    users = Plugins("tuna.nothing", "user", ArtifactUser)
+    monkeypatch.setattr(needed_artifacts, "USERS", users)
+    _add_row_of_a_package(scene.engine, named)
+    for digest in (named, other):
+        _expires_soon(scene, digest)
+    with users.adding("cache_entry", ArtifactUser(lambda _, among: {named} & (among or {named}))):
+        with reading(scene.engine) as connection:
+            assert needed_artifacts.in_use(connection, {named, other}) == {named}
+        needed_artifacts.keep(scene.engine, scene.store)
+    assert scene.lives_long(named)
+    assert not scene.lives_long(other)
 
 
 def test_artifacts_that_are_gone_are_not_made_up_again(scene: Scene) -> None:

@@ -18,13 +18,12 @@ from kombu import Connection, Queue
 from million_jobs import fill
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuna.db import access_tokens, cache_entries, models
-from tuna.db.cache_entries import CacheBounds, EntryName
+from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, ServiceError
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.reports import prometheus
-from tuna.reports.prometheus import METRICS, Collector, Samples, text_of
+from tuna.reports.prometheus import METRICS, Collector, Samples, metrics, text_of
 from tuna.settings import Settings
 
 AWAY = dict.fromkeys(("TUNA_REDIS_URL", "TUNA_BROKER_URL"), "redis://127.0.0.1:1/0")
@@ -46,8 +45,8 @@ def _read(text: str) -> dict[str, float]:
         match = LINE.match(line)
         assert match, line
         labels = dict(re.findall(r'(\w+)="((?:[^"\\\n]|\\["\\n])*)"', match[2] or ""))
-        assert set(labels) == set(METRICS[match[1]].labels)
-        pairs = ",".join(f'{name}="{labels[name]}"' for name in METRICS[match[1]].labels)
+        assert set(labels) == set(metrics()[match[1]].labels)
+        pairs = ",".join(f'{name}="{labels[name]}"' for name in metrics()[match[1]].labels)
         sample = match[1] + (f"{{{pairs}}}" if pairs else "")
         assert sample not in found, "given twice"
         found[sample] = float(match[6])
@@ -65,9 +64,6 @@ def filled(engine: sa.Engine) -> sa.Engine:
             sa.select(sa.func.min(models.Job.id)).where(models.Job.state == "new")
         ).scalar_one()
         make_searches(connection, models.Job.id == waiting)
-        access_tokens.add(connection, "a" * 12, "x", "submit", 60.0, space="team")
-        facts = EntryName("team", "k", "f"), "0" * 64, 5, "a" * 12, CacheBounds(1 << 20, 1 << 20)
-        cache_entries.put(connection, *facts)
     return engine
 
 
@@ -120,9 +116,6 @@ def test_every_metric_is_there(
         'tuna_device_idle_ratio{session="1"}': pytest.approx(1 - 550 * 0.25 / 8 / 3600, abs=0.01),
         'tuna_trials_total{session="1"}': 7,
         "tuna_results_drained_total": 1350,
-        'tuna_cache_files{space="team"}': 1,
-        'tuna_cache_bytes{space="team"}': 5,
-        'tuna_cache_refused_total{space="team"}': 0,
         'tuna_up{service="broker"}': 1,
         'tuna_up{service="redis"}': 1,
         'tuna_up{service="sql"}': 1,
@@ -207,14 +200,14 @@ def test_big_counters_keep_their_digits() -> None:
 
 def test_prometheus_own_parser_finds_each_metric_with_its_kind_and_nothing_else() -> None:
     samples = Samples()
-    for name, metric in METRICS.items():
+    for name, metric in metrics().items():
         samples.set(name, 1, *metric.labels)
     families = list(text_string_to_metric_families(text_of(samples)))
     assert {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in families
-    } == {name: metric.kind for name, metric in METRICS.items()}
-    assert [sample.name for family in families for sample in family.samples] == list(METRICS)
+    } == {name: metric.kind for name, metric in metrics().items()}
+    assert [sample.name for family in families for sample in family.samples] == list(metrics())
 
 
 @pytest.fixture

@@ -86,8 +86,9 @@ _JUSTIFIED = {
 _ZIP = {
     "scripts/gpu-wheels",  # takes two files out of a wheel, by their names
     "tuna/libraries/tvm/whole_models.py",  # two members, by their names, in the box
-    "tuna/requests/answers.py",  # writes alone
-    "tuna/requests/uploads.py",  # looks at stored members, none of which it unpacks into a file
+    "packages/tuna-serve/tuna_serve/requests/answers.py",  # writes alone
+    # looks at stored members, none of which it unpacks into a file
+    "packages/tuna-serve/tuna_serve/requests/uploads.py",
 }
 
 

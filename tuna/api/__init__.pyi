@@ -1,12 +1,6 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
 from tuna.api import golden as golden
-from tuna.api.caches import check_pack as check_pack
-from tuna.api.caches import list_cache as list_cache
-from tuna.api.caches import list_spaces as list_spaces
-from tuna.api.caches import pack_cache as pack_cache
-from tuna.api.caches import prune_cache as prune_cache
-from tuna.api.caches import verify_cache as verify_cache
 from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
@@ -131,7 +125,6 @@ from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
 from tuna.coordinator.session_run import RunEvents as RunEvents
-from tuna.db.cache_entries import CacheSpace as CacheSpace
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
 from tuna.db.jobs import Only as Only

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import urlsplit
 
-from tuna.db import access_tokens, cache_entries, sessions
+from tuna.db import access_tokens, sessions
 from tuna.db.access_tokens import AccessToken
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -116,7 +116,7 @@ def create_space_token(space: str, ttl_s: float, url: str | None = None, label: 
             f"{(url or '')[:200]!r} is not the URL of a service.",
             hint="as https://tuna.example.org",
         )
-    cache_entries.check_space(space)
+    access_tokens.check_space(space)
     engine, token_id, secret = open_database(), secrets.token_hex(6), secrets.token_urlsafe(24)
     with writing(engine) as connection:
         access_tokens.add(connection, token_id, secret, "submit", ttl_s, label, space)

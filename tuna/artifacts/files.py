@@ -83,6 +83,9 @@ class Files(Protocol):
     def renew(self, names: Sequence[str]) -> None:
         """Prolong the life of those of these files that expire soon."""
 
+    def renew_all(self) -> None:
+        """Prolong the life of all files that expire soon."""
+
     def remove(self, names: Sequence[str]) -> None:
         """Delete these files, or `release` them in a store with expiry; skip missing ones."""
 
@@ -207,6 +210,9 @@ class UrlFiles:
         """Files do not expire."""
 
     def renew(self, names: Sequence[str]) -> None:
+        """Files do not expire."""
+
+    def renew_all(self) -> None:
         """Files do not expire."""
 
     def remove(self, names: Sequence[str]) -> None:
@@ -370,6 +376,12 @@ class RedisFiles:
             self._expire(
                 [name for name, at_ms in pairs if at_ms is not None and at_ms < soon_ms], _TTL_S
             )
+
+    def renew_all(self) -> None:
+        """Give `_TTL_S` to all files that would expire in less than half of it."""
+        soon_ms = (self._client.time()[0] + _TTL_S // 2) * 1000
+        names: Any = self._client.zrange(self._index[0], "-inf", soon_ms, byscore=True)
+        self._expire([name.decode() for name in names], _TTL_S)
 
     def _expire(self, names: Sequence[str], ttl_s: int) -> None:
         if not names:

@@ -311,6 +311,10 @@ class Artifacts:
         """Let these artifacts, as far as they exist, live on in a store with expiry."""
         self._files.renew(self._names(digests))
 
+    def renew_all(self) -> None:
+        """Let all artifacts live on in a store with expiry."""
+        self._files.renew_all()
+
     def _build_files(self, digests: Sequence[str]) -> list[str]:
         """Return the files with the builds that these artifacts were recorded for."""
 

@@ -51,9 +51,7 @@ _CORE = {
         "Join a master over the network, and compile and measure for it.",
     ),
     "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
-    "serve": ("service", "Serve requests and pages to people and programs over HTTP."),
     "token": ("remote_workers", "Make, list and revoke tokens of workers, visitors and caches."),
-    "cache": ("cache", "List, prune and verify what programs share in spaces of the cache."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
     "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
     "tune": ("tune", "Tune a list of layers, or an ONNX model, with one command."),
@@ -80,7 +78,12 @@ _CORE = {
     "db": ("doctor", "Look after the database."),
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
-_DISTRIBUTIONS: dict[str, str] = {"model": "tuna-models", "benchmark-model": "tuna-models"}
+_DISTRIBUTIONS: dict[str, str] = {
+    "model": "tuna-models",
+    "benchmark-model": "tuna-models",
+    "serve": "tuna-serve",
+    "cache": "tuna-serve",
+}
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
 #: Tables like `_CORE` of other distributions, whose modules have full names.

@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from tuna.db.types import UtcDateTime, plain_table, utc_now
-from tuna.errors import NotFound
+from tuna.errors import BadInput, NotFound
 
 ID = re.compile(r"[0-9a-f]{12}", re.ASCII)
+_SPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 #: Roles of visitors of the service; the others are those of workers.
 VISITING = ("submit", "read", "admin")
 _TIMES = dict.fromkeys(("created_at", "expires_at", "used_at", "revoked_at"), UtcDateTime())
@@ -46,6 +47,16 @@ class AccessToken:
         if self.is_valid:
             return "open"
         return "used" if self.used_at else "revoked" if self.revoked_at else "expired"
+
+
+def check_space(name: str) -> str:
+    """Return the name of a space; raises BadInput for what is none."""
+    if not _SPACE.fullmatch(name):
+        raise BadInput(
+            f"{name[:80]!a} is no name of a space.",
+            hint="up to 63 lower-case letters, digits, and . _ - behind the first",
+        )
+    return name
 
 
 def digest(secret: str) -> str:

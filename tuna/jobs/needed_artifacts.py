@@ -3,23 +3,33 @@ alone.
 
 Artifacts are shared by content: one compiled by a job may be what another waits for. Table
 `job_artifact` has a row for each artifact that a job needs, from the result that named it until the
-job ends. A store that expires entries keeps what has a row, the files of imported models and of
-requests, and the entries of caches; the rest expires.
+job ends. A store that expires entries keeps what has a row, the files of imported models, and what
+the rows of packages name; the rest expires. A package registers its table's name:
+
+    [project.entry-points."tuna.artifact_users"]
+    request = "my_package.requests:ARTIFACTS"
+
+Nothing is removed while a table has rows that no installed package reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
+import structlog
 
 from tuna.artifacts.store import Artifacts
-from tuna.db import networks, requests
+from tuna.db import networks
 from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.engine import reading, transaction
-from tuna.db.models import CacheEntryRow, Job, JobArtifact, TrialRow
+from tuna.db.models import CacheEntryRow, Job, JobArtifact, RequestRow, TrialRow
 from tuna.libraries.items import StepResult
+from tuna.plugins import Plugins
 from tuna.vocabulary import IN_FLIGHT, State
+
+log = structlog.get_logger(__name__)
 
 #: Seconds between two calls of `keep`; less than what a released artifact may still live.
 KEEP_EVERY_S = 300.0
@@ -28,6 +38,19 @@ _PAGE = 1000
 _ENDED = (State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value)
 #: Of jobs that are, or will be, tried again for a step that stores artifacts.
 _TRIED = frozenset(one.value for one in (State.NEW, State.SEARCHING, *IN_FLIGHT))
+
+
+@dataclass(frozen=True)
+class ArtifactUser:
+    """A package's table whose rows name artifacts."""
+
+    #: Return the digests that rows name: all, or those of a collection.
+    digests: Callable[[sa.Connection, Collection[str] | None], set[str]]
+
+
+USERS: Plugins[ArtifactUser] = Plugins("tuna.artifact_users", "user of artifacts", ArtifactUser)
+#: Tables of the schema whose rows packages read.
+_OF_PACKAGES = (RequestRow, CacheEntryRow)
 
 
 def note(connection: sa.Connection, results: Iterable[StepResult]) -> None:
@@ -72,15 +95,27 @@ def needed(
 def in_use(
     connection: sa.Connection, digests: Collection[str], beside: Sequence[int] = ()
 ) -> set[str]:
-    """Return the `digests` that a job, a model, a request or an entry of a cache needs; `beside`:
-    jobs that do not count."""
-    files = networks.files(connection) | requests.files(connection)
-    cached = sa.select(CacheEntryRow.digest)
-    return (
-        files.intersection(digests)
-        | needed(connection, digests, beside)
-        | values_among(connection, cached, CacheEntryRow.digest, digests)
-    )
+    """Return the `digests` that a job, a model or a package's row needs, all of them where rows
+    cannot be read; `beside`: jobs that do not count."""
+    if _has_unread_rows(connection):
+        return set(digests)
+    found = networks.files(connection).intersection(digests) | needed(connection, digests, beside)
+    return found.union(*(user.digests(connection, digests) for user in USERS.all().values()))
+
+
+def _has_unread_rows(connection: sa.Connection) -> bool:
+    """Whether a table has rows that no installed package reads; logs that nothing is removed."""
+    known = USERS.all()
+    unread = [
+        row.__tablename__
+        for row in _OF_PACKAGES
+        if row.__tablename__ not in known
+        and connection.execute(sa.select(row.id).limit(1)).first() is not None
+    ]
+    if unread:
+        hint = "install the package tuna-serve"
+        log.warning("no artifact is removed: rows that name some", tables=unread, hint=hint)
+    return bool(unread)
 
 
 def abandoned(
@@ -118,17 +153,20 @@ def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
 
 
 def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
-    """Renew what jobs, models and requests need, and release what canceled jobs, and those whose
-    workers were lost, needed.
+    """Renew what jobs, models and packages' rows need, and release what canceled jobs, and those
+    whose workers were lost, needed. Where rows cannot be read, everything is renewed.
 
     It may run in several coordinators at once. Memory is that of a page, whatever the number of
     jobs.
     """
     with reading(engine) as connection:
-        files = networks.files(connection) | requests.files(connection)
+        files = networks.files(connection)
+        all_needed = artifacts.expires and _has_unread_rows(connection)
         if artifacts.expires:
-            files.update(connection.execute(sa.select(CacheEntryRow.digest)).scalars())
+            files.update(*(user.digests(connection, None) for user in USERS.all().values()))
     artifacts.renew(files)
+    if all_needed:
+        artifacts.renew_all()
     last = ""
     while True:
         ended = sa.func.min(sa.case((Job.state.in_(_ENDED), 1), else_=0))  # 1: all of its jobs have
@@ -159,7 +197,7 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
             forget = sa.delete(JobArtifact).where(JobArtifact.digest.in_(some), gone)
             transaction(engine, sa.Connection.execute, forget)
         artifacts.renew(row.digest for row in page if not row.unneeded)
-        artifacts.release(row.digest for row in page if row.unneeded)
+        artifacts.release(row.digest for row in page if row.unneeded and not all_needed)
 
 
 def _named(result: StepResult) -> set[str]:

@@ -1,11 +1,16 @@
 """`tuna metrics`: the metrics by name, gathered from SQL, Redis and the broker, and the answer to
-Prometheus."""
+Prometheus. A package registers more of SQL under the entry point group `tuna.metrics`:
+
+    [project.entry-points."tuna.metrics"]
+    mine = "my_package.figures:METRICS"
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -19,9 +24,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector as PrometheusCollector
 from sqlalchemy.exc import DBAPIError
 
-from tuna.db import cache_entries, models, overview, sessions
+from tuna.db import models, overview, sessions
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError, TunaError
+from tuna.plugins import Plugins
 from tuna.queue.connection import connect_broker, queue_depth, redis_url
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
@@ -68,11 +74,6 @@ METRICS = {
     ),
     "tuna_trials_total": Metric("counter", ("session",), "Trials, good or failed."),
     "tuna_results_drained_total": Metric("counter", (), "Results of workers that are in SQL."),
-    "tuna_cache_files": Metric("gauge", ("space",), "Files in a space of the cache."),
-    "tuna_cache_bytes": Metric("gauge", ("space",), "Their bytes."),
-    "tuna_cache_refused_total": Metric(
-        "counter", ("space",), "Times that other bytes were put where a file is, of those there."
-    ),
     "tuna_up": Metric("gauge", ("service",), "Whether the service answered this scrape."),
 }
 
@@ -86,18 +87,38 @@ class Samples(PrometheusCollector):
 
     def set(self, name: str, value: float, *labels: object) -> None:
         """One value; `labels` in the order of the table."""
-        assert len(labels) == len(METRICS[name].labels), name
+        assert len(labels) == len(metrics()[name].labels), name
         self.values.setdefault(name, {})[tuple(map(str, labels))] = value
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """The metrics that have a value, in the order of the table."""
-        for name, metric in METRICS.items():
+        for name, metric in metrics().items():
             values = self.values.get(name)
             if values:
                 family = _FAMILIES[metric.kind](name, metric.help, labels=metric.labels)
                 for labels in sorted(values):
                     family.add_metric(labels, values[labels])
                 yield family
+
+
+@dataclass(frozen=True)
+class SqlMetrics:
+    """Metrics of a package, from SQL."""
+
+    metrics: Mapping[str, Metric]
+    read: Callable[[sa.Connection, Samples], None]
+
+
+_OF_PACKAGES: Plugins[SqlMetrics] = Plugins("tuna.metrics", "set of metrics", SqlMetrics)
+
+
+@functools.cache
+def metrics() -> Mapping[str, Metric]:
+    """Return all metrics by name, the core's first."""
+    found = dict(METRICS)
+    for one in _OF_PACKAGES.all().values():
+        found.update(one.metrics)
+    return found
 
 
 #: Without times of creation, which would be one more sample for each counter.
@@ -150,11 +171,8 @@ class Collector:
             whole = self._totals.advance(connection, _READ_S)
             self._namespace = sessions.namespace(connection)
             self._queues = _queues(connection)
-            spaces = cache_entries.spaces(connection)
-        for space in spaces:
-            samples.set("tuna_cache_files", space.files, space.space)
-            samples.set("tuna_cache_bytes", space.size_bytes, space.space)
-            samples.set("tuna_cache_refused_total", space.refused, space.space)
+            for one in _OF_PACKAGES.all().values():
+                one.read(connection, samples)
         for session in overview.read(self._engine):
             for state, number in session.jobs.items():
                 samples.set("tuna_jobs", number, session.session_id, state)

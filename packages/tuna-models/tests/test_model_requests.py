@@ -18,19 +18,20 @@ import sqlalchemy as sa
 from nets import Net
 
 from tuna import api
-from tuna.db import access_tokens, requests
+from tuna.db import access_tokens
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import RequestRow
-from tuna.db.requests import TuningRequest
 from tuna.errors import BadInput
-from tuna.requests import answers, process, uploads
-from tuna.requests.asked import Asked
-from tuna.requests.submission import Submission, submit
-from tuna.requests.uploads import Upload
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna_models import api as models_api
+from tuna_serve.db import requests
+from tuna_serve.db.requests import TuningRequest
+from tuna_serve.requests import answers, process, uploads
+from tuna_serve.requests.asked import Asked
+from tuna_serve.requests.submission import Submission, submit
+from tuna_serve.requests.uploads import Upload
 
 
 @pytest.fixture

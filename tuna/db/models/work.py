@@ -371,7 +371,7 @@ class ActionRow(Base):
 
 class RequestRow(Base):
     """A request of a visitor of the service: a model or layers, for an environment, within a
-    budget; see `tuna.requests`."""
+    budget; see `tuna_serve.requests`."""
 
     __tablename__ = "request"
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -1,0 +1,220 @@
+"""The process of the service, as it is typed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import sqlalchemy as sa
+from private_servers import wait_until
+from web_service import serving, visitor_of
+
+from tuna import api
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.db.models import RequestRow, StepResultRow, TrialRow
+from tuna_serve.db import requests
+from tuna_serve.requests import uploads
+
+
+@pytest.mark.service
+def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(home: Path) -> None:
+    with serving(home) as link:
+        found = re.fullmatch(r"(http://127\.0\.0\.1:[0-9]+)/login\?token=([\w.-]+)", link)
+        assert found is not None
+        headers = {"authorization": f"Bearer {found[2]}"}
+        answer = httpx.get(f"{found[1]}/v1/whoami", headers=headers)
+        assert answer.json()["role"] == "admin"
+        assert httpx.get(link).status_code == 303
+    kept = home / "run" / "serve.token"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert kept.read_text().strip() == found[2]
+    with serving(home) as link:
+        assert link.endswith(found[2])
+
+
+def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
+    empty_home: Path, type_in: Callable
+) -> None:
+    for listen in ("0.0.0.0:80", "nonsense", "127.0.0.1:99999"):
+        refused = type_in("tuna", "serve", "--listen", listen)
+        assert (refused.code, refused.err.count("Error: ")) == (2, 1)
+    assert not (empty_home / "run" / "serve.token").exists()
+
+
+def ended(visitor: httpx.Client, number: int) -> dict:
+    """A request, once it is over."""
+    found: dict = {}
+
+    def is_over() -> bool:
+        found.update(visitor.get(f"/v1/requests/{number}").json())
+        return found["ended_at"] is not None
+
+    wait_until(is_over, 240, f"end of request {number}: {found}")
+    return found
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "make_models.py"
+LAYERS = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in (1, 2, 3)]
+ASKED = {"name": "mine", "library": "example", "layers": LAYERS}
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("forked")
+def test_a_request_survives_its_service_and_is_known_from_then_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is killed once the request is written down; the next one answers it."""
+    monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", "/bin/true")
+    key = {"idempotency-key": "k"}
+    with serving(home, killed=True) as link, visitor_of(link) as visitor:
+        asked = visitor.post("/v1/requests", json=ASKED, headers=key).json()
+        assert asked["state"] == "accepted"
+    with serving(home) as link, visitor_of(link) as visitor:
+        again = visitor.post("/v1/requests", json=ASKED, headers=key)
+        assert (again.status_code, again.json()["id"]) == (200, asked["id"])
+        built = ended(visitor, asked["id"])
+        assert (built["state"], built["message"]) == ("built", "")
+        assert (built["progress"]["exact"], built["progress"]["trials"]) == (3, 3)
+        results = visitor.get(f"/v1/requests/{asked['id']}/result?file=results.json").json()
+        assert {one["solver"] for one in results} == {"Rocminfo"}
+        known = visitor.post("/v1/requests", json=ASKED).json()
+        assert (known["state"], known["progress"]["trials"]) == ("known", 0)
+    with reading(open_database()) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar() == 3
+        keys = sa.select(RequestRow.client_key).order_by(RequestRow.id)
+        assert connection.execute(keys).scalars().all() == ["k", None]
+    assert not list((home / "uploads").iterdir())
+
+
+def kill(home: Path, words: str) -> None:
+    """kill -9 of the processes of this home whose command line has these words."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mine = process.environ().get("TUNA_HOME") == str(home)
+            if mine and words in " ".join(process.cmdline()):
+                process.kill()
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize(
+    "words", ["tuna_serve.requests.process", "enqueue --all --stay", "tuna serve"]
+)
+def test_what_is_killed_ten_times_only_repeats_a_step(
+    words: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = home / "slow"
+    program.write_text("#!/bin/sh\nsleep 0.3\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("TUNA_EXAMPLE_PROGRAM", str(program))
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    layers = [f"MIOpenDriver gemm -m 8 -n 8 -k {size}" for size in range(1, 101)]
+    asked = {"name": "mine", "library": "example", "layers": layers}
+    at_submit = words == "tuna serve"  # then each time another request is taken in
+    keys = [{"idempotency-key": f"k{place if at_submit else 0}"} for place in range(10)]
+    states = Counter[str]()  # at each kill
+    for place, key in enumerate(keys):
+        with contextlib.suppress(httpx.HTTPError):
+            with serving(home, killed=True) as link, visitor_of(link) as visitor:
+                if at_submit:
+                    threading.Timer(0.2 * place, kill, (home, words)).start()
+                path = visitor.post("/v1/requests", json=asked, headers=key).headers["location"]
+                until = time.monotonic() + (1 if place < 3 else 20)
+                while visitor.get(path).json()["state"] == "accepted" and time.monotonic() < until:
+                    time.sleep(0.2)
+                time.sleep(0.1 * place)
+                states[visitor.get(path).json()["state"]] += 1
+                kill(home, words)
+                time.sleep(1)
+    with reading(open_database()) as connection:
+        written = requests.latest(connection, 99, None, None, None).rows
+    with serving(home) as link, visitor_of(link) as visitor:
+        for number in {
+            visitor.post("/v1/requests", json=asked, headers=key).json()["id"] for key in keys
+        }:
+            found = ended(visitor, number)
+            assert found["state"] in ("built", "known"), found["message"]
+            has = "known" if found["state"] == "known" else "exact"
+            assert found["progress"][has] == 100
+        there = visitor.get("/v1/requests").json()["requests"]
+        assert len(there) == len({key["idempotency-key"] for key in keys})
+    print(f"{words}: {len(written)} of {len(there)} written before a kill, {dict(states)}")
+    with reading(open_database()) as connection:
+        jobs = sa.select(sa.func.count(), sa.func.count(TrialRow.job_id.distinct()))
+        assert connection.execute(jobs.select_from(TrialRow)).one() == (100, 100)
+    for path in (home / "uploads").iterdir():
+        os.utime(path, (0, 0))
+    uploads.sweep()
+    assert not list((home / "uploads").iterdir())
+    with reading(open_database()) as connection:
+        needed = requests.files(connection)
+    kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
+    assert {*kept} <= needed  # example has no artifacts of its own
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize(
+    "words", ["tuna_serve.requests.process", "enqueue --all --stay", "tuna serve"]
+)
+def test_a_model_whose_processes_are_killed_is_built_once(
+    words: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tvm")
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    model = tmp_path / "net.onnx"
+    make = [sys.executable, str(EXAMPLE), "residual", "--size", "16", "-o", str(model)]
+    subprocess.run(make, check=True)
+    key, states = {"idempotency-key": "k"}, Counter[str]()
+    for place in range(10):
+        with serving(home, killed=True) as link, visitor_of(link) as visitor:
+            file = {"file": (model.name, model.read_bytes())}
+            asked = visitor.post("/v1/requests", data={"name": "net"}, files=file, headers=key)
+            path = f"/v1/requests/{asked.json()['id']}"
+            time.sleep(0.5 + 1.5 * place)
+            with contextlib.suppress(httpx.HTTPError):
+                found = visitor.get(path).json()
+                states[f"{found['state']} {found['progress'].get('step', '')}"] += 1
+            kill(home, words)
+            time.sleep(1)
+    with serving(home) as link, visitor_of(link) as visitor:
+        (there,) = visitor.get("/v1/requests").json()["requests"]
+        found = ended(visitor, there["id"])
+    print(words, dict(states), found["progress"])
+    assert found["state"] == "built", found["message"]
+    with reading(open_database()) as connection:
+        step = (StepResultRow.job_id, StepResultRow.step)
+        good = sa.select(*step).where(StepResultRow.ok).group_by(*step)
+        assert connection.execute(good.having(sa.func.count() > 1)).all() == []
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("forked")
+def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with serving(home, "--demo") as link, visitor_of(link) as visitor:
+        (session,) = visitor.get("/v1/sessions").json()["sessions"]
+        assert session["jobs"]["evaluated"] > 10
+        assert visitor.get("/v1/query").json()["rows"]
+        (version,) = visitor.get("/v1/golden").json()
+        assert version["state"] == "promoted"
+        assert list(folder.glob("tuna-demo-*"))
+    wait_until(lambda: not list(folder.iterdir()), 60, "end of the demo's Redis")
+    assert api.status() == []

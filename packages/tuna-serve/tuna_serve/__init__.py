@@ -1,0 +1,1 @@
+"""The service: what Tuna knows and tunes, for people and programs over HTTP."""

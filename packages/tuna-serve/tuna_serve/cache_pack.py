@@ -1,0 +1,215 @@
+"""Packs of a space of the cache: folders that Triton and Helion read without network and Tuna.
+
+    triton/KEY/FILE         a TRITON_CACHE_DIR
+    helion/KEY.best_config  a HELION_CACHE_DIR
+    manifest.json           space, place, and the SHA-256 of each file by its path
+    manifest.sig            key id and signature (hex) of the manifest's SHA-256
+
+The same entries make the same bytes, but that Triton's lists (`__grp__*`) name a kernel's files
+by absolute paths, so that a pack is for the place where it will be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.artifacts.signatures import PACK, Keys
+from tuna.artifacts.store import Artifacts
+from tuna.db import access_tokens
+from tuna.db.engine import reading, transaction
+from tuna.errors import BadInput, NotFound, TunaError
+from tuna.files import NotPlain, atomic_directory, read_plain
+from tuna.results.autotune_files import AUTOTUNE
+from tuna_serve.db import cache_entries
+from tuna_serve.db.cache_entries import INDEX, MAX_FILE_BYTES, NAME, CacheEntry
+
+_MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
+#: End of the names of Helion's best configs.
+BEST_CONFIG = ".best_config"
+#: End of the names of Triton's kernels, behind that of their metadata.
+_KERNEL = ".kernel"
+_MOST_HELD_CHARS = 255
+_MOST_MANIFEST_BYTES = 1 << 30
+
+
+class PackDamaged(TunaError):
+    """The folder is not the pack that was written."""
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """The space that is packed and the place where the pack is read."""
+
+    space: str
+    folder: Path
+    at: Path  #: the folder's path where programs read it
+    arch: str = ""  #: kernels of others are left out; empty: none are
+
+    def __post_init__(self) -> None:
+        access_tokens.check_space(self.space)
+        if not self.at.is_absolute():
+            raise BadInput(f"{self.at} is not absolute, as Triton needs it.", hint="--at /opt/pack")
+        if len(held_by(self.folder)) > _MOST_HELD_CHARS:
+            raise BadInput(f"The path {self.folder} is too long.")
+        is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
+        if self.folder.exists() and not is_empty and not (self.folder / _MANIFEST).exists():
+            raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
+
+
+def held_by(folder: Path) -> str:
+    """Name under which the pack in a folder holds entries."""
+    return str(folder.resolve())
+
+
+@dataclass
+class Packed:
+    """Counts of keys."""
+
+    kernels: int = 0
+    best_configs: int = 0
+    others: int = 0  #: times of autotuning, and Triton's launchers
+    of_other_archs: int = 0  #: left out
+    incomplete: int = 0  #: left out: bytes are gone or damaged, or not those of a whole kernel
+    files: dict[str, str] = field(default_factory=dict, repr=False)  #: SHA-256 by path
+
+
+def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -> Packed:
+    """Write a pack in place of one that is there; its keys are not evicted from then on.
+
+    Raises NotFound where the space has no entry, BadInput, StorageFull.
+    """
+    with reading(engine) as connection:
+        entries = cache_entries.entries_of(connection, plan.space)
+    if not entries:
+        raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
+    found = {one.key for one in entries}
+    hold, pack = cache_entries.hold, held_by(plan.folder)
+    transaction(engine, hold, plan.space, found, pack)  # none goes while they are read
+    packed, kept = Packed(), set()
+    with atomic_directory(plan.folder) as temporary:
+        for key, files in itertools.groupby(entries, lambda one: one.key):
+            chosen = _chosen(plan, key, _contents(files, artifacts), packed)
+            for path, data in chosen.items():
+                packed.files[path] = hashlib.sha256(data).hexdigest()
+                (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+                (temporary / path).write_bytes(data)
+            if chosen:
+                kept.add(key)
+        facts = {"space": plan.space, "at": str(plan.at), "arch": plan.arch}
+        text = json.dumps({**facts, "files": packed.files}, indent=1, sort_keys=True) + "\n"
+        signature = keys.sign(hashlib.sha256(text.encode()).hexdigest(), PACK).hex()
+        (temporary / _MANIFEST).write_text(text)
+        (temporary / _SIGNATURE).write_text(f"{keys.ids[0]} {signature}\n")
+    transaction(engine, hold, plan.space, kept, pack)
+    return packed
+
+
+def _contents(entries: Iterator[CacheEntry], artifacts: Artifacts) -> dict[str, bytes]:
+    """The files of a key whose bytes are good."""
+    found = {}
+    for entry in entries:
+        try:
+            found[entry.file] = artifacts.get(entry.digest)
+        except KeyError:
+            continue  # a key that has nothing else is counted as incomplete
+    return found
+
+
+def _chosen(
+    plan: PackPlan, key: str, files: Mapping[str, bytes], packed: Packed
+) -> dict[str, bytes]:
+    """The files of a key as the pack has them, by their paths in it."""
+    chosen: dict[str, bytes] = {}
+    kernels = [name for name in files if name.endswith(_KERNEL)]
+    for stored in kernels:
+        metadata = stored.removesuffix(_KERNEL)
+        try:
+            kernel = _split(stored, files[stored])
+        except ValueError:
+            packed.incomplete += 1
+            continue
+        if plan.arch and _arch(kernel[metadata]) != plan.arch:
+            packed.of_other_archs += 1
+        else:
+            packed.kernels += 1
+            paths = {name: f"{plan.at}/triton/{key}/{name}" for name in sorted(kernel)}
+            kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
+            chosen.update((f"triton/{key}/{name}", data) for name, data in kernel.items())
+    for name in files:
+        if name == key + BEST_CONFIG:
+            packed.best_configs += 1
+            chosen[f"helion/{name}"] = files[name]
+        elif name.endswith((AUTOTUNE, ".so")):
+            packed.others += 1
+            chosen[f"triton/{key}/{name}"] = files[name]
+    packed.incomplete += not kernels and not chosen
+    return chosen
+
+
+def _split(stored: str, data: bytes) -> dict[str, bytes]:
+    """Return the files of a kernel that is stored under a name: a line `FILE BYTES` for each, an
+    empty line, their bytes; raises ValueError for other bytes and where its metadata are missing.
+    """
+    head, _, _ = data.partition(b"\n\n")
+    files: dict[str, bytes] = {}
+    start = len(head) + 2
+    for line in head.decode("ascii").split("\n"):
+        name, size = line.split(" ")
+        if not NAME.fullmatch(name) or not size.isdecimal():
+            raise ValueError(line)
+        end = start + int(size)
+        files[name], start = data[start:end], end
+    if start != len(data) or stored.removesuffix(_KERNEL) not in files:
+        raise ValueError(stored)
+    return files
+
+
+def _arch(metadata: bytes) -> str:
+    """The architecture of a kernel, as `gfx942` or `sm_90`; empty if it cannot be read."""
+    try:
+        target = json.loads(metadata)["target"]
+        return f"sm_{target['arch']}" if target["backend"] == "cuda" else str(target["arch"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def check(folder: Path, keys: Keys) -> int:
+    """Compare each file of a pack with its signed manifest; return their number.
+
+    Raises PackDamaged, which names the first file that is not as it was written.
+    """
+    text = _read(folder / _MANIFEST, _MOST_MANIFEST_BYTES)
+    key_id, _, signature = _read(folder / _SIGNATURE, 1024).decode(errors="replace").partition(" ")
+    digest = hashlib.sha256(text).hexdigest()
+    try:
+        if not keys.is_valid(bytes.fromhex(signature), digest, key_id, PACK):
+            raise ValueError
+        files: dict[str, Any] = json.loads(text)["files"]
+    except ValueError:
+        raise PackDamaged(
+            f"{folder} is not signed by a key of this installation.", hint="pack the space again"
+        ) from None
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    if more := sorted(there - files.keys() - {_MANIFEST, _SIGNATURE}):
+        raise PackDamaged(f"{folder} has a file that was not packed: {more[0]}.")
+    for path, wanted in files.items():
+        if hashlib.sha256(_read(folder / path, MAX_FILE_BYTES)).hexdigest() != wanted:
+            raise PackDamaged(f"{folder / path} was changed.", hint="pack the space again")
+    return len(files)
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    try:
+        return read_plain(path, most_bytes)
+    except NotPlain as error:
+        raise PackDamaged(f"{path} is no file of a pack: {error}.") from None
+    except OSError as error:
+        raise PackDamaged(f"{path} cannot be read: {error.strerror}.") from None

@@ -1,0 +1,1 @@
+"""The commands `tuna serve` and `tuna cache`."""

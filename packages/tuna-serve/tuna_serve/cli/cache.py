@@ -1,0 +1,154 @@
+"""`tuna cache`: what programs share in spaces of the service's cache."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.cli.query import since
+from tuna.errors import BadInput
+from tuna.messages import counted, size
+from tuna_serve import api
+from tuna_serve.db.cache_entries import CacheSpace
+
+
+@click.group()
+def cache() -> None:
+    """List, prune, verify and pack what programs share in spaces of the cache.
+
+    A program joins a space with a token: `tuna token create --role submit --space NAME`.
+    """
+
+
+@cache.command("list")
+@click.argument("space", required=False)
+@click.option(
+    "--limit", type=options.COUNT, default=100, show_default=True, help="Keys of a space at most."
+)
+@options.as_json
+def list_cache(space: str | None, limit: int, as_json: bool) -> None:
+    """List spaces, or the keys of one, the newest first."""
+    if space is None:
+        spaces = api.list_spaces()
+        if as_json:
+            print_json(spaces)
+            return
+        columns = ("space", "keys", "files", "size", "refused", "held", "used")
+        print_table(columns, map(_space_row, spaces), right=(1, 2, 3, 4, 5))
+        return
+    keys = api.list_cache(space, limit)
+    if as_json:
+        print_json(keys)
+    else:
+        of_keys = ("key", "files", "size", "put", "used")
+        print_table(of_keys, map(_key_row, keys), right=(1, 2))
+
+
+def _space_row(one: CacheSpace) -> tuple[object, ...]:
+    counts = one.keys, one.files, size(one.size_bytes), one.refused, one.held
+    return one.space, *counts, _minute(one.used_at)
+
+
+def _key_row(one: dict[str, Any]) -> tuple[object, ...]:
+    files: dict[str, int] = one["files"]
+    times = _minute(one["created_at"]), _minute(one["used_at"])
+    return one["key"], len(files), size(sum(files.values())), *times
+
+
+def _minute(at: datetime) -> str:
+    return at.isoformat(timespec="minutes")
+
+
+@cache.command()
+@click.argument("space")
+@click.option("--key", "keys", multiple=True, help="A key, also one that a pack holds.")
+@click.option(
+    "--unused",
+    "unused_since",
+    callback=since,
+    metavar="TIME",
+    help="What was not used since 2026-03-31, or for 30d, but for what a pack holds.",
+)
+@click.option(
+    "--pack",
+    "gone",
+    metavar="DIR",
+    help="A pack that is gone: what it held can be evicted, and pruned as unused, from now on.",
+)
+def prune(
+    space: str, keys: tuple[str, ...], unused_since: datetime | None, gone: str | None
+) -> None:
+    """Remove entries of a space, with their bytes."""
+    found = api.prune_cache(space, keys, unused_since, Path(gone) if gone else None)
+    freed = size(sum(one.size_bytes for one in found))
+    say(f"{space}: {counted(len(found), 'file')} removed, {freed}")
+
+
+@cache.command()
+@click.argument("space", required=False)
+@options.as_json
+def verify(space: str | None, as_json: bool) -> int:
+    """Read the bytes of each entry, and name those that are damaged; exit 1 if there are any.
+
+    Nobody gets a damaged entry. To repair it, put the file again, or prune its key.
+    """
+    found = api.verify_cache(space)
+    if as_json:
+        print_json(found)
+    else:
+        for one in found.damaged:
+            say(f"damaged: {one.space}/{one.key}/{one.file}")
+        good = found.checked - len(found.damaged)
+        say(f"{counted(good, 'file')} good, {size(found.size_bytes)}; {len(found.damaged)} damaged")
+    return 1 if found.damaged else 0
+
+
+@cache.command()
+@click.argument("space", required=False)
+@click.argument("folder", metavar="DIR", required=False, type=click.Path(path_type=Path))
+@click.option("--arch", default="", help="Leave out kernels of others than gfx942, sm_90, ...")
+@click.option(
+    "--at",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Where programs will read it, as /opt/pack in an image (default: DIR).",
+)
+@click.option(
+    "--check",
+    "checked",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Instead, compare each file of a pack with its signed manifest.",
+)
+def pack(
+    space: str | None, folder: Path | None, arch: str, at: Path | None, checked: Path | None
+) -> None:
+    """Write a space as a folder that Triton and Helion read without a network and without Tuna.
+
+    What is packed is not evicted from the space.
+    """
+    if checked is not None:
+        if space or arch or at:
+            raise BadInput("--check takes its own DIR, and no other option.")
+        say(f"{checked}: {counted(api.check_pack(checked), 'file')} as packed")
+        return
+    if space is None or folder is None:
+        raise BadInput(
+            "A space and a folder are needed.", hint="give both: `tuna cache pack SPACE DIR`"
+        )
+    found = api.pack_cache(space, folder, at, arch)
+    kinds = {"kernel": found.kernels, "best config": found.best_configs, "other": found.others}
+    say(f"{folder}: {', '.join(counted(number, kind) for kind, number in kinds.items())}")
+    for number, reason in (
+        (found.of_other_archs, "of other architectures"),
+        (found.incomplete, "without all of their files"),
+    ):
+        if number:
+            say(f"left out: {counted(number, 'key')} {reason}")
+    where = at or folder.resolve()
+    say(f"TRITON_CACHE_DIR={where}/triton HELION_CACHE_DIR={where}/helion", wrap=False)

@@ -1,0 +1,117 @@
+"""The process that works on one request until it is over, or is killed: another one goes on where
+it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from tuna import logs
+from tuna.db import server_errors
+from tuna.db.database import keeping_open, open_database
+from tuna.db.engine import writing
+from tuna.db.types import utc_now
+from tuna.errors import DatabaseError, ServiceError, TunaError
+from tuna.files import own_folder
+from tuna.sandbox.self_limits import end_with_parent
+from tuna.settings import get_settings
+from tuna.vocabulary import RequestState
+from tuna_serve.db import requests
+from tuna_serve.db.requests import TuningRequest
+from tuna_serve.requests.layers_work import LayersWork, cancel_jobs, set_priority
+from tuna_serve.requests.model_requests import ModelRequestWork
+from tuna_serve.requests.uploads import forget
+from tuna_serve.requests.watch import RequestCanceled, current
+
+log = structlog.get_logger(__name__)
+
+#: Exit code where a server is missing, or another process works on the request: try again later.
+AGAIN = 75
+
+
+def work_on(request_id: int) -> None:
+    """Work on a request until it is over; raises what passes, such as an outage of a server."""
+    request = current(request_id)
+    if request.ended_at is not None:
+        return
+    try:
+        if request.state is RequestState.CANCELED:
+            raise RequestCanceled
+        work = LayersWork if request.kind == "layers" else ModelRequestWork
+        work(request).run()
+    except RequestCanceled:
+        _clear_up(current(request_id))
+    except Exception as error:
+        if server_errors.is_passing(error) or isinstance(error, ServiceError | DatabaseError):
+            raise
+        if not isinstance(error, TunaError):
+            log.error("request failed", request=request_id, exc_info=error)
+        fail(request_id, _words(error))
+    else:
+        if (left := current(request_id)).state is RequestState.CANCELED:  # in the last moment
+            _clear_up(left)
+
+
+def _words(error: Exception) -> str:
+    if not isinstance(error, TunaError):
+        return f"A fault of Tuna ended it: {type(error).__name__}: {error}"
+    return f"{error}\n{error.hint}" if error.hint else str(error)
+
+
+def fail(request_id: int, message: str) -> None:
+    """End a request without an answer."""
+    values = {"message": message.strip()[:10_000], "upload_bytes": 0}
+    with writing(open_database()) as connection:
+        moved = requests.move(connection, request_id, RequestState.FAILED, **values)
+    request = current(request_id)
+    if not moved:
+        return _clear_up(request)
+    cancel_jobs(request)
+    _leave(request)
+
+
+def _clear_up(request: TuningRequest) -> None:
+    """End the jobs of a canceled request."""
+    cancel_jobs(request)
+    with writing(open_database()) as connection:
+        requests.write(connection, request.id, ended_at=utc_now(), upload_bytes=0)
+    _leave(request)
+
+
+def _leave(request: TuningRequest) -> None:
+    forget(request.upload)
+    if request.session_id is not None:
+        set_priority(request.session_id)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Work on a request, with PARENT ID, until it is over or the parent ends."""
+    parent, request_id = map(int, argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+    settings = get_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    place = own_folder(settings.run_dir) / f"request-{request_id}.lock"
+    with open(place, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return AGAIN
+        try:
+            with keeping_open(open_database()):
+                work_on(request_id)
+        except Exception as error:
+            log.warning("request waits", request=request_id, error=str(error)[:300])
+            return AGAIN
+        finally:
+            place.unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))

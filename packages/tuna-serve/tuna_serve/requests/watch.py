@@ -1,0 +1,130 @@
+"""The progress of a request so far, written down for those who watch it, and when it is enough."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.coordinator.session_run import Progress, progress
+from tuna.db import jobs
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.db.models import ConfigTag, Job, TrialRow
+from tuna.db.types import utc_now
+from tuna.jobs.states import is_open
+from tuna.libraries.base import Library
+from tuna.vocabulary import SEARCH, RequestState
+from tuna_serve.db import requests
+from tuna_serve.db.requests import TuningRequest
+from tuna_serve.requests.asked import Asked
+
+#: Seconds between two looks.
+_EVERY_S = 1.0
+
+
+class RequestCanceled(Exception):
+    """The request was canceled meanwhile."""
+
+
+def current(request_id: int) -> TuningRequest:
+    """Return a request as it is now; raises NotFound."""
+    with reading(open_database()) as connection:
+        return requests.get(connection, request_id)
+
+
+def begin_tuning(request: TuningRequest, progress: Mapping[str, Any]) -> TuningRequest:
+    """Return a request whose tuning begins now; raises RequestCanceled."""
+    values = {"tuning_at": utc_now(), "progress": json.dumps(progress)}
+    with writing(open_database()) as connection:
+        if not requests.move(connection, request.id, RequestState.TUNING, **values):
+            raise RequestCanceled
+    return current(request.id)
+
+
+class Watch:
+    """Looks at a request now and then while its jobs are worked on."""
+
+    def __init__(self, request: TuningRequest, library: Library) -> None:
+        self.request = request
+        self._asked, self._library = Asked.model_validate(request.wanted), library
+        self._looked_at = 0.0
+        self.over = ""  #: which part of the budget is used up
+        self.look()
+
+    def now_and_then(self, used_up: type[Exception] | None) -> None:
+        """Look, if the last time is a while ago; raises as `look` does, and `used_up` once the
+        budget is."""
+        if time.monotonic() - self._looked_at > _EVERY_S:
+            self.look()
+        if self.over and used_up is not None:
+            raise used_up(f"The {self.over} are used up")
+
+    def look(self, **more: Any) -> Progress:
+        """Write down how far the request is; raises RequestCanceled."""
+        engine, session_id = open_database(), self.request.session_id or 0
+        with reading(engine) as connection:
+            found = requests.get(connection, self.request.id)
+            if found.state is RequestState.CANCELED:
+                raise RequestCanceled
+            mine = unfinished(connection, self._library, session_id, found.tag)
+            trials = self._trials(connection)
+        self._looked_at = time.monotonic()
+        self.over = self._used_up(trials)
+        numbers = {
+            **found.progress,
+            "jobs": mine.total,
+            "finished": mine.total - mine.unfinished,
+            "errored": mine.errored,
+            "trials": trials,
+            **more,
+        }
+        if numbers != found.progress:
+            with writing(engine) as connection:
+                requests.write(connection, found.id, progress=json.dumps(numbers))
+        self.request = replace(found, progress=numbers)
+        return mine
+
+    @property
+    def minutes_left(self) -> float | None:
+        """Minutes of the budget that are left; None: there is no bound."""
+        began_at = self.request.tuning_at
+        if self._asked.minutes is None:
+            return None
+        spent_s = (utc_now() - began_at).total_seconds() if began_at else 0.0
+        return self._asked.minutes - spent_s / 60
+
+    def _used_up(self, trials: int) -> str:
+        if self._asked.trials is not None and trials >= self._asked.trials:
+            return f"{self._asked.trials} trials"
+        left = self.minutes_left
+        return f"{self._asked.minutes:g} minutes" if left is not None and left <= 0 else ""
+
+    def _trials(self, connection: sa.Connection) -> int:
+        """Return the number of trials of its layers since its tuning began."""
+        if self.request.tuning_at is None:
+            return 0
+        query = (
+            sa.select(sa.func.count())
+            .select_from(TrialRow)
+            .join(Job, Job.id == TrialRow.job_id)
+            .join(ConfigTag, ConfigTag.config_id == Job.config_id)
+            .where(ConfigTag.tag == self.request.tag, Job.session_id == self.request.session_id)
+            .where(TrialRow.measured_at >= self.request.tuning_at)
+        )
+        return int(connection.execute(query).scalar_one())
+
+
+def unfinished(connection: sa.Connection, library: Library, session_id: int, tag: str) -> Progress:
+    """Return the progress of jobs whose layers carry the tag; rounds of searches count as jobs."""
+    found = progress(connection, library, session_id, (), tag)
+    rounds = open_rounds = 0
+    for (steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
+        if jobs.step_names(steps)[0] == SEARCH:
+            rounds += count
+            open_rounds += count if is_open(state, library.step(step).resource) else 0
+    return replace(found, total=found.total + rounds, unfinished=found.unfinished + open_rounds)
