@@ -16,6 +16,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,15 @@ def tvm_forks() -> Iterator[ForkServer | None]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with fork_server(TVM_MODULES, {**one_thread, "PYTHONPATH": QUICK_SITE}) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tvm_here() -> None:
+    """Skip without TVM at home, fail without it in CI."""
+    if find_spec("tvm") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
+            "TVM is not installed: pip install '.[tvm]'"
+        )
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ is not installed."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +16,6 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.tvm import TvmLibrary
 from tuna.sandbox.cores import eval_cpus
 from tuna.settings import get_settings
-
-
-@pytest.fixture(scope="session")
-def tvm_here() -> None:
-    """Skip without TVM at home, fail without it in CI."""
-    if find_spec("tvm") is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
-            "TVM is not installed: pip install '.[tvm]'"
-        )
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from tuna.coordinator import publisher
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
-from tuna.gateway.handout import HandedChunk
 from tuna.jobs import failures
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
@@ -29,6 +28,7 @@ from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
 from tuna.queue.messages import Chunk
 from tuna.search import history
+from tuna_remote.gateway.handout import HandedChunk
 
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 STEPS = {"steps": "search,compile,eval"}

@@ -21,16 +21,15 @@ from tuna import api, logs
 from tuna.cli import show, status
 from tuna.cli.console import print_table, say
 from tuna.cli.main import guarded, tuna
-from tuna.db import models
+from tuna.db import joined_workers, models
 from tuna.db.engine import reading
 from tuna.db.overview import Failure, Overview
 from tuna.errors import TunaError
-from tuna.gateway import joined
-from tuna.gateway.tokens import pin_of_secret, pinned_context
 from tuna.messages import inert, last_line, one_line
 from tuna.queue.messages import summary, title
 from tuna.reports import html
 from tuna.reports.queries import read_figures
+from tuna_remote.gateway.tokens import pin_of_secret, pinned_context
 
 HOSTILE = [
     "\x1b[2J\x1b[31mred",
@@ -224,7 +223,7 @@ def test_names_and_hosts_in_claims(site: GatewaySite, capsys: pytest.CaptureFixt
         statuses.append(client.post(f"{site.url}/v1/join", content=body).status_code)
     assert statuses == [200, 422, 422, 422, 422]
     with reading(site.engine) as connection:
-        (worker,) = joined.remote_workers(connection)
+        (worker,) = joined_workers.remote_workers(connection)
     assert re.fullmatch(r"compile-[A-Za-z0-9.-]{1,80}-[0-9a-f]{8}", worker.name)
     assert guarded(tuna, ["workers"]) == 0
     said = capsys.readouterr()

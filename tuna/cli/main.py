@@ -46,20 +46,14 @@ _CORE = {
     "run": ("work", "Work through a session with workers on this machine."),
     "enqueue": ("work", "Fill the queues and drain results; workers run elsewhere."),
     "worker": ("work", "Run a worker: compile or eval."),
-    "rpc-client": (
-        "remote_workers",
-        "Join a master over the network, and compile and measure for it.",
-    ),
-    "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
     "serve": ("service", "Serve requests and pages to people and programs over HTTP."),
-    "token": ("remote_workers", "Make, list and revoke tokens of workers, visitors and caches."),
+    "token": ("tokens", "Make, list and revoke tokens of workers, visitors and caches."),
     "cache": ("cache", "List, prune and verify what programs share in spaces of the cache."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
-    "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
+    "workers": ("workers", "List workers; cordon, drain or revoke one."),
     "model": ("model", "Import models, see their tasks, build them with the kernels that won."),
     "benchmark-model": ("benchmark", "Time a built model on a board behind TVM RPC, or here."),
     "tune": ("tune", "Tune a list of layers, or an ONNX model, with one command."),
-    "tune-rpc": ("rpc_master", "Tune on workers that join over the network."),
     "results": ("query", "List the winners of a session with all that is known of each."),
     "reproduce": ("work", "Repeat one job or one candidate, outside of any session."),
     "status": ("status", "Show sessions, jobs by state and failures by cause; --watch stays."),
@@ -82,7 +76,7 @@ _CORE = {
     "db": ("doctor", "Look after the database."),
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
-_DISTRIBUTIONS: dict[str, str] = {}
+_DISTRIBUTIONS: dict[str, str] = dict.fromkeys(("gateway", "rpc-client", "tune-rpc"), "tuna-remote")
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
 #: Tables like `_CORE` of other distributions, whose modules have full names.

@@ -23,9 +23,9 @@ from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.files import make_home, own_folder
-from tuna.gateway.listening import BoundedServer, Listener
-from tuna.gateway.ports import listen
 from tuna.requests.supervisor import RequestSupervisor
+from tuna.services.listening import BoundedServer, Listener
+from tuna.services.ports import listen
 from tuna.settings import get_settings
 from tuna.web.app import Site, create_app
 
