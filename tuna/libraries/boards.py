@@ -6,10 +6,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.libraries.candidate_children import ChildKind
+from tuna.libraries.context import DeviceHandle
+from tuna.libraries.measuring_processes import MeasuringProcesses
 from tuna.plugins import Plugins
 
 
@@ -23,14 +26,27 @@ class WorkerBoards:
     reset: str = ""  #: command line that may bring a lost one back
 
 
+class BoardProcesses(MeasuringProcesses):
+    """Processes that measure on boards."""
+
+    @abstractmethod
+    def environment(self) -> Environment:
+        """Return that of a board, which is asked once; raises LibraryMissing."""
+
+    @abstractmethod
+    def device(self) -> DeviceHandle:
+        """Return the handle of whichever board this process gets."""
+
+
 class Boards(ABC):
     """One kind of boards."""
 
     library: ClassVar[str]  #: name of the library that measures on them
 
     @abstractmethod
-    def measuring(self) -> Any:
-        """Return the library that measures on the boards that the settings name."""
+    def processes(self, kind: ChildKind) -> BoardProcesses:
+        """Return the processes of the library on the boards that the settings name; `kind`: of its
+        processes on this machine."""
 
     @abstractmethod
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:

@@ -25,12 +25,12 @@ from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.candidates import DeviceGone
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm import TvmLibrary, toolchain
+from tuna.libraries.tvm import TvmLibrary, toolchain, tvm_library
 from tuna.queue.connection import release_services
 from tuna.settings import get_settings
 from tuna.workers.launch import worker_command
 from tuna_remote import boards, joining
-from tuna_remote.board_library import BoardTvmLibrary
+from tuna_remote.boards import BoardSession
 from tuna_remote.cli.lorien import lorien
 from tuna_remote.gateway.master_client import MasterClient, MeasuringPlace
 from tuna_remote.gateway.tokens import Credentials, JoinToken
@@ -291,11 +291,12 @@ def test_a_worker_on_a_board_serves_the_environment_that_it_joined_with(
             for name, value in variables.items():
                 its.setenv(name, value)
             get_settings.cache_clear()
-            library = BoardTvmLibrary()
+            library = tvm_library()
+            assert isinstance(library.processes, BoardSession)
             assert library.environment() == environment
-            library._compare({**facts, "board": "1.2.3.4:9"})
+            library.processes.compare({**facts, "board": "1.2.3.4:9"})
             with pytest.raises(DeviceGone, match="another than the session's"):
-                library._compare({**facts, "board": "1.2.3.4:9", "cpu": "cortex-a53"})
+                library.processes.compare({**facts, "board": "1.2.3.4:9", "cpu": "cortex-a53"})
         get_settings.cache_clear()
 
 

@@ -29,7 +29,7 @@ from tuna.libraries.tvm import tvm_library
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 from tuna_remote import boards
-from tuna_remote.board_library import BoardTvmLibrary
+from tuna_remote.boards import BoardSession
 
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 
@@ -55,8 +55,8 @@ def bench_at(
 ) -> Iterator[Callable[[int | None], tuple[Bench, Tracker]]]:
     """`bench_at(port)`: the library of a worker for that board, and its tracker; short of
     patience."""
-    monkeypatch.setattr("tuna_remote.board_library._WAIT_S", 2.0)
-    monkeypatch.setattr("tuna_remote.board_library._AGAIN_S", 2.0)
+    monkeypatch.setattr("tuna_remote.boards._WAIT_S", 2.0)
+    monkeypatch.setattr("tuna_remote.boards._AGAIN_S", 2.0)
     monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
     made: list[tuple[Bench, Tracker]] = []
 
@@ -66,7 +66,7 @@ def bench_at(
         monkeypatch.setenv("TUNA_TVM_DEVICE_KEY", "pi")
         get_settings.cache_clear()
         library = tvm_library()
-        assert isinstance(library, BoardTvmLibrary)
+        assert isinstance(library.processes, BoardSession)
         store = Artifacts((home / "artifacts").as_uri(), home / "cache")
         bench = Bench(library, RunContext(artifacts=store, scratch=tmp_path, cpus=()), "")
         made.append((bench, tracker))
@@ -299,9 +299,9 @@ def test_a_board_of_another_kind_is_refused(
 ) -> None:
     bench, _ = bench_at(board.port)
     artifacts = compiled(bench, 1)
-    assert isinstance(bench.library, BoardTvmLibrary)
+    assert isinstance(bench.library.processes, BoardSession)
     other = bench.library.environment()
-    bench.library._own = replace(other, flags={**other.flags, "cpu": "cortex-a72"})
+    bench.library.processes._own = replace(other, flags={**other.flags, "cpu": "cortex-a72"})
     result = evaluated(bench, artifacts)
     assert result.cause is Cause.DEVICE_LOST
     assert "is another than the session's: flags" in result.output_tail

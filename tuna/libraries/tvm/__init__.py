@@ -10,7 +10,4 @@ __all__ = ["TvmLibrary", "tvm_library"]
 
 def tvm_library() -> TvmLibrary:
     """TVM as this process is to use it: on boards where TUNA_TVM_TRACKER names a tracker."""
-    if not get_settings().tvm_tracker:
-        return TvmLibrary()
-    found: TvmLibrary = installed_boards().measuring()
-    return found
+    return TvmLibrary(installed_boards() if get_settings().tvm_tracker else None)

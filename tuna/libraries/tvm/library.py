@@ -12,11 +12,13 @@ from pydantic import Field, field_validator
 
 from tuna.configs import Config
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.boards import installed_boards
+from tuna.libraries.boards import BoardProcesses, Boards, installed_boards
+from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.candidates import CandidateOptions
-from tuna.libraries.context import RunContext
+from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import WorkItem
 from tuna.libraries.kernels import CandidateFacts
+from tuna.libraries.measuring_processes import MeasuringProcesses
 from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import toolchain
@@ -58,7 +60,7 @@ class TvmJobOptions(SearchOptions):
 
 
 class TvmLibrary(SearchingLibrary):
-    """The tuner for TVM on this machine's CPU.
+    """The tuner for TVM on this machine's CPU, or on boards.
 
     Layers in fp32 have kernels of our own (`kernels/`), others are searched with MetaSchedule.
 
@@ -84,9 +86,27 @@ class TvmLibrary(SearchingLibrary):
     loader = "tuna.libraries.tvm.kernel_child:TvmLoader"
     forkable = True  # TVM starts its threads with the first parallel kernel
 
+    def __init__(self, boards: Boards | None = None) -> None:
+        self._boards = boards
+        self._on_boards: BoardProcesses | None = None
+        super().__init__()
+
+    def measuring_processes(self, kind: ChildKind) -> MeasuringProcesses:
+        """Return forks on this machine, or what measures on boards."""
+        if self._boards is None:
+            return super().measuring_processes(kind)
+        self._on_boards = self._boards.processes(kind)
+        return self._on_boards
+
     def environment(self) -> Environment:
-        """CPU, measuring cores and TVM version; with TUNA_TVM_TARGET_ALONE that of the target."""
-        return self.environment_of_target() or toolchain.host_environment()
+        """CPU, measuring cores and TVM version, or a board's; with TUNA_TVM_TARGET_ALONE that of
+        the target, which the board can run."""
+        board = self._on_boards.environment() if self._on_boards else None
+        return self.environment_of_target() or board or toolchain.host_environment()
+
+    def own_device(self) -> DeviceHandle | None:
+        """Return this machine's cores, or whichever board this process gets."""
+        return self._on_boards.device() if self._on_boards else super().own_device()
 
     def environment_of_target(self) -> Environment | None:
         """The environment that the target alone describes, where TUNA_TVM_TARGET_ALONE says so."""
