@@ -1,16 +1,21 @@
-"""A gateway that runs, with a session; processes that are killed when a test ends."""
+"""A gateway that runs, with a session; processes that are killed when a test ends; a database with
+five sessions."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+import sqlalchemy as sa
+from first_release import upgraded
 from fork_server import ForkServer
 from gateway_site import GatewaySite, open_site
 from processes import Processes, stop_redis
 
+from tuna.db.engine import make_engine
 from tuna.settings import get_settings
 
 
@@ -36,3 +41,14 @@ def processes(
     yield made
     made.kill_all()
     stop_redis()
+
+
+@pytest.fixture(scope="session")
+def _upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return upgraded(tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture()
+def source(_upgraded: Path, tmp_path: Path) -> sa.Engine:
+    """A copy of a database of the first release, upgraded."""
+    return make_engine(f"sqlite:///{shutil.copy(_upgraded, tmp_path / 'source.sqlite')}")

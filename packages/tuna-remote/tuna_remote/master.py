@@ -18,8 +18,6 @@ from tuna.api.preparation import init_session, update_applicability, update_solv
 from tuna.api.running import enqueue
 from tuna.api.services import artifact_store
 from tuna.api.workers import count_workers
-from tuna.archives.trace import ENDED, Trace
-from tuna.archives.trace_restore import restore, session_of
 from tuna.configs import Config, Workload
 from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.db import configs
@@ -27,12 +25,14 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput
-from tuna.exports.commit import Commit, commit
 from tuna.exports.trial_logs import TrialLogs
 from tuna.libraries.base import FINALS
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import toolchain
+from tuna_remote.commit import Commit, commit
+from tuna_remote.trace import ENDED, Trace
+from tuna_remote.trace_restore import restore, session_of
 
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 #: How often all jobs are compared with the trace; those that this process drains are written at
@@ -129,7 +129,7 @@ class Master:
 
     def commit(self, path: Path, n_best: int) -> Commit:
         """Add the session's results to a table, of which the `n_best` of each layer stay; see
-        `exports.commit`."""
+        `tuna_remote.commit`."""
         with reading(self.engine) as connection:
             return commit(connection, self.session_id, path, n_best)
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from databases import SqliteTemplate
+from first_release import SESSIONS, facts
 from jobs_builder import make_jobs
-from test_archives import SESSIONS, facts
+from little_memory import little_memory
 
-from tuna.archives.trace import ENDED, Trace, packed
-from tuna.archives.trace_restore import restore, session_of
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, KernelRow, Session, SolverRow, TrialRow
 from tuna.errors import BadInput
 from tuna.vocabulary import State
+from tuna_remote.trace import ENDED, Trace, packed
+from tuna_remote.trace_restore import restore, session_of
 
 
 def traced(engine: sa.Engine, path: Path, session_id: int) -> Trace:
@@ -265,3 +266,20 @@ def test_a_trace_whose_session_is_a_path_is_refused(source: sa.Engine, tmp_path:
     path.write_text(f"{json.dumps(forged)}\n{rest}")
     with pytest.raises(BadInput, match="damaged"):
         Trace(path)
+
+
+def test_a_trace_with_an_endless_line_is_refused_in_little_memory(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace"
+    with open(path, "wb") as stream:
+        stream.truncate(1 << 31)
+        stream.write(b'{"format":"tuna-trace"')
+    code = """
+from tuna_remote.trace import Trace
+try:
+    Trace(Path(sys.argv[1]))
+except BadInput as refused:
+    print(refused)
+"""
+    assert "line 1 has more than 256 MiB" in little_memory(tmp_path)(code, path, megabytes=1200)

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
-from tuna.archives.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, job_of
 from tuna.configs import from_json
 from tuna.db import configs, sessions
 from tuna.db.bulk import upsert
@@ -34,6 +33,7 @@ from tuna.db.searches import begin_as_recorded
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.vocabulary import SEARCH, State
+from tuna_remote.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, job_of
 
 #: Largest artifact that is unpacked.
 _MAX_ARTIFACT_BYTES = 256 << 20

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tuna.db.models import EnvironmentRow, FindDb
 from tuna.errors import BadInput, NotFound
-from tuna.exports.commit import Commit, commit
 from tuna.exports.json_lines import JsonExporter
+from tuna_remote.commit import Commit, commit
 
 DRIVER = "./bin/MIOpenDriver gemm -m 32 -n 32 -k 32"
 Timed = tuple[str, str, float, bool]  # solver, params, time in ms, noisy
