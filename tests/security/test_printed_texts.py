@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder, memory, tuned_network
 from gateway_site import HOME, GatewaySite
+from places import CORE, PACKAGES
 
 from tuna import api, logs
 from tuna.cli import show, status
@@ -232,10 +232,10 @@ def test_names_and_hosts_in_claims(site: GatewaySite, capsys: pytest.CaptureFixt
 
 
 def test_commands_print_by_these_functions_alone() -> None:
-    commands = Path(api.__file__).parents[1] / "cli"
     found = [
         path.name
-        for path in commands.rglob("*.py")
+        for package in (CORE, *PACKAGES)
+        for path in (package / "cli").rglob("*.py")
         if re.search(r"\bclick\.(s?)echo\(|(?<!\.)\bprint\(", path.read_text())
     ]
     assert sorted(found) == [
