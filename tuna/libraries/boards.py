@@ -59,11 +59,15 @@ class Boards(ABC):
         there is one; raises BadInput, LibraryMissing."""
 
 
-_KINDS: Plugins[Boards] = Plugins("tuna.boards", "kind of boards", Boards)  # type: ignore[type-abstract]
+_KINDS: Plugins[Boards] = Plugins(
+    "tuna.boards",
+    "kind of boards",
+    Boards,  # type: ignore[type-abstract]
+)
 
 
 def installed_boards() -> Boards:
-    """The boards that are installed; raises LibraryMissing."""
+    """Return the boards that a package brings; raises LibraryMissing without one."""
     for found in _KINDS.all().values():
         return found
     raise LibraryMissing(

@@ -27,7 +27,7 @@ BUILD, MEASURE = "build", "measure"
 
 @dataclass(frozen=True)
 class ChildKind:
-    """How children of one kind are started."""
+    """The start of children of one kind."""
 
     module: str
     used: str  #: the builder or loader that it is started for

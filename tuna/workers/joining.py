@@ -44,11 +44,15 @@ class Joining(ABC):
         """
 
 
-_WAYS: Plugins[Joining] = Plugins("tuna.joining", "way to join", Joining)  # type: ignore[type-abstract]
+_WAYS: Plugins[Joining] = Plugins(
+    "tuna.joining",
+    "way to join",
+    Joining,  # type: ignore[type-abstract]
+)
 
 
 def joining() -> Joining:
-    """How workers join here; raises LibraryMissing where no package says it."""
+    """Return the way to join that a package brings; raises LibraryMissing without one."""
     for found in _WAYS.all().values():
         return found
     raise LibraryMissing(

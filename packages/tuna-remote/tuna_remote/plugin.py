@@ -1,4 +1,4 @@
-"""What the core finds by entry points; the modules behind it are imported when they are called."""
+"""The objects behind our entry points; the modules that they need are imported when called."""
 
 from __future__ import annotations
 
