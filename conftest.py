@@ -315,6 +315,15 @@ def tvm_forks() -> Iterator[ForkServer | None]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def tvm_here() -> None:
+    """Skip without TVM at home, fail without it in CI."""
+    if find_spec("tvm") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
+            "TVM is not installed: pip install '.[tvm]'"
+        )
+
+
 @pytest.fixture(scope="module")
 def forked_children(tvm_forks: ForkServer | None) -> Iterator[None]:
     """Sandboxed children that have TVM start within milliseconds: for modules that test what they

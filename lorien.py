@@ -4,4 +4,4 @@
 from tuna.cli.script import run
 
 if __name__ == "__main__":
-    run("tuna.cli.lorien", "main")
+    run("tuna_remote.cli.lorien", "main")

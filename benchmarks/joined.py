@@ -39,10 +39,10 @@ def compare(name: str, items: int, rounds: int, seconds: Callable[[str, bool], f
 @contextlib.contextmanager
 def remote_worker(role: str) -> Iterator[None]:
     """A gateway, and a worker that knows its token and nothing else of this installation."""
-    from tuna import api
+    from tuna_remote import joining
 
-    with api.listening("127.0.0.1", 0) as url, tempfile.TemporaryDirectory() as home:
-        line = api.create_token(role, _TOKEN_S, url)  # type: ignore[arg-type]
+    with joining.listening("127.0.0.1", 0) as url, tempfile.TemporaryDirectory() as home:
+        line = joining.create_token(role, _TOKEN_S, url)  # type: ignore[arg-type]
         env = {
             name: value
             for name, value in os.environ.items()

@@ -26,7 +26,7 @@ from benchmarks.harness import Outcome, command_line
 from tuna.drain.find_db_writer import MeasuredResult, best
 from tuna.libraries.contest import Contest
 from tuna.libraries.items import StepResult
-from tuna.libraries.measurement import Calls, Measurement
+from tuna.libraries.measurement import Measurement
 from tuna.libraries.results import is_close
 
 #: Standard deviation of a candidate's time over processes, and half of the range within one.
@@ -46,10 +46,14 @@ class SimulatedDevice:
     def __init__(self, chance: random.Random, true_ms: Sequence[float]) -> None:
         self._chance, self.true_ms = chance, true_ms
         self.seconds = 0.0
-        self.fresh: Counter[int] = Counter()  #: fresh processes by candidate
+        self.fresh_of: Counter[int] = Counter()  #: fresh processes by candidate
 
-    def call(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        """Answer as the process that selects, or as the one that runs no candidate."""
+    def clean(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        """Answer as the process that runs no candidate."""
+        return self.shared(op, timeout_s, **arguments)
+
+    def shared(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        """Answer as the process that selects."""
         self.seconds += _SECONDS.get(op, 0.0)
         if op == "probe":
             return {"gflops": 100.0, "source": "fma", "copy_s": 1e-5}
@@ -58,11 +62,11 @@ class SimulatedDevice:
             return {"error": 0.0, "timing": timing, "ended_early": False, "parts": {}}
         return {"arrays": []}
 
-    def call_fresh(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+    def fresh(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         """Answer as a process in which nothing was measured before."""
         indices = [int(path) for path in arguments["paths"]]
         self.seconds += _SECONDS["start"] + len(indices) * _SECONDS[op]
-        self.fresh.update(indices)
+        self.fresh_of.update(indices)
         return {"timings": [self._timing(index) for index in indices]}
 
     def _timing(self, index: int) -> dict[str, Any]:
@@ -96,12 +100,12 @@ def former_rule(
     """The baseline."""
 
     def fresh(finalists: Sequence[int]) -> list[float]:
-        answer = device.call_fresh("again", 1.0, paths=[str(index) for index in finalists])
+        answer = device.fresh("again", 1.0, paths=[str(index) for index in finalists])
         return [timing["time_ms"] for timing in answer["timings"]]
 
     for _ in range(2):
-        device.call("probe", 1.0)
-    first = [device.call("measure", 1.0, path=str(index)) for index in indices]
+        device.shared("probe", 1.0)
+    first = [device.shared("measure", 1.0, path=str(index)) for index in indices]
     times_ms = {
         index: answer["timing"]["time_ms"] for index, answer in zip(indices, first, strict=True)
     }
@@ -117,9 +121,8 @@ def former_rule(
 
 def _measured(device: SimulatedDevice, indices: Sequence[int], **facts: Any) -> StepResult:
     contest = Contest({index: {} for index in indices}, 1.0, 1.0, **facts)
-    calls = Calls(device.call, device.call, device.call_fresh)
     paths = {index: Path(str(index)) for index in indices}
-    found = Measurement(calls, contest, paths, Path("inputs")).run()
+    found = Measurement(device, contest, paths, Path("inputs")).run()
     attempt = {"job_id": 1, "attempt": 1, "step": "eval", "ok": True}
     return StepResult(**attempt, trials=found.trials, noisy=found.noisy)
 
@@ -146,7 +149,7 @@ def winner(
         known = by(device, range(start, start + batch), known)
     assert known is not None
     index, time_ms = known.trial_number or 0, known.time_ms or 0.0
-    measured_once = not device.fresh[index]
+    measured_once = not device.fresh_of[index]
     if rounds > 1 and by is rule:  # finals
         (trial,) = _measured(device, [index], known_ms={index: time_ms}).trials
         time_ms = trial.time_ms or 0.0

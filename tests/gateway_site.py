@@ -20,15 +20,9 @@ from tuna import api
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
-from tuna.db import sessions
+from tuna.db import joined_workers, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
-from tuna.gateway import https_client, joined, remote_link
-from tuna.gateway.listening import BoundedServer, Listener
-from tuna.gateway.ports import listen
-from tuna.gateway.protocol import Facts
-from tuna.gateway.server import GatewayApp
-from tuna.gateway.tokens import Credentials, JoinToken, pinned_context, server_context
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
@@ -38,8 +32,15 @@ from tuna.queue.connection import make_celery
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases, new_id
 from tuna.queue.messages import Chunk, Report, ReportKind
+from tuna.services.listening import BoundedServer, Listener
+from tuna.services.ports import listen
 from tuna.settings import Settings, get_settings
 from tuna.workers.runner import Runner
+from tuna_remote import joining
+from tuna_remote.gateway import https_client, joined, remote_link
+from tuna_remote.gateway.protocol import Facts
+from tuna_remote.gateway.server import GatewayApp
+from tuna_remote.gateway.tokens import Credentials, JoinToken, pinned_context, server_context
 
 LIBRARY = get_library("noop")
 HOME = LIBRARY.environment()
@@ -87,7 +88,7 @@ class GatewaySite:
                 app.close()
 
     def token(self, role: str = "compile", ttl_s: float = 60.0) -> JoinToken:
-        return JoinToken.parse(api.create_token(role, ttl_s, self.url))  # type: ignore[arg-type]
+        return JoinToken.parse(joining.create_token(role, ttl_s, self.url))  # type: ignore[arg-type]
 
     def join(self, role: str = "compile", processes: int = 1) -> RemoteDouble:
         """A worker that joined."""
@@ -118,9 +119,9 @@ class GatewaySite:
         found = accepted(self.engine)
         return len(found) == 2 * self.jobs and {count for *_, count in found} == {1}
 
-    def worker(self, name: str) -> joined.RemoteWorker:
+    def worker(self, name: str) -> joined_workers.RemoteWorker:
         with reading(self.engine) as connection:
-            found = joined.find(connection, name)
+            found = joined_workers.find(connection, name)
         assert found is not None
         return found
 

@@ -142,7 +142,7 @@ def test_errors_are_raised_and_not_printed(layers: Path, capfd: pytest.CaptureFi
     with pytest.raises(BadInput, match="has no jobs"):
         api.enqueue(made.id)
     with pytest.raises(BadInput, match="No gateway"):
-        api.create_token("eval", 60)
+        api.joining().create_token("eval", 60)
     assert capfd.readouterr() == ("", "")
 
 

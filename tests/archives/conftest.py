@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import lzma
 import shutil
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from first_release import upgraded
 
-from tuna.db import database
 from tuna.db.engine import make_engine
-
-ASSET = Path(__file__).parents[1] / "assets" / "first_release" / "tuna.sqlite.xz"
 
 
 @pytest.fixture(scope="session")
 def _upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("first") / "tuna.sqlite"
-    path.write_bytes(lzma.decompress(ASSET.read_bytes()))
-    engine = make_engine(f"sqlite:///{path}")
-    database.upgrade(engine)
-    engine.dispose()
-    return path
+    return upgraded(tmp_path_factory.mktemp("first"))
 
 
 @pytest.fixture()

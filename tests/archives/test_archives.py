@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from builders import DatabaseBuilder
+from first_release import SESSIONS, facts
 from jobs_builder import make_jobs
 
 from tuna.archives import removal, tables
@@ -27,15 +28,10 @@ from tuna.db.models import (
     ConfigRow,
     ConvConfigRow,
     EnvironmentRow,
-    FindDb,
-    FindDbKernel,
     Job,
     KernelRow,
     Search,
     Session,
-    SolverRow,
-    StepResultRow,
-    TrialRow,
     WarmStartRow,
 )
 from tuna.db.searches import begin_as_recorded
@@ -43,7 +39,6 @@ from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.libraries.miopen.problem import text_of
 
-SESSIONS = range(1, 6)
 LAYER = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -F 1"
 ENVIRONMENT = Environment("tvm", "0.27.0", "znver5", 2, "tvm-0.27.0")
 
@@ -75,45 +70,6 @@ def rewritten(path: Path, lines: list[Any]) -> Path:
     )
     path.write_bytes(gzip.compress(data + end))
     return path
-
-
-def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
-    """All that a session has, without ids."""
-    keys: tuple[Any, ...] = (ConfigRow.key, SolverRow.name)
-    of_job = (*keys, Job.steps)
-    queries: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
-        "job": (Job, of_job, sa.select().select_from(Job)),
-        "trial": (
-            TrialRow,
-            (*of_job, TrialRow.number),
-            sa.select().select_from(TrialRow).join(Job),
-        ),
-        "step_result": (
-            StepResultRow,
-            (*of_job, StepResultRow.step, StepResultRow.attempt),
-            sa.select().select_from(StepResultRow).join(Job),
-        ),
-        "find_db": (FindDb, keys, sa.select().select_from(FindDb)),
-        "code": (
-            FindDbKernel,
-            (*keys, FindDbKernel.number),
-            sa.select().select_from(FindDbKernel).join(FindDb),
-        ),
-    }
-    ids = {"id", "session_id", "config_id", "solver_id", "job_id", "find_db_id", "final_job_id"}
-    found = {}
-    with reading(engine) as connection:
-        for name, (table, order, query) in queries.items():
-            owner = FindDb if table in (FindDb, FindDbKernel) else Job
-            columns = [column for column in table.__table__.columns if column.name not in ids]
-            query = query.add_columns(*order, *columns).join(
-                ConfigRow, ConfigRow.id == owner.config_id
-            )
-            query = query.join(SolverRow, SolverRow.id == owner.solver_id).where(
-                owner.session_id == session_id
-            )
-            found[name] = [tuple(row) for row in connection.execute(query.order_by(*order))]
-    return found
 
 
 @pytest.mark.parametrize("session_id", SESSIONS)

@@ -28,9 +28,9 @@ from gateway_site import open_site
 from jobs_builder import states
 from private_servers import wait_until
 
+from tuna.db import joined_workers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
-from tuna.gateway import joined
 
 FOLDER = DOCKER / "aws-batch"
 OPERATIONS = {
@@ -269,7 +269,7 @@ def test_an_array_joins_drains_and_does_all_the_work(
 
     def names() -> list[str]:
         with reading(site.engine) as connection:
-            return [one.name for one in joined.remote_workers(connection)]
+            return [one.name for one in joined_workers.remote_workers(connection)]
 
     def indices(role: str) -> list[str]:
         start = re.escape(f"{role}-{socket.gethostname()}")

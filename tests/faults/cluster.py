@@ -28,13 +28,13 @@ from private_servers import install_mariadb, killed_with_parent, listens, wait_u
 from search_library import HOLD
 from shared_data import needed_program
 
-from tuna.db import access_tokens
+from tuna.db import access_tokens, joined_workers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError
-from tuna.gateway import joined, tokens
 from tuna.services.embedded_redis import program
 from tuna.workers.launch import WorkerSpec, worker_command
+from tuna_remote.gateway import joined, tokens
 
 LEASE_S = 2.0
 _START_S = 120.0
@@ -314,7 +314,7 @@ class Cluster:
             with reading(make_engine(self.db_url)) as connection:
                 mine = [
                     one
-                    for one in joined.remote_workers(connection)
+                    for one in joined_workers.remote_workers(connection)
                     if one.role == name and one.has_access and one.joined_at >= since
                 ]
         except DatabaseError:  # the server is away

@@ -3,9 +3,7 @@ is not installed."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,14 +17,6 @@ from tuna.settings import get_settings
 
 
 @pytest.fixture(scope="session")
-def tvm_here() -> None:
-    """Skip without TVM at home, fail without it in CI."""
-    if find_spec("tvm") is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
-            "TVM is not installed: pip install '.[tvm]'"
-        )
-
-
 @pytest.fixture(scope="module")
 def home(
     tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path], None]

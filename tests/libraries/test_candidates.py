@@ -326,7 +326,7 @@ def test_a_process_that_ran_the_code_of_one_body_builds_for_no_other(
         item, _ = toys.compile("good")
         digest = body and toys.context.artifacts.put(body)
         assert toys._run(item.model_copy(update={"body": digest}), toys.context).ok
-        assert toys.library._compiler is not None
-        pids.append(toys.library._compiler.pid)
+        assert toys.library.compiler.child is not None
+        pids.append(toys.library.compiler.child.pid)
     # between two of them the job without a body came
     assert len(set(pids)) == (4 if runs_bodies else 1)

@@ -12,7 +12,7 @@ import pytest
 
 from tuna.libraries.contest import FINALISTS, Budgets, Contest
 from tuna.libraries.items import Trial
-from tuna.libraries.measurement import Calls, DeviceHeld, Measurement
+from tuna.libraries.measurement import DeviceHeld, Measurement
 from tuna.sandbox.processes import ChildCrashed
 
 
@@ -51,7 +51,10 @@ class Machine:
             ]
         )
 
-    def here(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+    def clean(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        return self.shared(op, timeout_s, **arguments)
+
+    def shared(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         self.calls.append(op)
         if op == "probe":
             source = self.ways.get("source", "fma")
@@ -98,9 +101,7 @@ class Machine:
         best_ms = self.ways.get("best_ms")
         facts = (finalists, best_ms, budgets, self.ways.get("best_noisy", False))
         contest = Contest(jobs, 1, 1, known_ms, *facts)
-        return Measurement(
-            Calls(self.here, self.here, self.fresh), contest, paths, Path("/inputs")
-        ).run(highest)
+        return Measurement(self, contest, paths, Path("/inputs")).run(highest)
 
 
 def best(trials: Sequence[Trial]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shared_data import needed_program
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
@@ -146,3 +147,20 @@ def test_the_fast_and_the_plain_import_propose_the_same(tvm_here: None) -> None:
         answers.append(done.stdout.splitlines())
     assert [answer[0] for answer in answers] == ["True", "False"]
     assert answers[0][1] == answers[1][1]
+
+
+@pytest.mark.parametrize(
+    ("config", "solver"), [(conv(), "TvmConvTile"), (conv(), NCHW), (gemm(), "TvmGemmTile")]
+)
+def test_candidates_for_another_architecture_are_its_code(
+    new_bench: Callable[[], Bench], config: object, solver: str
+) -> None:
+    needed_program("aarch64-linux-gnu-g++")
+    bench = new_bench()
+    bench.target = json.dumps({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
+    result = bench.compile(config, solver)  # type: ignore[arg-type]
+    assert result.ok, result.output_tail
+    assert f"--target '{bench.target}'" in bench.library.reproduce(bench.item(config, solver))  # type: ignore[arg-type]
+    for trial in result.trials:
+        code = bench.context.artifacts.get(trial.artifact or "")
+        assert (code[:4], code[18:20]) == (b"\x7fELF", b"\xb7\x00"), "e_machine 183: AArch64"

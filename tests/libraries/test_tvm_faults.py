@@ -14,6 +14,7 @@ from tvm_bench import Bench
 from tvm_layers import DILATION, conv
 
 from tuna.libraries.items import Trial
+from tuna.libraries.measuring_processes import ForkedProcesses
 from tuna.libraries.tvm import TvmLibrary
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
@@ -120,10 +121,12 @@ def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(benc
     child has mapped."""
     candidate = good_candidates(bench)[0]
     assert bench.evaluate(conv(), NCHW, [candidate]).trials[0].cause is None
-    assert bench.library._clean is not None
-    starts = bench.library._clean.starts
+    assert isinstance(bench.library.processes, ForkedProcesses)
+    parent = bench.library.processes.parent
+    assert parent is not None
+    starts = parent.starts
     result = bench.evaluate(conv(), NCHW, [candidate, candidate])
-    assert bench.library._clean.starts == starts
+    assert parent.starts == starts
     assert [trial.cause for trial in result.trials] == [None, None]
     best = min(result.trials, key=lambda trial: trial.time_ms or 0)
     assert len(best.times_ms) >= 3 * 3  # in three processes, three times at least

@@ -1,19 +1,23 @@
-"""What a stranger's distribution adds beside libraries: commands, and forms of databases."""
+"""What a distribution adds beside libraries, and what is said where one of ours is missing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click import UsageError
+from command_lines import Ended
 
-from tuna.cli import main
+from tuna.cli import main, script
 from tuna.configs import sources
 from tuna.errors import LibraryMissing
+from tuna.libraries import boards
 from tuna.plugins import Plugins
+from tuna.workers import joining
 
 MODULE = """
 import click
@@ -85,3 +89,46 @@ def test_what_a_package_brings_names_it_where_it_is_not_installed(
         sources.source_of(Path("net.onnx"))
     with pytest.raises(LibraryMissing, match="models needs the package tuna-models"):
         sources.api_of("models")
+
+
+@pytest.mark.parametrize("words", [("gateway",), ("rpc-client",), ("tune-rpc", "--help")])
+def test_a_command_of_a_package_that_is_missing_names_it(
+    type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(main, "_PACKAGES", Plugins("tuna.none", "set of commands", dict))
+    main.commands.cache_clear()
+    ended = type_in("tuna", *words)
+    main.commands.cache_clear()
+    assert ended.code == 2
+    assert f"{words[0]} needs the package tuna-remote: pip install tuna-remote" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("token", "create", "--role", "eval"), "join over the network need"),
+        (("worker", "eval", "--join", "https://h#t"), "join over the network need"),
+        (("worker", "eval", "--tvm-tracker", "h:1", "--device-key", "pi"), "on boards needs"),
+    ],
+)
+def test_without_a_package_nothing_joins_and_nothing_measures_on_boards(
+    type_in: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.setattr(joining, "_WAYS", Plugins("tuna.none", "way to join", joining.Joining))
+    monkeypatch.setattr(boards, "_KINDS", Plugins("tuna.none", "kind of boards", boards.Boards))
+    ended = type_in("tuna", *words)
+    assert (ended.code, said in ended.err) == (LibraryMissing.exit_code, True), ended
+    assert "pip install tuna-remote" in ended.err
+
+
+def test_a_program_of_a_checkout_names_the_package_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tuna_remote", None)
+    for name in [name for name in sys.modules if name.startswith("tuna_remote.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit, match="needs the package tuna-remote: pip install tuna-remote"):
+        script.run("tuna_remote.cli.lorien", "main")

@@ -21,13 +21,11 @@ from tuna.coordinator import staging
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
-from tuna.gateway.handout import HandedChunk
 from tuna.jobs import failures
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
-from tuna.queue.messages import Chunk
 from tuna.search import history
 
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
@@ -357,17 +355,7 @@ def test_a_remote_worker_may_read_the_trials_that_a_search_learns_from(room: Roo
     room.search(room.session_id, replace(LAYER, in_channels=128))
     room.open()
     item = room.claim()
-    facts = {
-        "namespace": "n",
-        "library": "tvm",
-        "step": "search",
-        "environment": "",
-        "toolchain": "t",
-    }
-    message = Chunk(id="c", items=(item,), **facts)
-    text = message.model_dump_json(exclude_defaults=True)
-    held = HandedChunk("t", "c", text, frozenset(), 1.0, True, 1.0)
-    assert held.inputs() == {one.artifact for one in item.siblings} != set()
+    assert item.artifacts == {one.artifact for one in item.siblings} != set()
 
 
 def test_a_trained_predictor_in_use_goes_with_the_siblings(room: Room) -> None:

@@ -167,11 +167,16 @@ def test_frames_beside_the_answer_reach_nobody_else(measure: Measure) -> None:
         assert {trial.cause for trial in first.trials} <= {None, Cause.RUN_ERROR}
 
 
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that are made from now on give their children 512 MiB."""
+    monkeypatch.setattr(LyingLibrary, "memory_bytes", 512 << 20)
+
+
 def test_a_candidate_holds_no_more_memory_than_its_limit(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch, needs_a_box: None
+    little_memory: None, measure: Measure, needs_a_box: None
 ) -> None:
     """S10: the limit of private memory does not count what was written and is read-only now."""
-    monkeypatch.setattr(LyingLibrary, "memory_bytes", 512 << 20)
     program = """
 import ctypes, mmap
 once = "held" in globals()

@@ -396,22 +396,6 @@ except BadInput as refused:
     assert words in in_little_memory(code, tmp_path / "archive")
 
 
-def test_a_trace_with_an_endless_line_is_refused_in_little_memory(
-    tmp_path: Path, in_little_memory: Little
-) -> None:
-    path = _sparse(tmp_path / "trace", 1 << 31)
-    with open(path, "r+b") as stream:
-        stream.write(b'{"format":"tuna-trace"')
-    code = """
-from tuna.archives.trace import Trace
-try:
-    Trace(Path(sys.argv[1]))
-except BadInput as refused:
-    print(refused)
-"""
-    assert "line 1 has more than 256 MiB" in in_little_memory(code, path, megabytes=1200)
-
-
 def test_a_block_of_trials_that_unpacks_for_ever_is_damaged() -> None:
     packed = gzip.compress(bytes(8 << 20))
     assert len(gunzip(packed)) == 8 << 20

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,21 +15,21 @@ import sqlalchemy as sa
 import structlog
 from builders import DatabaseBuilder, memory, tuned_network
 from gateway_site import HOME, GatewaySite
+from places import CORE, PACKAGES
 
 from tuna import api, logs
 from tuna.cli import show, status
 from tuna.cli.console import print_table, say
 from tuna.cli.main import guarded, tuna
-from tuna.db import models
+from tuna.db import joined_workers, models
 from tuna.db.engine import reading
 from tuna.db.overview import Failure, Overview
 from tuna.errors import TunaError
-from tuna.gateway import joined
-from tuna.gateway.tokens import pin_of_secret, pinned_context
 from tuna.messages import inert, last_line, one_line
 from tuna.queue.messages import summary, title
 from tuna.reports import html
 from tuna.reports.queries import read_figures
+from tuna_remote.gateway.tokens import pin_of_secret, pinned_context
 
 HOSTILE = [
     "\x1b[2J\x1b[31mred",
@@ -224,7 +223,7 @@ def test_names_and_hosts_in_claims(site: GatewaySite, capsys: pytest.CaptureFixt
         statuses.append(client.post(f"{site.url}/v1/join", content=body).status_code)
     assert statuses == [200, 422, 422, 422, 422]
     with reading(site.engine) as connection:
-        (worker,) = joined.remote_workers(connection)
+        (worker,) = joined_workers.remote_workers(connection)
     assert re.fullmatch(r"compile-[A-Za-z0-9.-]{1,80}-[0-9a-f]{8}", worker.name)
     assert guarded(tuna, ["workers"]) == 0
     said = capsys.readouterr()
@@ -233,10 +232,10 @@ def test_names_and_hosts_in_claims(site: GatewaySite, capsys: pytest.CaptureFixt
 
 
 def test_commands_print_by_these_functions_alone() -> None:
-    commands = Path(api.__file__).parents[1] / "cli"
     found = [
         path.name
-        for path in commands.rglob("*.py")
+        for package in (CORE, *PACKAGES)
+        for path in (package / "cli").rglob("*.py")
         if re.search(r"\bclick\.(s?)echo\(|(?<!\.)\bprint\(", path.read_text())
     ]
     assert sorted(found) == [

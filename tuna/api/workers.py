@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,30 +11,25 @@ from typing import Literal
 
 import redis
 
-from tuna.api.joining import Role
 from tuna.api.services import namespace
-from tuna.db import sessions
+from tuna.db import joined_workers, sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.joined_workers import RemoteWorker
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.gateway import https_client, joined
-from tuna.gateway.joined import RemoteWorker
-from tuna.gateway.protocol import MAX_PROCESSES
-from tuna.gateway.tokens import JoinToken
-from tuna.libraries.tvm import toolchain
-from tuna.libraries.tvm.boards import BoardPool
+from tuna.libraries.boards import WorkerBoards, installed_boards
 from tuna.messages import choices
 from tuna.queue.announcements import control_key, set_order
 from tuna.queue.connection import connect, ensure_services, impatient_client
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.queue.leases import Leases
 from tuna.reports.status import live_workers
-from tuna.sandbox import discovery
 from tuna.settings import get_settings
 from tuna.vocabulary import queue_name
+from tuna.workers.joining import Role
 from tuna.workers.remote_exec import Answer, execute
-from tuna.workers.serve import check_options, serve
-from tuna.workers.served_queues import ServedQueues, Unavailable, session_text
+from tuna.workers.serve import serve
+from tuna.workers.served_queues import session_text
 
 #: The number of a task of an array job, as AWS Batch, Kubernetes and SLURM say it.
 _INDEX = ("AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
@@ -67,23 +61,12 @@ class Worker:
     aside: str = ""  #: why its machine or device is unfit for work
 
 
-@dataclass(frozen=True)
-class WorkerBoards:
-    """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings
-    say."""
-
-    tracker: str = ""  #: HOST:PORT
-    device_key: str = ""
-    target: str = ""
-    reset: str = ""  #: command line that may bring a lost one back
-
-
 def list_workers() -> list[Worker]:
     """Live worker processes, then remote workers without a live process."""
     settings = get_settings()
     with reading(open_database()) as connection:
         own = sessions.namespace(connection)
-        known = {one.name: one for one in joined.remote_workers(connection)}
+        known = {one.name: one for one in joined_workers.remote_workers(connection)}
     ensure_services(settings)
     client, now = connect(settings), time.time()
     found = []
@@ -158,11 +141,11 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
     engine = open_database()
     with reading(engine) as connection:
         names = (name, name.rpartition(":")[0])
-        remote = next(filter(None, (joined.find(connection, one) for one in names)), None)
+        remote = next(filter(None, (joined_workers.find(connection, one) for one in names)), None)
     if remote is None:
         return _order(name, state)
     with writing(engine) as connection:
-        if not joined.set_state(connection, remote.name, state):
+        if not joined_workers.set_state(connection, remote.name, state):
             raise BadInput(f"{remote.name} is {remote.state} already.")
     if state == "revoked":
         _evict(remote.name)
@@ -215,49 +198,6 @@ def array_index() -> str:
     return next((os.environ[name] for name in _INDEX if os.environ.get(name)), "")
 
 
-def join(
-    role: Role,
-    line: str,
-    processes: int = 1,
-    *,
-    devices: str | None = None,
-    boards: WorkerBoards | None = None,
-) -> None:
-    """Become a remote worker with the token of `line`; its settings go into this process's
-    environment, for its workers.
-
-    `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before
-    the token is spent.
-    """
-    token = JoinToken.parse(line)
-    variables = _of_boards(role, boards, "") if boards else {}
-    check_options(role, processes, devices, bool(boards))
-    if devices is not None:
-        processes = len(discovery.choose(discovery.discover(), devices))
-    os.environ.update(variables)  # what is measured is the board's, not this machine's
-    get_settings.cache_clear()
-    served = ServedQueues()
-    found = served.under(role)
-    queues = [queue for queue in found.values() if isinstance(queue, str)]
-    if boards and not queues:
-        reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
-        raise ServiceError(f"This worker has no board to join with. {reasons}")
-    names = tuple(queue.partition(".")[2] for queue in queues)
-    facts = https_client.facts_of(
-        {
-            "host": "-".join(filter(None, (socket.gethostname(), array_index()))),
-            "device": served.device_name(queues),
-            "environments": names if role == "eval" else (),
-            "toolchains": names if role == "compile" else (),
-            "processes": min(processes, MAX_PROCESSES),
-        }
-    )
-    credentials = https_client.join(token, role, facts)
-    os.environ["TUNA_GATEWAY"] = credentials.text()
-    os.environ["TUNA_WORKER_NAME"] = credentials.name
-    get_settings.cache_clear()
-
-
 def serve_workers(
     role: Role,
     processes: int = 1,
@@ -277,28 +217,16 @@ def serve_workers(
     if session_id is not None:
         with reading(open_database()) as connection:
             session = session_text(session_id, sessions.get(connection, session_id).environment)
-    variables = _of_boards(role, boards, session) if boards else {}
+    variables = board_settings(role, boards, session) if boards else {}
     return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
 
 
-def _of_boards(role: Role, boards: WorkerBoards, session: str) -> dict[str, str]:
+def board_settings(role: Role, asked: WorkerBoards, session: str = "") -> dict[str, str]:
     """The settings of a worker that measures on boards; raises BadInput, LibraryMissing."""
     if role != "eval":
         raise BadInput(
             "Only eval workers measure on boards.",
             hint="leave out --tvm-tracker: any worker compiles for them",
         )
-    settings = get_settings()
-    tracker, key = (
-        boards.tracker or settings.tvm_tracker,
-        boards.device_key or settings.tvm_device_key,
-    )
-    target = boards.target or (
-        json.loads(session)["environment"]["target"] if session else settings.tvm_target
-    )
-    toolchain.tvm_version()  # refused here, for a worker that ends is started again
-    BoardPool.at(tracker, key)
-    if target:
-        toolchain.parse(target)
-    found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
-    return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}
+    target = json.loads(session)["environment"]["target"] if session else ""
+    return installed_boards().worker_settings(asked, target)

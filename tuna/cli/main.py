@@ -46,16 +46,10 @@ _CORE = {
     "run": ("work", "Work through a session with workers on this machine."),
     "enqueue": ("work", "Fill the queues and drain results; workers run elsewhere."),
     "worker": ("work", "Run a worker: compile or eval."),
-    "rpc-client": (
-        "remote_workers",
-        "Join a master over the network, and compile and measure for it.",
-    ),
-    "gateway": ("remote_workers", "Let workers on other machines join, over HTTPS."),
-    "token": ("remote_workers", "Make, list and revoke tokens of workers, visitors and caches."),
+    "token": ("tokens", "Make, list and revoke tokens of workers, visitors and caches."),
     "key": ("doctor", "Show and rotate the key that signs artifacts."),
-    "workers": ("remote_workers", "List workers; cordon, drain or revoke one."),
+    "workers": ("workers", "List workers; cordon, drain or revoke one."),
     "tune": ("tune", "Tune a list of layers, or an ONNX model, with one command."),
-    "tune-rpc": ("rpc_master", "Tune on workers that join over the network."),
     "results": ("query", "List the winners of a session with all that is known of each."),
     "reproduce": ("work", "Repeat one job or one candidate, outside of any session."),
     "status": ("status", "Show sessions, jobs by state and failures by cause; --watch stays."),
@@ -78,9 +72,12 @@ _CORE = {
     "db": ("doctor", "Look after the database."),
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
-_DISTRIBUTIONS: dict[str, str] = {
+_DISTRIBUTIONS = {
     "model": "tuna-models",
     "benchmark-model": "tuna-models",
+    "gateway": "tuna-remote",
+    "rpc-client": "tuna-remote",
+    "tune-rpc": "tuna-remote",
     "serve": "tuna-serve",
     "cache": "tuna-serve",
 }

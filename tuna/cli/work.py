@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuna import api
-from tuna.cli import options, remote_workers
+from tuna.cli import options, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.messages import counted
@@ -210,8 +210,8 @@ def worker(
     named = (tvm_tracker, device_key, wanted.target, wanted.reset)
     if any(given is not None for given in named):
         boards = api.WorkerBoards(*(given or "" for given in named))
-    if line := remote_workers.join_line(wanted.line):
-        api.join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
+    if line := tokens.join_line(wanted.line):
+        api.joining().join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
     return api.serve_workers(
         role,
         wanted.processes,

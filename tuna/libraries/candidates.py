@@ -23,18 +23,19 @@ import structlog
 from pydantic import Field
 
 from tuna.files import NotPlain, empty, read_plain
-from tuna.libraries.base import FINALS, Step
+from tuna.libraries.base import FINALS, Library, Step
 from tuna.libraries.candidate_children import (
     BUILD,
     MEASURE,
     ArtifactLost,
-    CandidateChildren,
+    ChildKind,
+    CompileProcess,
     artifact,
     child_folder,
     stored,
 )
 from tuna.libraries.contest import FINALISTS, Budgets, Contest
-from tuna.libraries.context import RunContext
+from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import (
     DeviceReport,
     StepResult,
@@ -44,6 +45,11 @@ from tuna.libraries.items import (
     tail,
 )
 from tuna.libraries.measurement import Call, DeviceGone, Measurement, build_fault
+from tuna.libraries.measuring_processes import (
+    ForkedProcesses,
+    MeasuringProcesses,
+    StartedProcesses,
+)
 from tuna.libraries.options import CACHES, Condition, JobOptions, read
 from tuna.sandbox.processes import ChildFault
 from tuna.version import __version__
@@ -92,7 +98,7 @@ class BuildChild:
     context: RunContext
 
 
-class CandidateLibrary(CandidateChildren):
+class CandidateLibrary(Library):
     """Two steps, `compile` on a CPU and `eval` on the device; a subclass provides the kernels.
 
     It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and
@@ -109,31 +115,92 @@ class CandidateLibrary(CandidateChildren):
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
     budgets: ClassVar[Budgets] = Budgets()
     borrows_cores = True
+    builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
+    loader: ClassVar[str]  #: the `Loader`
+    measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
+    memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
+    #: for a child's imports and what comes before the first candidate
+    start_timeout_s: ClassVar[float] = 180.0
+    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if
+    #: the import or `peak_gflops` opens a device.
+    forkable: ClassVar[bool] = False
+    #: Whether candidates are code of the device alone, which cannot change the process that
+    #: measures them: then one process measures those of all items, and answers probes.
+    device_code_only: ClassVar[bool] = False
+    #: Whether the builder runs code that a config's body has: then a process that builds for one
+    #: body builds for no other, and for no config without one.
+    runs_bodies: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        super().__init__()
+        self.compiler = CompileProcess(self._kind("tuna.libraries.building", self.builder, BUILD))
+        self.processes = self.measuring_processes(self._kind(self.measuring, self.loader, MEASURE))
         self._highest_gflops = 0.0
+
+    def _kind(self, module: str, used: str, folder: str) -> ChildKind:
+        limits = self.memory_bytes, self.start_timeout_s
+        return ChildKind(module, used, folder, self.child_variables, *limits)
+
+    def measuring_processes(self, kind: ChildKind) -> MeasuringProcesses:
+        """Return the processes that measure, by `forkable` and `device_code_only`."""
+        if self.forkable:
+            return ForkedProcesses(kind)
+        return StartedProcesses(kind, one_for_all=self.device_code_only)
+
+    def child_variables(self, threads: int) -> Mapping[str, str]:
+        """Environment variables of the children, besides the common ones; `threads` is how many
+        they may use."""
+        return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+    def warm_up(self, context: RunContext) -> None:
+        """Start the children that measure on cores, which import while the first candidates are
+        built.
+
+        Those beside a device that has a driver are left to the first chunk, and so are those that
+        build: at the start all would import at once, on the cores that the first chunk needs.
+        """
+        with contextlib.suppress(ChildFault):  # the first chunk that needs them reports it
+            if context.device is not None and context.device.cores_only:
+                self.processes.warm_up(context)
+
+    def close(self) -> None:
+        """End the children."""
+        self.compiler.close()
+        self.processes.close()
+
+    def probe(self, device: DeviceHandle) -> str:
+        """Whether the processes that measure can ask the device for its peak."""
+        return self.processes.probe(device)
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
     ) -> Iterator[StepResult]:
         """One result for each item."""
-        work = self.work_of(step)
-        for item in items:
-            started_at, clock = time.time(), time.monotonic()
-            try:
-                facts = work(item, context)
-                facts.setdefault("busy_s", time.monotonic() - clock)
-            except ArtifactLost as lost:
-                words = f"artifact {lost} is gone or damaged"
-                facts = {"cause": Cause.ARTIFACT_LOST, "output_tail": words}
-            except DeviceGone as gone:
-                facts = {"cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
-            finally:
-                self._end_tainted(context)
-                for name in (BUILD, MEASURE):
-                    empty(child_folder(context, name))
-            yield result_of(item, started_at=started_at, ended_at=time.time(), **facts)
+        if step.resource is Resource.CPU:
+            yield from (self._worked(step, item, context) for item in items)
+            return
+        limit_s = sum(self.time_limit_s(step, item) for item in items)
+        with self.processes.chunk(context, limit_s):
+            for item in items:
+                result = self._worked(step, item, context)
+                if self.processes.simulated:
+                    result = result.model_copy(update={"simulated": True})
+                yield result
+
+    def _worked(self, step: Step, item: WorkItem, context: RunContext) -> StepResult:
+        started_at, clock = time.time(), time.monotonic()
+        try:
+            facts = self.work_of(step)(item, context)
+            facts.setdefault("busy_s", time.monotonic() - clock)
+        except ArtifactLost as lost:
+            words = f"artifact {lost} is gone or damaged"
+            facts = {"cause": Cause.ARTIFACT_LOST, "output_tail": words}
+        except DeviceGone as gone:
+            facts = {"cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
+        finally:
+            self.processes.end_item()
+            for name in (BUILD, MEASURE):
+                empty(child_folder(context, name))
+        return result_of(item, started_at=started_at, ended_at=time.time(), **facts)
 
     def work_of(self, step: Step) -> Work:
         """Return the function that does `step` for one item and returns fields of its result."""
@@ -253,7 +320,7 @@ class CandidateLibrary(CandidateChildren):
         self, building: BuildChild, params: str, path: Path, built: str | None = None
     ) -> float:
         """Return the seconds that the child took; `built`: of what it makes the candidate."""
-        if self._compiler is None or not self._compiler.alive:
+        if not self.compiler.alive:
             building.begin()
         facts = {"params": params, "path": str(path), "built": built}
         # to take the CPU time costs more than to make a candidate of another's file
@@ -328,13 +395,9 @@ class CandidateLibrary(CandidateChildren):
     def _loaded_and_measured(
         self, contest: Contest, paths: Mapping[int, Path], context: RunContext
     ) -> dict[str, Any]:
-        calls = self._calls(context, finals=contest.known_ms is not None)
-        with contextlib.suppress(ChildFault):  # the start is not part of the job's own time
-            calls.clean("prepare", self.start_timeout_s)
-            if not self.forkable:
-                calls.here("prepare", self.start_timeout_s)
+        self.processes.begin_item(context, finals=contest.known_ms is not None)
         clock, inputs = time.monotonic(), child_folder(context, MEASURE) / "inputs"
-        found = Measurement(calls, contest, paths, inputs).run(self._highest_gflops)
+        found = Measurement(self.processes, contest, paths, inputs).run(self._highest_gflops)
         self._highest_gflops = max(self._highest_gflops, found.peak_gflops or 0.0)
         facts: dict[str, Any] = {
             "trials": found.trials,
@@ -350,6 +413,10 @@ class CandidateLibrary(CandidateChildren):
         if not any(trial.cause is None for trial in found.trials):
             facts |= _all_failed(found.trials, "there was no candidate to measure")
         return facts
+
+    def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
+        """`call` of the compile child for a job."""
+        return self.compiler.caller(job, context, one_body=self.runs_bodies)
 
     def _options(self, item: WorkItem) -> CandidateOptions:
         return read(self.options, item.options)

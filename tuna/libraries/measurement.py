@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tuna.libraries.contest import Contest, Standings, with_timings
 from tuna.libraries.items import Trial, tail
@@ -49,13 +49,18 @@ class MeasuredItem:
     peak_source: str = ""
 
 
-@dataclass(frozen=True)
-class Calls:
-    """Calls of the processes that measure, by what has run in them."""
+class Calls(Protocol):
+    """The calls of `measuring_processes.MeasuringProcesses`, by what has run in the one that
+    answers."""
 
-    clean: Call  #: no candidate ever
-    here: Call  #: the item's candidates, one after the other
-    fresh: Call  #: nothing before this call
+    def clean(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        """No candidate ever."""
+
+    def shared(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        """The item's candidates, one after the other."""
+
+    def fresh(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        """Nothing before this call."""
 
 
 class Measurement:
@@ -172,11 +177,12 @@ class Measurement:
         timing if it is right."""
         try:
             job = self.contest.jobs[index]
-            self._calls.here("prepare", self.contest.start_s, job=job)  # not this candidate's time
+            # not this candidate's time
+            self._calls.shared("prepare", self.contest.start_s, job=job)
             if self.contest.finalists:
                 self._saved()  # before a candidate runs there
             path = str(self._paths[index])
-            found = self._calls.here(
+            found = self._calls.shared(
                 "measure",
                 self.contest.limit_s,
                 job=job,
@@ -236,7 +242,7 @@ class Measurement:
     def _saved(self) -> Any:
         if self._arrays is None:
             job = next(iter(self.contest.jobs.values()))
-            answer = self._calls.here(
+            answer = self._calls.shared(
                 "save_inputs", self.contest.start_s, job=job, path=str(self._inputs)
             )
             self._arrays = answer["arrays"]

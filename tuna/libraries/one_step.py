@@ -59,8 +59,7 @@ class OneStepLibrary(CandidateLibrary):
         own = self.of_rival(item, rival)
         asked = self._options(own)
         job = self._job(own, asked, context)
-        child = self._builder_child(context, str(job.get("body", "")))
-        call = self._caller(child, context, builder=self.builder, job=job)
+        call = self._builder_caller(job, context)
         propose = functools.partial(call, "propose", self.start_timeout_s)
         try:
             propose()

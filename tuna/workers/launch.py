@@ -19,12 +19,11 @@ from tuna.errors import ServiceError
 from tuna.sandbox.processes import signal_name
 from tuna.sandbox.python import module_command
 from tuna.settings import Settings, get_settings
+from tuna.workers.joining import joining
 from tuna.workers.lifetime import WITH_PARENT
 
 #: Where Celery finds the app.
 APP = "tuna.celery_app"
-#: The module that a remote worker runs.
-REMOTE = "tuna.gateway.node"
 #: Seconds beyond the bound of its warm shutdown in which a worker returns unfinished chunks.
 _MARGIN_S = 5.0
 
@@ -135,7 +134,7 @@ def worker_command(spec: WorkerSpec) -> list[str]:
     settings = get_settings()
     before = "from tuna.workers import lifetime; lifetime.end_with_starter()"
     if settings.gateway or "TUNA_GATEWAY" in spec.env:
-        return module_command(REMOTE, spec.queue, str(spec.processes), before=before)
+        return module_command(joining().node, spec.queue, str(spec.processes), before=before)
     name = f"{spec.title}-{os.getpid()}@%h"
     # Celery's banner is not JSON
     quiet = ["--quiet"] if settings.log_format == "json" else []

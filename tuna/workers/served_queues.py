@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import Environment
+from tuna.libraries.boards import installed_boards
 from tuna.libraries.registry import get_library, names
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource, queue_name
@@ -43,7 +44,7 @@ class ServedQueues:
         resource = {"compile": Resource.CPU, "eval": Resource.DEVICE}[name]
         served: dict[str, str | Unavailable] = {}
         on_board = resource is Resource.DEVICE and get_settings().tvm_tracker
-        for library in ["tvm"] if on_board else names():
+        for library in [installed_boards().library] if on_board else names():
             try:
                 has_such_steps = any(
                     step.resource is resource for step in get_library(library).steps

@@ -27,11 +27,11 @@ from tuna.configs.model import WholeModelConfig
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm import board_child
 from tuna.libraries.tvm.solvers import MODEL, applicable, unsupported
 from tuna_models import api as models_api
 from tuna_models import work as models_work
 from tuna_models.choice import ResultScope
+from tuna_remote import board_child
 
 #: Of another machine with this one's linker, so that no cross compiler is needed.
 OTHER = "llvm -mcpu=x86-64-v2 -num-cores=3"

@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import relax, rpc
 
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.libraries.tvm.board_child import connect, facts, last_line
+from tuna.libraries.tvm.board_session import connect, facts, last_line
 from tuna.libraries.tvm.boards import Tracker
 from tuna.libraries.tvm.model_answers import Answer, Difference
 from tuna.libraries.tvm.remote import RemoteValues

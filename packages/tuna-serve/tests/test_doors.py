@@ -31,7 +31,7 @@ def test_a_token_says_what_its_holder_may(role: str, holder: Callable[..., httpx
 
 
 def test_a_token_of_a_worker_opens_nothing(client: TestClient) -> None:
-    line = api.create_token("compile", 60, "https://localhost:7117")
+    line = api.joining().create_token("compile", 60, "https://localhost:7117")
     token = line.partition("#")[2].partition(".")[2]
     answer = client.get("/v1/whoami", headers={"authorization": f"Bearer {token}"})
     assert answer.status_code == 401

@@ -18,9 +18,9 @@ from jobs_builder import make_jobs
 from web_service import serving
 
 from tuna import api
-from tuna.gateway import listening
-from tuna.gateway.listening import BoundedServer, Listener
-from tuna.gateway.ports import listen
+from tuna.services import listening
+from tuna.services.listening import BoundedServer, Listener
+from tuna.services.ports import listen
 from tuna_serve.web import guard
 
 HOST = "127.0.0.1:8080"

@@ -19,6 +19,7 @@ from tuna.libraries.base import FINALS, Environment
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.items import Rival, StepResult, WorkItem
+from tuna.libraries.measuring_processes import StartedProcesses
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 from tuna_triton.library import TritonLibrary
@@ -85,8 +86,9 @@ class CudaToys:
     @property
     def starts(self) -> int:
         """Number of processes that measured one after the other."""
-        assert self.library._clean is not None
-        return self.library._clean.starts
+        assert isinstance(self.library.processes, StartedProcesses)
+        assert self.library.processes.kept is not None
+        return self.library.processes.kept.starts
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
-"""Apache TVM on this machine's CPU, or on boards behind TVM's RPC: kernels of our own, and
-MetaSchedule's space for the rest."""
+"""Apache TVM on this machine's CPU, or on boards: kernels of our own, and MetaSchedule's space for
+the rest."""
 
-from tuna.libraries.tvm.library import BoardTvmLibrary, TvmLibrary
+from tuna.libraries.boards import installed_boards
+from tuna.libraries.tvm.library import TvmLibrary
 from tuna.settings import get_settings
 
-__all__ = ["BoardTvmLibrary", "TvmLibrary", "tvm_library"]
+__all__ = ["TvmLibrary", "tvm_library"]
 
 
 def tvm_library() -> TvmLibrary:
     """TVM as this process is to use it: on boards where TUNA_TVM_TRACKER names a tracker."""
-    return BoardTvmLibrary() if get_settings().tvm_tracker else TvmLibrary()
+    return TvmLibrary(installed_boards() if get_settings().tvm_tracker else None)

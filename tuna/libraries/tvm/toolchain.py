@@ -104,6 +104,22 @@ def host_environment() -> Environment:
     )
 
 
+def target_environment(text: str) -> Environment:
+    """The environment that a target alone describes, whichever device measures for it; raises
+    BadInput, LibraryMissing."""
+    target = parse(text)
+    return Environment(
+        library="tvm",
+        library_version=tvm_version(),
+        arch=str(target.get("mcpu") or architecture(target)),
+        num_cu=int(target.get("num-cores") or 1),
+        toolchain=toolchain_of(),
+        device=triple(target),
+        target=to_text(target),
+        flags={"device_key": "", "cpu": "", "runtime": "llvm-0"},
+    )
+
+
 def host() -> Mapping[str, str]:
     """LLVM's name for this machine's CPU. It is run in the child.
 

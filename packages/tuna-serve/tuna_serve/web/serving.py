@@ -23,8 +23,8 @@ from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.files import make_home, own_folder
-from tuna.gateway.listening import BoundedServer, Listener
-from tuna.gateway.ports import listen
+from tuna.services.listening import BoundedServer, Listener
+from tuna.services.ports import listen
 from tuna.settings import get_settings
 from tuna_serve.requests.supervisor import RequestSupervisor
 from tuna_serve.settings import service_settings

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from tuna.db import access_tokens
 from tuna.db.engine import reading
-from tuna.gateway.access import admit
+from tuna.services.listening import admit
 
 #: A token is looked up this often: a revoked one is refused after that.
 _KNOWN_S = 1.0

@@ -1,0 +1,1 @@
+"""Workers that join over the network, and boards behind TVM's RPC."""

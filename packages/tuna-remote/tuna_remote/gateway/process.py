@@ -1,0 +1,118 @@
+"""The process of a gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tuna import logs
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.errors import ServiceError
+from tuna.files import make_home
+from tuna.queue.connection import connect, ensure_services, make_celery
+from tuna.sandbox.python import module_command
+from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
+from tuna.services.listening import GRACE_S, BoundedServer, Listener
+from tuna.services.ports import listen
+from tuna.settings import Settings, get_settings
+from tuna_remote.gateway import joined
+from tuna_remote.gateway.ports import claim_file, claim_port
+from tuna_remote.gateway.server import GatewayApp
+from tuna_remote.gateway.tokens import server_context
+
+
+def gateway_listener(listening: Sequence[socket.socket], settings: Settings) -> Listener:
+    """Return a gateway for the settings' database; raises DatabaseError, ServiceError."""
+    engine = open_database()
+    ensure_services(settings)
+    app = GatewayApp(engine, connect(settings), make_celery(settings), settings)
+    with reading(engine) as connection:
+        return Listener(listening, app.asgi(), server_context(joined.tls_secret(connection)))
+
+
+def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
+    """Run a gateway in the main thread until a signal comes; `started` is called with its port.
+
+    `port`: 0 for any. Raises BadInput for an address that cannot be had.
+    """
+    settings = get_settings()
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(one) for one in listen(host, port)]
+        number = int(listening[0].getsockname()[1])
+        server = BoundedServer(gateway_listener(listening, settings))
+        make_home(settings.home)
+        claim = claim_port(settings.run_dir, host, number)
+        stack.callback(os.close, claim)
+        stack.callback(claim_file(settings.run_dir, host, number).unlink, missing_ok=True)
+        started(number)
+        server.run()
+
+
+@contextlib.contextmanager
+def gateway_process(host: str, port: int) -> Iterator[int]:
+    """Run a gateway as a process that ends with this one, while the block runs; yields its port.
+
+    `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written.
+    """
+    settings = get_settings()
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(one) for one in listen(host, port)]
+        port = int(listening[0].getsockname()[1])
+        make_home(settings.home)
+        claim = claim_port(settings.run_dir, host, port)
+        try:
+            child = _start([one.fileno() for one in listening], claim)
+        finally:
+            os.close(claim)  # the child's alone
+        stack.close()
+        try:
+            yield port
+        finally:
+            # while no other process can have the port
+            claim_file(settings.run_dir, host, port).unlink(missing_ok=True)
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_S + 1)
+            child.kill()
+            child.wait()
+
+
+def _start(listening: Sequence[int], claim: int) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(
+        module_command(__name__, str(os.getpid()), *map(str, listening)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=[*listening, claim],
+        start_new_session=True,  # Ctrl-C reaches the process that started it alone
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        if child.stdout.read(1):
+            return child
+    child.kill()
+    raise ServiceError(f"The gateway ended with the code {child.wait()}.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve on inherited sockets, with PARENT FD..., until the parent ends or a signal comes."""
+    parent, *numbers = map(int, argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+    forbid_inspection()
+    settings = get_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    listening = [socket.socket(fileno=number) for number in numbers]
+    server = BoundedServer(gateway_listener(listening, settings))
+    os.write(1, b".")
+    server.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,173 @@
+"""Gateways, where remote workers join, their tokens, and joining: a gateway as a worker, a master
+as its client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+from tuna.api.workers import array_index, board_settings
+from tuna.db import access_tokens
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.errors import BadInput, ServiceError
+from tuna.libraries.boards import WorkerBoards
+from tuna.sandbox import discovery
+from tuna.services.ports import require_packages_of_server
+from tuna.settings import get_settings
+from tuna.workers.joining import Role
+from tuna.workers.serve import check_options
+from tuna.workers.served_queues import ServedQueues, Unavailable
+from tuna_remote.gateway import https_client, joined, tokens
+from tuna_remote.gateway.master_client import MasterClient, MeasuringPlace
+from tuna_remote.gateway.ports import gateway_url, open_gateways
+from tuna_remote.gateway.protocol import MAX_PROCESSES
+from tuna_remote.gateway.tokens import JoinToken, client_line
+
+#: Expiry of a token that a client of this home makes for itself.
+_OWN_TOKEN_S = 600.0
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[str]:
+    """Let remote workers join at HOST:PORT while the block runs; yields the gateway's URL.
+
+    It is a process of its own, which ends with this one, however that ends. Raises BadInput, before
+    anything is written, for an address that is not usable or in use.
+    """
+    require_packages_of_server()
+    from tuna_remote.gateway.process import gateway_process
+
+    with gateway_process(host, port) as number:
+        yield gateway_url(host, number)
+
+
+def gateway(host: str, port: int, on_start: Callable[[str], None] = lambda _: None) -> None:
+    """Serve remote workers in the main thread until a signal comes; `on_start` is called with the
+    URL. Raises what `listening` does."""
+    require_packages_of_server()
+    from tuna_remote.gateway.process import run_gateway
+
+    run_gateway(host, port, lambda number: on_start(gateway_url(host, number)))
+
+
+def own_gateway_url() -> str:
+    """The URL of a gateway of this TUNA_HOME that listens; raises BadInput if there is none."""
+    found = open_gateways(get_settings().run_dir)
+    if not found:
+        raise BadInput(
+            "No gateway of this TUNA_HOME listens.",
+            hint="start one: `tuna gateway`, or name one of the same database with --url",
+        )
+    return gateway_url(*found[0])
+
+
+def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
+    """Make a token, and return the one line that `tuna worker --join` takes; pass it on as you
+    would a password.
+
+    `url`: how workers reach a gateway of this database; default: that of this TUNA_HOME. Raises
+    BadInput if there is none.
+    """
+    return _new_token(role, ttl_s, url).line()
+
+
+def create_client_token(ttl_s: float, url: str | None = None) -> str:
+    """Make two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
+    measures. Else like `create_token`."""
+    return client_line(*(_new_token(role, ttl_s, url) for role in ("compile", "eval")))
+
+
+def _new_token(role: Role, ttl_s: float, url: str | None) -> JoinToken:
+    address = url or own_gateway_url()
+    engine = open_database()
+    with reading(engine) as connection:
+        pin = tokens.pin_of_secret(joined.tls_secret(connection))
+    token = tokens.JoinToken.new(tokens.Gateway.parse_url(address, pin))
+    with writing(engine) as connection:
+        access_tokens.add(connection, token.id, token.secret, role, ttl_s)
+    return token
+
+
+def join(
+    role: Role,
+    line: str,
+    processes: int = 1,
+    *,
+    devices: str | None = None,
+    boards: WorkerBoards | None = None,
+) -> None:
+    """Become a remote worker with the token of `line`; its settings go into this process's
+    environment, for its workers.
+
+    `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before
+    the token is spent.
+    """
+    token = JoinToken.parse(line)
+    variables = board_settings(role, boards) if boards else {}
+    check_options(role, processes, devices, bool(boards))
+    if devices is not None:
+        processes = len(discovery.choose(discovery.discover(), devices))
+    os.environ.update(variables)  # what is measured is the board's, not this machine's
+    get_settings.cache_clear()
+    served = ServedQueues()
+    found = served.under(role)
+    queues = [queue for queue in found.values() if isinstance(queue, str)]
+    if boards and not queues:
+        reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
+        raise ServiceError(f"This worker has no board to join with. {reasons}")
+    names = tuple(queue.partition(".")[2] for queue in queues)
+    facts = https_client.facts_of(
+        {
+            "host": "-".join(filter(None, (socket.gethostname(), array_index()))),
+            "device": served.device_name(queues),
+            "environments": names if role == "eval" else (),
+            "toolchains": names if role == "compile" else (),
+            "processes": min(processes, MAX_PROCESSES),
+        }
+    )
+    credentials = https_client.join(token, role, facts)
+    os.environ["TUNA_GATEWAY"] = credentials.text()
+    os.environ["TUNA_WORKER_NAME"] = credentials.name
+    get_settings.cache_clear()
+
+
+def rpc_client(
+    server: str,
+    target: str,
+    device: str | None = None,
+    runner_port: int | None = None,
+    line: str | None = None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+) -> int:
+    """Join the master at `server` (HOST:PORT) and run workers here until a signal comes; returns
+    the exit code.
+
+    They compile, and measure for `target`: here, or on a board with the key `device` at the TVM
+    tracker on `runner_port` of this machine. `line`: what `create_client_token` gave; needless for
+    a master of this home. Needs the main thread. Raises BadInput, LibraryMissing, ServiceError.
+    """
+    place = MeasuringPlace.parse(target, device, runner_port)
+    client = MasterClient(server, place, get_settings(), say)
+    client.connect()
+    return client.serve(client.join(line or _own_token(server)))
+
+
+def _own_token(server: str) -> str:
+    """A token of this home, if a gateway of it listens on the port of `server`; raises BadInput.
+
+    The token's pin keeps it from any other server there.
+    """
+    port = server.rpartition(":")[2]
+    if not any(port == str(one) for _, one in open_gateways(get_settings().run_dir)):
+        raise BadInput(
+            f"The master at {server} lets a client join with a token alone.",
+            hint=(
+                "type there: `tuna token create --role client`, and give its line here in"
+                " TUNA_JOIN, or with --token"
+            ),
+        )
+    return create_client_token(_OWN_TOKEN_S, f"https://{server}")

@@ -1,0 +1,236 @@
+"""A master: a session for one target whose workers are elsewhere, with its trace, its logs and the
+table of its results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tuna.api.jobs import LoadedJobs, Options, load_jobs
+from tuna.api.preparation import init_session, update_applicability, update_solvers
+from tuna.api.running import enqueue
+from tuna.api.services import artifact_store
+from tuna.api.workers import count_workers
+from tuna.configs import Config, Workload
+from tuna.coordinator.session_run import Progress, RunEvents
+from tuna.db import configs
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.db.models import ConfigRow, Job
+from tuna.errors import BadInput
+from tuna.exports.trial_logs import TrialLogs
+from tuna.libraries.base import FINALS
+from tuna.libraries.options import check
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm import toolchain
+from tuna_remote.commit import Commit, commit
+from tuna_remote.trace import ENDED, Trace
+from tuna_remote.trace_restore import restore, session_of
+
+_TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
+#: How often all jobs are compared with the trace; those that this process drains are written at
+#: once.
+_COMPARE_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class MasterPlan:
+    """The task of a master."""
+
+    target: str  #: JSON, or the text of older releases of TVM
+    workloads: Sequence[Workload]
+    table: str  #: where results are committed; the session's label
+    options: Options  #: of its jobs
+    log_url: str = ""  #: where the trials of each job go; empty: nowhere
+    tvm_tracker: str = ""  #: of the boards, where one is asked
+    device_key: str = ""
+    library: str = "tvm"
+
+    @property
+    def layers(self) -> Sequence[Config]:
+        """The workloads without their bodies, once each."""
+        return list({one.config.key: one.config for one in self.workloads}.values())
+
+    @property
+    def bodies(self) -> dict[str, bytes]:
+        """The bodies of the workloads by their SHA-256."""
+        return {digest: body for one in self.workloads for digest, body in one.bodies.items()}
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """Numbers of a session's layers: those without open jobs, and all."""
+
+    done: int
+    total: int
+    workers: int  #: live ones that measure for the session
+
+
+@dataclass(frozen=True)
+class Master:
+    """A session that is ready to be worked through."""
+
+    session_id: int
+    target: str  #: in words
+    loaded: LoadedJobs
+    restored: bool  #: from the trace, since the database did not have it
+    unsolved: Sequence[str]  #: labels of the plan's layers that no solver can run
+    others: int  #: jobs that were there before, with other options than those of the plan
+    engine: sa.Engine
+    trace: Trace
+    logs: TrialLogs | None
+
+    def counts(self) -> LayerCounts:
+        """The layers, and the live workers."""
+        distinct = sa.select(sa.func.count(sa.distinct(Job.config_id))).where(
+            Job.session_id == self.session_id
+        )
+        with reading(self.engine) as connection:
+            total = connection.execute(distinct).scalar_one()
+            still = connection.execute(distinct.where(Job.state.not_in(ENDED))).scalar_one()
+        return LayerCounts(total - still, total, count_workers(self.session_id))
+
+    def run(self, on_counts: Callable[[LayerCounts], None]) -> None:
+        """Fill the queues and drain results until every job has ended; the same master started
+        again goes on."""
+        compared_at = time.monotonic()
+
+        def stored(job_ids: Collection[int]) -> None:
+            ended = self.trace.record(self.engine, self.session_id, job_ids)
+            if self.logs is not None and ended:
+                self.logs.write(ended)
+
+        def progress(_: Progress) -> None:
+            nonlocal compared_at
+            on_counts(self.counts())
+            if time.monotonic() - compared_at >= _COMPARE_EVERY_S:
+                compared_at = time.monotonic()
+                self.catch_up()
+
+        try:
+            enqueue(self.session_id, on_progress=progress, events=RunEvents(on_stored=stored))
+        finally:
+            self.catch_up()
+        if self.logs is not None:
+            self.logs.finish()
+
+    def catch_up(self) -> None:
+        """Trace and log what others drained, or what ended without a result."""
+        ended = self.trace.record(self.engine, self.session_id)
+        if self.logs is not None:
+            self.logs.write(ended)
+
+    def commit(self, path: Path, n_best: int) -> Commit:
+        """Add the session's results to a table, of which the `n_best` of each layer stay; see
+        `tuna_remote.commit`."""
+        with reading(self.engine) as connection:
+            return commit(connection, self.session_id, path, n_best)
+
+
+@contextlib.contextmanager
+def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
+    """Prepare the session of a plan: that of its trace file, restored from it where the database
+    does not have it.
+
+    Raises BadInput, before anything is stored, for a plan that cannot be, a trace file that is none
+    or in use, and one of another table or target.
+    """
+    if not _TABLE.fullmatch(plan.table):
+        text = (
+            "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
+        )
+        raise BadInput(f"{text}; {plan.table!r} is none.")
+    options = check(get_library(plan.library).options, plan.options, plan.library)
+    engine = open_database()  # and the log, to which a target may be a warning
+    facts, words = _target(plan)
+    with contextlib.closing(Trace(trace_file)) as trace:
+        if trace.header is not None and trace.header.label != plan.table:
+            raise BadInput(
+                f"The trace {trace_file} is of the table {trace.header.label}, not of {plan.table}."
+            )
+        update_solvers(plan.library)
+        session_id, restored = _session(engine, plan, facts, trace)
+        logs = TrialLogs(engine, session_id, plan.log_url, words) if plan.log_url else None
+        loaded = _load(engine, plan, session_id)
+        trace.begin(engine, session_id)
+        trace.record(engine, session_id)
+        if logs is not None:
+            logs.begin()
+        unsolved, others = (
+            _unsolved(engine, session_id, plan.layers),
+            _others(engine, session_id, options),
+        )
+        yield Master(session_id, words, loaded, restored, unsolved, others, engine, trace, logs)
+
+
+def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
+    """The facts of the session's environment, none for this machine's own, and the target in
+    words."""
+    if plan.library != "tvm":
+        return {}, plan.target
+    target = toolchain.parse(plan.target)
+    words = toolchain.to_words(target)
+    if plan.tvm_tracker or plan.device_key:
+        facts = {"tvm_tracker": plan.tvm_tracker, "device_key": plan.device_key}
+        return {"target": toolchain.to_text(target), **facts}, words
+    if not toolchain.is_foreign(target) and toolchain.is_own(
+        target, json.loads(get_library("tvm").environment().target)
+    ):
+        return {}, words
+    return {"target": toolchain.to_text(target)}, words
+
+
+def _session(
+    engine: sa.Engine, plan: MasterPlan, facts: dict[str, str], trace: Trace
+) -> tuple[int, bool]:
+    """The session of the trace, else that of the plan; True if it was restored."""
+    if trace.header is None:
+        return init_session(plan.library, plan.table, facts).id, False
+    library = get_library(plan.library)
+    here = library.environment_by_hand(facts) if facts else library.environment()
+    if here.key != trace.header.environment.key:
+        of = trace.header.environment
+        raise BadInput(
+            f"The trace {trace.path} is of {of} ({of.target}), and this master is for"
+            f" {here} ({here.target}).",
+            hint="results of two environments do not compare: begin a new trace file",
+        )
+    with reading(engine) as connection:
+        found = session_of(connection, trace)
+    if found is not None:
+        return found, False
+    store = artifact_store(engine)
+    store.prepare()
+    return restore(engine, trace, store.put), True
+
+
+def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
+    if plan.workloads:
+        with writing(engine) as connection:
+            configs.store(connection, plan.layers, plan.table, bodies=plan.bodies)
+    update_applicability(session_id, plan.table)
+    return load_jobs(session_id, tag=plan.table, reason=plan.table, options=plan.options)
+
+
+def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> list[str]:
+    """Labels of layers that have no job."""
+    query = sa.select(ConfigRow.key).join(Job, Job.config_id == ConfigRow.id)
+    with reading(engine) as connection:
+        keys = set(
+            connection.execute(query.where(Job.session_id == session_id).distinct()).scalars()
+        )
+    return [layer.label for layer in layers if layer.key not in keys]
+
+
+def _others(engine: sa.Engine, session_id: int, options: Options) -> int:
+    """Return the number of jobs with other options; finals have none."""
+    query = sa.select(Job.options).where(Job.session_id == session_id, Job.steps != FINALS)
+    with reading(engine) as connection:
+        return sum(found != options for found in connection.execute(query).scalars())

@@ -1,0 +1,61 @@
+"""Tokens: of visitors of the service and of holders of its cache; all listed and revoked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+from urllib.parse import urlsplit
+
+from tuna.db import access_tokens, sessions
+from tuna.db.access_tokens import AccessToken
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.errors import BadInput
+from tuna.settings import get_settings
+
+VisitorRole = Literal["submit", "read", "admin"]
+_SERVICE_URL = "http://127.0.0.1:8080"
+
+
+def create_visitor_token(role: VisitorRole, ttl_s: float, label: str = "") -> str:
+    """Make a token for the service, and return it: `ID.SECRET`; pass it on as you would a
+    password."""
+    token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(24)
+    with writing(open_database()) as connection:
+        access_tokens.add(connection, token_id, secret, role, ttl_s, label)
+    return f"{token_id}.{secret}"
+
+
+def create_space_token(space: str, ttl_s: float, url: str | None = None, label: str = "") -> str:
+    """Make a token for a space of the cache, and return the line for its holders: the address of
+    the space, the token, and the key that verifies what comes from there.
+
+    `url`: how holders reach the service; default: where `tuna serve` listens by default.
+    """
+    address = urlsplit(url or _SERVICE_URL)
+    if address.scheme not in ("http", "https") or not address.hostname or address.path.strip("/"):
+        raise BadInput(
+            f"{(url or '')[:200]!r} is not the URL of a service.",
+            hint="as https://tuna.example.org",
+        )
+    access_tokens.check_space(space)
+    engine, token_id, secret = open_database(), secrets.token_hex(6), secrets.token_urlsafe(24)
+    with writing(engine) as connection:
+        access_tokens.add(connection, token_id, secret, "submit", ttl_s, label, space)
+        public = sessions.artifact_keys(connection, get_settings()).public[0]
+    base = f"{address.scheme}://{address.netloc}/v1/cache/{space}"
+    return f"{base}#{token_id}.{secret}.{public}"
+
+
+def list_tokens() -> Sequence[AccessToken]:
+    """All tokens, newest first."""
+    with reading(open_database()) as connection:
+        return access_tokens.list_all(connection)
+
+
+def revoke_token(token_id: str) -> None:
+    """Revoke a token: a worker that joined with it stays, a visitor of the service is refused from
+    two seconds later on. Raises NotFound."""
+    with writing(open_database()) as connection:
+        access_tokens.revoke(connection, token_id)

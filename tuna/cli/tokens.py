@@ -1,0 +1,130 @@
+"""Tokens on the command line: `tuna token`, and the lines that workers join with."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal, get_args
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.errors import BadInput
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@click.group()
+def token() -> None:
+    """Tokens: of workers, each of which lets one join once, and of visitors of the service."""
+
+
+@token.command()
+@click.option(
+    "--role",
+    type=click.Choice(["compile", "eval", "client", *get_args(api.VisitorRole)]),
+    required=True,
+    help="compile, eval: a worker; client: both, for one `tuna rpc-client`; the others: a visitor"
+    " of `tuna serve`, who asks for layers and models, sees everything, or changes everything.",
+)
+@click.option("--ttl", help="How long it can be used: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
+@click.option(
+    "--space",
+    metavar="NAME",
+    help="With --role submit: instead of requests, the cache of this name, and nothing else.",
+)
+@click.option(
+    "--url",
+    help="How workers reach the gateway (default: the one of this TUNA_HOME), or holders of a"
+    " space's token the service (default: http://127.0.0.1:8080).",
+)
+@click.option("--label", default="", help="Whom a visitor's is for, as lists show it.")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), default=1, help="How many, for an array of workers."
+)
+def create(
+    role: Literal[api.Role, "client", api.VisitorRole],
+    ttl: str | None,
+    space: str | None,
+    url: str | None,
+    label: str,
+    count: int,
+) -> None:
+    """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, for requests to
+    the service, or for programs that share a cache. Pass it on as you would a password."""
+    visits = role in get_args(api.VisitorRole)
+    if space is not None and role != "submit":
+        raise BadInput("--space is for tokens of the role submit.")
+    if (url and visits and space is None) or (label and not visits):
+        raise BadInput("--url is for tokens of workers or of a space, --label for visitors.")
+    ttl_s = _seconds(ttl or ("30d" if visits else "1h"))
+    for _ in range(count):
+        if space is not None:
+            say(api.create_space_token(space, ttl_s, url, label), wrap=False)
+        elif role == "client" or role == "compile" or role == "eval":
+            say(api.joining().create_token(role, ttl_s, url))
+        else:
+            say(api.create_visitor_token(role, ttl_s, label))
+
+
+def _seconds(ttl: str) -> float:
+    found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
+    if not found:
+        raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@token.command("list")
+@options.as_json
+def list_tokens(as_json: bool) -> None:
+    """List tokens, without their secrets."""
+    documents = [
+        {
+            **{name: getattr(one, name) for name in ("id", "role", "space", "label", "state")},
+            "expires_at": one.expires_at.isoformat(timespec="seconds"),
+        }
+        for one in api.list_tokens()
+    ]
+    if as_json:
+        print_json(documents)
+    else:
+        rows = [tuple(document.values()) for document in documents]
+        print_table(("id", "role", "space", "for", "state", "expires"), rows)
+
+
+@token.command("revoke")
+@click.argument("token_id", metavar="ID")
+def revoke_token(token_id: str) -> None:
+    """Revoke a token; a visitor is refused at once. A worker that joined with it stays: `tuna
+    workers revoke` revokes that."""
+    api.revoke_token(token_id)
+    say(f"token {token_id} revoked")
+
+
+def join_line(given: str | None) -> str | None:
+    """The token line of `--join` or TUNA_JOIN: itself, or that of the file that it names; of
+    several lines the one that a task of an array has, whose number counts from 0."""
+    # out of the environment, so that no child process sees it
+    line = given or os.environ.pop("TUNA_JOIN", None)
+    if line and "#" not in line:
+        try:
+            line = Path(line).read_text().strip()
+        except (OSError, ValueError):
+            raise BadInput(
+                f"{line[:200]} is neither a line of a token nor a file that holds one.",
+                hint="make one where the database is: `tuna token create --role ROLE`",
+            ) from None
+    lines = line.split() if line else []
+    if len(lines) < 2:
+        return line
+    index = api.array_index()
+    if not index.isdecimal() or int(index) >= len(lines):
+        task = f"none for task {index}" if index else "this is no task of an array job"
+        raise BadInput(
+            f"There are {len(lines)} lines of tokens, and {task}.",
+            hint="give an array job as many lines as it has tasks (numbers from 0), or others one",
+        )
+    return lines[int(index)]
