@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
-from places import TESTS
+from places import PACKAGES, TESTS
 from pydantic_settings import TomlConfigSettingsSource
 from shared_data import PROGRAMS
 
@@ -101,7 +101,7 @@ def test_what_is_imported_is_required() -> None:
     missing = {
         module: owners[module]
         for module in modules
-        if module in owners
+        if module in owners.keys() - {one.name for one in PACKAGES}
         and not {re.sub(r"[-_.]+", "-", name).lower() for name in owners[module]} & there
     }
     assert missing.keys() <= OPTIONAL

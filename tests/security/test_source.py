@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from places import CORE, PACKAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = ("tuna", "scripts", "examples", "benchmarks")
+_FOLDERS = (CORE, *PACKAGES, *(ROOT / one for one in ("scripts", "examples", "benchmarks")))
 #: Modules that deserialise objects or code, or run shell commands.
 _MODULES = {
     "pickle",
@@ -56,7 +56,7 @@ _OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp", "
 _LOADERS = {
     "examples/plugin/tuna_cgemm/kernel.py",
     "benchmarks/contest.py",
-    "tuna/libraries/onednn/capi.py",
+    "packages/tuna-onednn/tuna_onednn/capi.py",
     "tuna/libraries/triton/driver.py",
     "tuna/sandbox/nvml.py",
 }
@@ -95,13 +95,13 @@ def _sources() -> list[Path]:
     files = [
         path
         for folder in _FOLDERS
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for path in sorted(folder.rglob("*.py"))
         if "build" not in path.relative_to(ROOT).parts
     ]
     scripts = [
         path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]
     ]
-    return [*files, *scripts, *sorted(ROOT.glob("*.py"))]
+    return [*files, *scripts, *sorted({*ROOT.glob("*.py")} - {ROOT / "conftest.py"})]
 
 
 def _name(node: ast.expr) -> str:
