@@ -22,7 +22,7 @@ from tuna.cli.report import print_winners
 from tuna.cli.tuned import tuned
 from tuna.cli.work import work_through
 from tuna.configs.sources import SOURCES, source_of
-from tuna.errors import LibraryMissing
+from tuna.errors import LibraryMissing, NotFound
 
 #: Of the quickstart: tag, databases, candidates per layer and solver, and the library that is
 #: measured beside ours where it is installed.
@@ -192,7 +192,7 @@ tune = _ByFile("tune", _help())
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
 
-    Where oneDNN is installed (`pip install 'tuna-autotuner[onednn]'`) its times stand beside. A
+    Where oneDNN is installed (`pip install tuna-onednn`) its times stand beside. A
     second start resumes; nothing is measured twice.
     """
     # an unwritable folder is reported before the tuning, not after it
@@ -232,6 +232,9 @@ def _vendor() -> int | None:
         names = [one.name for one in api.get_library(_VENDOR).solvers()]
         # its slowest way: a layer as a product of matrices
         session_id = _prepared(_VENDOR, {}, [name for name in names if "Gemm" not in name])
+    except NotFound:
+        say(f"Without the vendor's times beside: pip install tuna-{_VENDOR}")
+        return None
     except LibraryMissing as error:
         say(f"Without the vendor's times beside: {error} {error.hint}")
         return None

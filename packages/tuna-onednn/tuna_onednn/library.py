@@ -32,7 +32,7 @@ _FILE = "libdnnl.so.3"
 _HINT = install_extra("onednn")
 _TIMEOUT_S = 180.0
 _MEMORY_BYTES = 4 << 30
-_CHILD = "tuna.libraries.onednn.implementations"
+_CHILD = "tuna_onednn.implementations"
 #: Configs in one request to a child; each takes some milliseconds.
 _BATCH = 100
 

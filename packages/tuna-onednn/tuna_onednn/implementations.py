@@ -17,7 +17,8 @@ from typing import Any
 from tuna.configs import Config, ConvConfig, GemmConfig, from_json
 from tuna.configs.values import Direction
 from tuna.libraries.kernels import Builder, Kernel, KernelJob, Loader, shortest_call_s
-from tuna.libraries.onednn.capi import (
+from tuna.libraries.reference import DTYPES
+from tuna_onednn.capi import (
     DIFF_DST,
     DIFF_SRC,
     DST,
@@ -27,7 +28,7 @@ from tuna.libraries.onednn.capi import (
     Handle,
     Implementations,
 )
-from tuna.libraries.onednn.library import (
+from tuna_onednn.library import (
     Layout,
     allowed,
     by_solver,
@@ -35,7 +36,6 @@ from tuna.libraries.onednn.library import (
     layout_of,
     library_path,
 )
-from tuna.libraries.reference import DTYPES
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.onednn import OneDnnLibrary, library
-from tuna.libraries.onednn.library import (
+from tuna.sandbox.cores import eval_cpus
+from tuna_onednn import OneDnnLibrary, library
+from tuna_onednn.library import (
     SOLVERS,
     Layout,
     allowed,
@@ -29,7 +30,6 @@ from tuna.libraries.onednn.library import (
     family_of,
     has_exact_int8,
 )
-from tuna.sandbox.cores import eval_cpus
 
 pytestmark = pytest.mark.service
 
@@ -123,7 +123,7 @@ def installed() -> Path:
 def test_each_implementation_answers_rightly(
     installed: Path, config: Config, conditions: dict[str, str], tmp_path: Path
 ) -> None:
-    from tuna.libraries.onednn.implementations import OneDnnBuilder, OneDnnLoader  # loads it, here
+    from tuna_onednn.implementations import OneDnnBuilder, OneDnnLoader  # loads it, here
 
     builder, loader, path = OneDnnBuilder(), OneDnnLoader(), tmp_path / "candidate.json"
     problem, tried = reference.make(config), 0
@@ -144,7 +144,7 @@ def test_each_implementation_answers_rightly(
 def test_an_input_that_changes_the_answer_is_read_in_its_own_layout(
     installed: Path, tmp_path: Path
 ) -> None:
-    from tuna.libraries.onednn.implementations import OneDnnBuilder, OneDnnLoader
+    from tuna_onednn.implementations import OneDnnBuilder, OneDnnLoader
 
     config, path = conv(layout="NHWC"), tmp_path / "candidate.json"
     problem = reference.make(config)
@@ -203,7 +203,7 @@ def test_a_session_of_another_cpu_is_refused(installed: Path) -> None:
 
 def test_this_process_never_loads_it(installed: Path) -> None:
     program = (
-        "from pathlib import Path; from tuna.configs import GemmConfig; from tuna.libraries.onednn"
+        "from pathlib import Path; from tuna.configs import GemmConfig; from tuna_onednn"
         " import OneDnnLibrary;library = OneDnnLibrary(); found ="
         " list(library.applicable([GemmConfig(4, 4, 4)], library.environment()));assert"
         " found[0][1], found; print('libdnnl' in Path('/proc/self/maps').read_text())"
@@ -232,7 +232,7 @@ def test_a_library_that_is_missing_or_unknown_is_a_sentence_with_the_command(
 def test_another_major_version_and_a_file_that_is_no_onednn_are_refused(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuna.libraries.onednn import capi
+    from tuna_onednn import capi
 
     with pytest.raises(LibraryMissing, match="cannot be loaded"):
         capi.Dnnl("libc.so.6")
