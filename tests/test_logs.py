@@ -46,6 +46,7 @@ def test_lines_for_people() -> None:
 SIMULATED = {**os.environ, "TUNA_SIMULATED": "1"}
 WORKER = """
 import redis, tempfile
+from tuna.artifacts.store import Artifacts
 from pathlib import Path
 from tuna import logs
 from tuna.libraries.items import WorkItem
@@ -59,6 +60,9 @@ library = get_library("noop")
 
 def fails(*_):
     raise RuntimeError("no luck")
+
+folder = Path(tempfile.gettempdir())
+store = Artifacts(folder.as_uri(), folder)
 
 class Link:
     def lease(self, *_): return self
@@ -74,7 +78,7 @@ for ids in ([41], [42, 43]):
     items = tuple(WorkItem(job_id=number, **item) for number in ids)
     names = dict(id="c", namespace="n", library="noop", step="build", environment="", toolchain="")
     chunk = Chunk(items=items, **names)
-    Runner(Link(), RunContext(None, Path(tempfile.gettempdir()), ())).run(chunk, library)
+    Runner(Link(), RunContext(store, folder, ())).run(chunk, library)
 """
 
 

@@ -39,7 +39,7 @@ def test_bad_options_load_nothing(
     refused = session(*words)
     assert refused.code == BadInput.exit_code
     assert said in refused.err
-    assert "options of noop: fail, kill, sleep_s, trials" in refused.err
+    assert "options of noop: fail, kill, sleep_s, stores, trials" in refused.err
     good = session("--option", "sleep_s=0.5")
     assert "New jobs added: 10" in good.out, "nothing was written before"
 

@@ -3,7 +3,6 @@ whatever happens."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Collection
 from pathlib import Path
@@ -11,94 +10,38 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
+from drained_reports import MAX, claim_chunks, entries_of, release_chunks
 from jobs_builder import accepted, make_jobs, states, trials
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
-from tuna.coordinator import actions
 from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.drain.drain import Drain
-from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import MAX_UNCHARGED, release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Environment
 from tuna.libraries.items import DeviceReport, Trial, WorkItem
-from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.queue import claim
-from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import with_commands
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
-LIBRARY = get_library("noop")
-MAX = 3
-
-
-@pytest.fixture()
-def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain:
-    stream = ResultStream(redis_client, "results", "me")
-    return Drain(engine, stream, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), MAX)
-
-
-def _claim(
-    engine: sa.Engine,
-    session_id: int,
-    step: str = "build",
-    limit: int = 1000,
-    size: int = 0,
-    most: int | None = None,
-) -> list[ClaimedChunk]:
-    with writing(engine) as connection:
-        return claim.claim(
-            connection,
-            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            LIBRARY.step(step),
-            limit,
-            size,
-            most,
-        )
-
-
-def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[StreamEntry]:
-    facts = {
-        "ok": True,
-        "trials": (Trial(index=0, params="p", time_ms=1.5, times_ms=(1.5,)),),
-        "ended_at": 1.0,
-        **facts,
-    }
-    reports = []
-    for chunk in chunks:
-        results = tuple(
-            Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **facts) for i in chunk.items
-        )
-        reports.append(Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w"))
-        reports.append(
-            Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-        )
-    return [StreamEntry(f"{n}-0", report) for n, report in enumerate(reports, 1)]
-
-
-def _release(engine: sa.Engine, chunks: list[ClaimedChunk], *, worker_lost: bool) -> int:
-    with writing(engine) as connection:
-        ids = [chunk.id for chunk in chunks]
-        return release(connection, ids, max_attempts=MAX, worker_lost=worker_lost)
-
 
 def test_a_job_goes_through_both_steps(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 6)
-    chunks = _claim(engine, session_id)
+    chunks = claim_chunks(engine, session_id)
     assert sorted(len(chunk.items) for chunk in chunks) == [10, 50]
-    drain.write(_entries(chunks)[:1])
+    drain.write(entries_of(chunks)[:1])
     assert states(engine) == {"compiling": 50, "compile_queued": 10}
-    drain.write(_entries(chunks))
+    drain.write(entries_of(chunks))
     assert states(engine) == {"compiled": 60}
-    assert _claim(engine, session_id) == [], "a finished step is not claimed again"
-    drain.write(_entries(_claim(engine, session_id, "measure")))
+    assert claim_chunks(engine, session_id) == [], "a finished step is not claimed again"
+    drain.write(entries_of(claim_chunks(engine, session_id, "measure")))
     assert states(engine) == {"evaluated": 60}
     assert {count for *_, count in accepted(engine)} == {1}
     with reading(engine) as connection:
@@ -110,7 +53,7 @@ def test_the_same_entries_in_any_order_and_number_count_once(
     engine: sa.Engine, drain: Drain, seed: int
 ) -> None:
     session_id = make_jobs(engine, 3)
-    entries = _entries(_claim(engine, session_id))
+    entries = entries_of(claim_chunks(engine, session_id))
     shuffled = entries * 3
     random.Random(seed).shuffle(shuffled)
     for entry in shuffled:
@@ -135,7 +78,7 @@ def test_each_commit_names_the_jobs_that_it_moved(
         named.append(sorted(jobs))
 
     drain = Drain(engine, stream, artifacts, MAX, on_stored=stored)
-    entries = _entries(_claim(engine, session_id))
+    entries = entries_of(claim_chunks(engine, session_id))
     drain.write(entries)
     drain.write(entries)  # delivered again: refused
     assert named == [list(range(1, 11)), []]
@@ -143,58 +86,24 @@ def test_each_commit_names_the_jobs_that_it_moved(
 
 def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1)
-    old = _claim(engine, session_id)
-    assert _release(engine, old, worker_lost=True) == 10
-    drain.write(_entries(old))
+    old = claim_chunks(engine, session_id)
+    assert release_chunks(engine, old, worker_lost=True) == 10
+    drain.write(entries_of(old))
     assert accepted(engine) == [], "released and not yet claimed again"
-    new = _claim(engine, session_id)
-    drain.write(_entries(old))
+    new = claim_chunks(engine, session_id)
+    drain.write(entries_of(old))
     assert accepted(engine) == []
     assert drain.counts.refused == 20
-    drain.write(_entries(new))
+    drain.write(entries_of(new))
     assert states(engine) == {"compiled": 10}
     assert {count for *_, count in accepted(engine)} == {1}
-
-
-@pytest.mark.parametrize("reported", ["results", "abandoned"])
-def test_what_was_stored_for_canceled_or_deleted_jobs_is_removed(
-    engine: sa.Engine, drain: Drain, reported: str
-) -> None:
-    """Each of three chunks stores code of its own, and all of them store the same text; the first
-    had a result before, which stays."""
-    session_id, store = make_jobs(engine, 3), drain._artifacts
-    chunks = [_claim(engine, session_id, limit=10)[0] for _ in range(3)]
-    done, text = store.put(b"with a result"), store.put(b"the same")
-    codes = [store.put(one.id.encode()) for one in chunks]
-    jobs_of = [[item.job_id for item in chunk.items] for chunk in chunks]
-    first = dataclasses.replace(chunks[0], items=chunks[0].items[:1])
-    drain.write(_entries([first], trials=(Trial(index=0, artifact=done),)))
-    drain.write(_entries(_claim(engine, session_id, "measure")))
-    late = []
-    for chunk, code, ids in zip(chunks, codes, jobs_of, strict=True):
-        if reported == "results":
-            trial = Trial(index=0, artifact=code)
-            late += _entries([chunk], trials=(trial,), workload=text)
-        else:
-            facts = {"chunk": chunk.id, "worker": "w", "jobs": ids}
-            report = Report(kind=ReportKind.ABANDONED, artifacts=(code, text, done), **facts)
-            late.append(StreamEntry("1-0", report))
-    actions.cancel(engine, LIBRARY, actions.JobSelection(session_id, jobs_of[0]))
-    assert _release(engine, [chunks[2]], worker_lost=False) == 10
-    with writing(engine) as connection:
-        connection.execute(sa.delete(Job).where(Job.id.in_(jobs_of[1])))
-        needed_artifacts.need(connection, [(jobs_of[2][0], text)])
-    drain.write(late)
-    assert [store.is_whole(one) for one in codes] == [False, False, True]
-    assert store.is_whole(text), "a job needs it"
-    assert store.is_whole(done), "a job that ended has a trial of it"
 
 
 def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_nothing(
     engine: sa.Engine,
 ) -> None:
     session_id = make_jobs(engine, 1)
-    _release(engine, _claim(engine, session_id, size=8), worker_lost=True)
+    release_chunks(engine, claim_chunks(engine, session_id, size=8), worker_lost=True)
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.failures, Job.isolate).order_by(Job.id)).all()
         lost = connection.execute(sa.select(StepResultRow.cause)).scalars().all()
@@ -202,12 +111,12 @@ def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_
     assert [row.failures for row in rows] == [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]
     assert [row.isolate for row in rows] == [bool(row.failures) for row in rows]
     assert lost == ["worker_lost"] * 2
-    chunks = _claim(engine, session_id, size=8)
+    chunks = claim_chunks(engine, session_id, size=8)
     assert [len(chunk.items) for chunk in chunks] == [1, 2, 2, 2, 2, 1], (
         "a quarter, and the first ones alone"
     )
-    _release(engine, chunks, worker_lost=True)
-    assert [len(chunk.items) for chunk in _claim(engine, session_id, size=8)] == [1] * 10
+    release_chunks(engine, chunks, worker_lost=True)
+    assert [len(chunk.items) for chunk in claim_chunks(engine, session_id, size=8)] == [1] * 10
 
 
 def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_smaller(
@@ -220,7 +129,7 @@ def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_s
         connection.execute(sa.update(Job).where(Job.id.between(11, 40)).values(avoid="a"))
         connection.execute(sa.update(Job).where(Job.id.between(41, 60)).values(avoid="b"))
     found: list[list[int]] = []
-    while chunks := _claim(engine, session_id, limit=4 * 20, size=20, most=4):
+    while chunks := claim_chunks(engine, session_id, limit=4 * 20, size=20, most=4):
         found += [[item.job_id for item in chunk.items] for chunk in chunks]
     assert sorted(job for chunk in found for job in chunk) == list(range(1, 401))
     assert [len(chunk) for chunk in found[:10]] == [1] * 10, "the oldest are first"
@@ -237,14 +146,14 @@ def test_a_job_that_always_kills_its_worker_ends_as_errored_and_takes_no_other_w
 ) -> None:
     session_id = make_jobs(engine, 1)
     for _ in range(20):
-        chunks = _claim(engine, session_id)
+        chunks = claim_chunks(engine, session_id)
         if not chunks:
             break
         poisoned = [
             chunk for chunk in chunks if any(item.solver == "Noop7" for item in chunk.items)
         ]
-        drain.write(_entries([chunk for chunk in chunks if chunk not in poisoned]))
-        _release(engine, poisoned, worker_lost=True)
+        drain.write(entries_of([chunk for chunk in chunks if chunk not in poisoned]))
+        release_chunks(engine, poisoned, worker_lost=True)
     assert states(engine) == {"compiled": 9, "errored": 1}
     with reading(engine) as connection:
         assert (
@@ -257,7 +166,7 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
     engine: sa.Engine, drain: Drain
 ) -> None:
     session_id = make_jobs(engine, 1)
-    chunk = _claim(engine, session_id)[0]
+    chunk = claim_chunks(engine, session_id)[0]
     drain.write(
         [
             StreamEntry(
@@ -268,7 +177,7 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
             )
         ]
     )
-    _release(engine, _claim(engine, session_id), worker_lost=False)
+    release_chunks(engine, claim_chunks(engine, session_id), worker_lost=False)
     with reading(engine) as connection:
         assert connection.execute(sa.select(sa.func.max(Job.failures))).scalar() == 0
     assert states(engine) == {"new": 10}
@@ -279,7 +188,7 @@ def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.
     said nothing."""
     session_id = make_jobs(engine, 1)
     rounds = 0
-    while chunks := _claim(engine, session_id):
+    while chunks := claim_chunks(engine, session_id):
         rounds += 1
         with writing(engine) as connection:
             release(connection, [chunk.id for chunk in chunks], max_attempts=MAX, message_lost=True)
@@ -309,7 +218,7 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
         )
         session_id = make_jobs(engine, 1)
         patch.setattr("tuna.jobs.serving.find_library", lambda _: Aimed())
-        _release(engine, _claim(engine, session_id), worker_lost=True)
+        release_chunks(engine, claim_chunks(engine, session_id), worker_lost=True)
         ((failure,),) = (one.failures for one in with_commands(engine, overview.read(engine)))
         assert failure.reproduce == "--target 'gfx90a 104'"
 
@@ -324,9 +233,9 @@ def test_a_failure_is_tried_again_only_if_that_can_help(
     session_id = make_jobs(engine, 1)
     tail = "it's \"broken\"; DROP TABLE job; -- ' or '1'='1 \U0001f41f"
     rounds = 0
-    while chunks := _claim(engine, session_id):
+    while chunks := claim_chunks(engine, session_id):
         rounds += 1
-        drain.write(_entries(chunks, ok=False, cause=cause, output_tail=tail, trials=()))
+        drain.write(entries_of(chunks, ok=False, cause=cause, output_tail=tail, trials=()))
     assert rounds == tries
     assert states(engine) == {"errored": 10}
     with reading(engine) as connection:
@@ -340,7 +249,7 @@ def test_an_impossible_time_is_a_failed_trial_and_never_a_result(
 ) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
     bad = Trial(index=0, params="p", time_ms=time_ms, times_ms=(time_ms,))
-    drain.write(_entries(_claim(engine, session_id, "measure"), trials=(bad,)))
+    drain.write(entries_of(claim_chunks(engine, session_id, "measure"), trials=(bad,)))
     with reading(engine) as connection:
         assert connection.execute(sa.select(FindDb.id)).all() == []
         assert set(connection.execute(sa.select(StepResultRow.cause)).scalars()) == {"run_error"}
@@ -351,7 +260,9 @@ def test_how_well_a_time_is_known_is_stored_and_counted(engine: sa.Engine, drain
     known = {"time_ms": 1.5, "times_ms": (1.5,), "low_ms": 1.4, "high_ms": 1.7, "clock": "cpu"}
     trial = Trial(index=0, params="p", **known)
     drain.write(
-        _entries(_claim(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07)
+        entries_of(
+            claim_chunks(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07
+        )
     )
     with reading(engine) as connection:
         rows = connection.execute(
@@ -373,7 +284,7 @@ def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(
     found = []
     for peak, source in ((80.0, ""), (70.0, "fma"), (103.5, "fma"), (99.0, "fma"), (None, "")):
         device = DeviceReport(name="d", peak_gflops=peak, peak_source=source)
-        drain.write(_entries(_claim(engine, 1, "measure", limit=1), device=device))
+        drain.write(entries_of(claim_chunks(engine, 1, "measure", limit=1), device=device))
         with reading(engine) as connection:
             found.append(
                 tuple(
@@ -393,8 +304,9 @@ def test_the_number_of_statements_does_not_grow_with_the_results_of_a_batch(
     event.listen(engine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2]))
     numbers = []
     for limit in (1, 9, 50):
-        entries = _entries(
-            _claim(engine, 1, "measure", limit), device=DeviceReport(name="d", peak_gflops=9.0)
+        entries = entries_of(
+            claim_chunks(engine, 1, "measure", limit),
+            device=DeviceReport(name="d", peak_gflops=9.0),
         )
         sent.clear()
         drain.write(entries)
@@ -407,9 +319,9 @@ def test_a_lost_artifact_sends_the_job_back_to_its_first_step(
 ) -> None:
     session_id = make_jobs(engine, 1)
     gone = Trial(index=0, params="p", artifact="0" * 64)
-    drain.write(_entries(_claim(engine, session_id), trials=(gone,)))
+    drain.write(entries_of(claim_chunks(engine, session_id), trials=(gone,)))
     measured = Trial(index=0, time_ms=1.0, times_ms=(1.0,))
-    drain.write(_entries(_claim(engine, session_id, "measure"), trials=(measured,)))
+    drain.write(entries_of(claim_chunks(engine, session_id, "measure"), trials=(measured,)))
     assert states(engine) == {"new": 10}
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.step, Job.cause)).all()
@@ -450,7 +362,7 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
             example.step("execute"),
             10,
         )
-    assert _release(engine, lost, worker_lost=True) == 1
+    assert release_chunks(engine, lost, worker_lost=True) == 1
     with writing(engine) as connection:
         chunks = claim.claim(
             connection,
@@ -458,7 +370,7 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
             example.step("execute"),
             10,
         )
-    drain.write(_entries(chunks))
+    drain.write(entries_of(chunks))
     assert states(engine) == {"new": 10, "evaluated": 1}
 
 
@@ -471,9 +383,9 @@ def test_an_artifact_that_the_server_would_hang_up_on_fails_its_own_job_only(
         for n in (1 << 20, 20 << 20)
     )
     entries = []
-    for number, chunk in enumerate(_claim(engine, session_id, "measure")):
+    for number, chunk in enumerate(claim_chunks(engine, session_id, "measure")):
         artifact = small if number else large
-        entries += _entries(
+        entries += entries_of(
             [chunk], trials=(Trial(index=0, artifact=artifact, time_ms=1.5, times_ms=(1.5,)),)
         )
     drain.write(entries)
@@ -497,15 +409,15 @@ def test_a_report_that_is_longer_than_one_statement_may_be_is_written(
     long = tuple(
         Trial(index=n, params="x" * (1 << 20), time_ms=1.5, times_ms=(1.5,)) for n in range(26)
     )
-    chunks = _claim(engine, session_id)
-    entries = _entries(chunks[:1])
+    chunks = claim_chunks(engine, session_id)
+    entries = entries_of(chunks[:1])
     report = entries[1].report
     results = (report.results[0].model_copy(update={"trials": long}), *report.results[1:])
     drain.write(
         [
             entries[0],
             StreamEntry("2-0", report.model_copy(update={"results": results})),
-            *_entries(chunks[1:]),
+            *entries_of(chunks[1:]),
         ]
     )
     assert states(engine) == {"compiled": 10}
@@ -515,7 +427,7 @@ def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(
     engine: sa.Engine, drain: Drain
 ) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
-    entries = _entries(_claim(engine, session_id, "measure"))
+    entries = entries_of(claim_chunks(engine, session_id, "measure"))
     report = entries[1].report
     bad = report.results[3].model_copy(update={"algorithm": None})  # no checked worker can send it
     results = (*report.results[:3], bad, *report.results[4:])
