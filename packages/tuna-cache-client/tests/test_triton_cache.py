@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from space_double import SpaceDouble
 
-from tuna_cache_client.remote_space import AUTOTUNE, LINE, TIMEOUT
+from tuna_cache_client.remote_space import LINE, TIMEOUT
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
 CACHED_KERNELS = Path(__file__).parent / "cached_kernels.py"
@@ -60,7 +60,9 @@ def test_what_one_process_compiles_another_gets(server: SpaceDouble, tmp_path: P
     (reporter,) = {one["Tuna-Reporter"] for one in server.headers if "Tuna-Reporter" in one}
     device, version = "gfx942", importlib.metadata.version("triton")
     assert json.loads(reporter) == {"device": device, "versions": {"triton": version}}
-    assert [name for _, name in server.files if name.endswith(AUTOTUNE)] == ["add.autotune.json"]
+    assert [name for _, name in server.files if name.endswith(".autotune.json")] == [
+        "add.autotune.json"
+    ]
 
 
 @pytest.fixture(scope="module")

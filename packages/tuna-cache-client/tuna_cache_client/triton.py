@@ -13,7 +13,10 @@ from pathlib import Path
 from triton import __version__, knobs, runtime
 from triton.runtime.cache import RemoteCacheBackend
 
-from tuna_cache_client.remote_space import AUTOTUNE, remote_space
+from tuna_cache_client.remote_space import remote_space
+
+#: End of the names of files with times of autotuning.
+AUTOTUNE = ".autotune.json"
 
 
 class Cache(RemoteCacheBackend):  # type: ignore[misc]

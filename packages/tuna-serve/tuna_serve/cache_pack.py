@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,11 @@ from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.files import NotPlain, atomic_directory, read_plain
-from tuna.results.autotune_files import AUTOTUNE
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
+from tuna_serve.programs import PROGRAMS, KeyFiles, Packed
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
-#: End of the names of Helion's best configs.
-BEST_CONFIG = ".best_config"
-_GROUP = "__grp__"
 _MOST_HELD_CHARS = 255
 _MOST_MANIFEST_BYTES = 1 << 30
 
@@ -66,18 +63,6 @@ class PackPlan:
 def held_by(folder: Path) -> str:
     """Name under which the pack in a folder holds entries."""
     return str(folder.resolve())
-
-
-@dataclass
-class Packed:
-    """Counts of keys."""
-
-    kernels: int = 0
-    best_configs: int = 0
-    others: int = 0  #: times of autotuning, and Triton's launchers
-    of_other_archs: int = 0  #: left out
-    incomplete: int = 0  #: left out: a file of theirs is gone, damaged or was never put
-    files: dict[str, str] = field(default_factory=dict, repr=False)  #: SHA-256 by path
 
 
 def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -> Packed:
@@ -127,47 +112,11 @@ def _chosen(
 ) -> dict[str, bytes]:
     """The files of a key as the pack has them, by their paths in it."""
     chosen: dict[str, bytes] = {}
-    groups = [name for name in files if name.startswith(_GROUP)]
-    for group in groups:
-        children = _children(files[group])
-        metadata = group.removeprefix(_GROUP)
-        if not children or metadata not in children or not all(one in files for one in children):
-            packed.incomplete += 1
-        elif plan.arch and _arch(files[metadata]) != plan.arch:
-            packed.of_other_archs += 1
-        else:
-            packed.kernels += 1
-            paths = {name: f"{plan.at}/triton/{key}/{name}" for name in children}
-            grouped = {group: json.dumps({"child_paths": paths}).encode()}
-            grouped.update((name, files[name]) for name in children)
-            chosen.update((f"triton/{key}/{name}", data) for name, data in grouped.items())
-    for name in files:
-        if name == key + BEST_CONFIG:
-            packed.best_configs += 1
-            chosen[f"helion/{name}"] = files[name]
-        elif name.endswith((AUTOTUNE, ".so")):
-            packed.others += 1
-            chosen[f"triton/{key}/{name}"] = files[name]
-    packed.incomplete += not groups and not chosen
+    left_out = packed.left_out
+    for program in PROGRAMS:
+        chosen |= program.packed(KeyFiles(key, files, plan.at, plan.arch), packed)
+    packed.incomplete += not chosen and packed.left_out == left_out
     return chosen
-
-
-def _children(group: bytes) -> list[str]:
-    """Names of the files of a group of Triton's; empty if they cannot be read."""
-    try:
-        names = json.loads(group)["child_paths"]
-    except (ValueError, LookupError, TypeError):
-        return []
-    return sorted(name for name in names if isinstance(name, str)) if names else []
-
-
-def _arch(metadata: bytes) -> str:
-    """The architecture of a kernel, as `gfx942` or `sm_90`; empty if it cannot be read."""
-    try:
-        target = json.loads(metadata)["target"]
-        return f"sm_{target['arch']}" if target["backend"] == "cuda" else str(target["arch"])
-    except (ValueError, LookupError, TypeError):
-        return ""
 
 
 def check(folder: Path, keys: Keys) -> int:
