@@ -19,8 +19,6 @@ from helion.autotuner import remote_cache
 from helion.autotuner.base_cache import LooseAutotuneCacheKey
 from helion.autotuner.local_cache import parse_cache_entry
 
-from tuna_cache_client.remote_space import BEST_CONFIG
-
 
 @pytest.fixture(autouse=True)
 def backend(in_space: SpaceDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
@@ -60,7 +58,7 @@ def test_a_config_of_one_process_is_found_by_another(
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path / "another machine"))
     assert _cache("a").get() == best
     assert _cache("b").get() is None
-    assert [path.suffix for path in (tmp_path / "another machine").iterdir()] == [BEST_CONFIG]
+    assert [path.suffix for path in (tmp_path / "another machine").iterdir()] == [".best_config"]
     assert capsys.readouterr().err == ""
 
 
@@ -76,7 +74,7 @@ def test_entries_are_listed_with_the_newest_first(backend: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"config": "7"}', '{"config": "{"}'])
 def test_what_helion_cannot_parse_is_a_miss(in_space: SpaceDouble, backend: Any, text: str) -> None:
     key = _cache("a").key.stable_hash()
-    in_space.files[key, key + BEST_CONFIG] = text.encode()
+    in_space.files[key, key + ".best_config"] = text.encode()
     assert _cache("a").get() is None
     assert list(backend.list()) == []
 

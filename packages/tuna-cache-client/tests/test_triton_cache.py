@@ -16,7 +16,7 @@ import pytest
 from space_double import SpaceDouble
 
 from tuna_cache_client.kernel_files import KERNEL, joined, split
-from tuna_cache_client.remote_space import AUTOTUNE, LINE, TIMEOUT
+from tuna_cache_client.remote_space import LINE, TIMEOUT
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
 CACHED_KERNELS = Path(__file__).parent / "cached_kernels.py"
@@ -61,7 +61,9 @@ def test_what_one_process_compiles_another_gets(server: SpaceDouble, tmp_path: P
     (reporter,) = {one["Tuna-Reporter"] for one in server.headers if "Tuna-Reporter" in one}
     device, version = "gfx942", importlib.metadata.version("triton")
     assert json.loads(reporter) == {"device": device, "versions": {"triton": version}}
-    assert [name for _, name in server.files if name.endswith(AUTOTUNE)] == ["add.autotune.json"]
+    assert [name for _, name in server.files if name.endswith(".autotune.json")] == [
+        "add.autotune.json"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_times_that_triton_cannot_parse_are_a_miss(
 ) -> None:
     compiled(tmp_path / "a", server.line)
     for key, name in server.files:
-        if name.endswith(AUTOTUNE):
+        if name.endswith(".autotune.json"):
             server.files[key, name] = text
     again, told = compiled(tmp_path / "b", server.line)
     assert (again["compiled"], again["timed"]) == (0, True)

@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from helion.autotuner.local_cache import parse_cache_entry
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
-from tuna_cache_client.remote_space import BEST_CONFIG, remote_space
+from tuna_cache_client.remote_space import remote_space
+
+#: End of the names of best configs.
+BEST_CONFIG = ".best_config"
 
 #: Entries that `list` returns where Helion does not say how many.
 _LISTED = 100

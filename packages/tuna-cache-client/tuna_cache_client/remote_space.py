@@ -32,10 +32,6 @@ _MESSAGE = "tuna cache"
 #: Statuses that refuse one file, from a server that is otherwise well.
 _REFUSED = frozenset({413, 422, 429, 507})
 _STORED = frozenset({200, 201, 409})  #: 409: another one's bytes were first
-#: Ends of the names of Triton's times of autotuning and of Helion's best configs.
-AUTOTUNE, BEST_CONFIG = ".autotune.json", ".best_config"
-#: Ends of the names of what Triton puts by itself: times and launchers; others are a kernel's.
-SINGLE = (AUTOTUNE, ".so")
 _Result = TypeVar("_Result")
 
 

@@ -14,7 +14,12 @@ from triton import __version__, knobs, runtime
 from triton.runtime.cache import RemoteCacheBackend
 
 from tuna_cache_client.kernel_files import INDEX, joined, split, stored_name
-from tuna_cache_client.remote_space import AUTOTUNE, SINGLE, remote_space
+from tuna_cache_client.remote_space import remote_space
+
+#: End of the names of files with times of autotuning.
+AUTOTUNE = ".autotune.json"
+#: Ends of the names of what Triton puts by itself: times and launchers; others are a kernel's.
+_SINGLE = (AUTOTUNE, ".so")
 
 
 class Cache(RemoteCacheBackend):  # type: ignore[misc]
@@ -54,7 +59,7 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
             self._found = self._kernel(stored_name(names[0]))
             listed = json.dumps({"child_paths": sorted(self._found)}).encode()
             return {names[0]: listed} if self._found else {}
-        if all(name.endswith(SINGLE) for name in names):
+        if all(name.endswith(_SINGLE) for name in names):
             return remote_space().get(self._key, names)
         return {}
 
@@ -79,7 +84,7 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
         what was timed, which the file does not say."""
         if filename.startswith(INDEX):
             remote_space().put(self._key, stored_name(filename), joined(self._made))
-        elif filename.endswith(SINGLE):
+        elif filename.endswith(_SINGLE):
             headers = {"Tuna-Reporter": _reporter()} if filename.endswith(AUTOTUNE) else {}
             remote_space().put(self._key, filename, data, headers)
         else:

@@ -33,7 +33,7 @@ from tuna import api
 from tuna.db.engine import writing
 from tuna.db.models import ConfigRow, Job, Session
 from tuna.settings import get_settings
-from tuna_serve.web import change_pages, pages, request_pages
+from tuna_serve.web import change_pages, pages, request_pages, twins
 from tuna_serve.web.app import Site, create_app
 
 pytestmark = pytest.mark.keeps_processes
@@ -42,8 +42,8 @@ WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
 LONG_S = 60
 PAGES = [
     one
-    for module in (pages, change_pages, request_pages)
-    for one in module.router.routes
+    for router in (twins.pages, pages.router, change_pages.router, request_pages.router)
+    for one in router.routes
     if isinstance(one, APIRoute) and "GET" in one.methods
     if not re.match("/static|.*/live$", one.path)
 ]

@@ -14,9 +14,10 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import access_tokens
 from tuna.errors import BadInput, NotFound
 from tuna_serve import cache_pack
-from tuna_serve.cache_pack import PackDamaged, Packed, PackPlan
+from tuna_serve.cache_pack import PackDamaged, PackPlan
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import CacheBounds, EntryName
+from tuna_serve.programs import Packed
 
 KEYS = Keys.of_secret("12" * 32)
 BOUNDS = CacheBounds(1 << 30, 1 << 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 import sqlalchemy as sa
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from jobs_builder import make_jobs
 
 from tuna import api
 from tuna.db.engine import reading, writing
 from tuna.db.models import ActionRow, ConfigRow, Job, Session
+from tuna_serve.web import changes, golden, lookups, twins
 
 NASTY = '"><script>alert(1)</script>&{{7*7}} عربى \u202e' + "x" * 100
 HTML = {"accept": "text/html"}
@@ -168,3 +171,19 @@ def test_a_change_that_is_refused_is_kept_with_the_reason(
         ("session 77", True),
         ("session 1", True),
     ]
+
+
+def test_each_twin_is_one_lookup_at_two_addresses() -> None:
+    answers, pages = (
+        {one.path: one.endpoint for one in router.routes if isinstance(one, APIRoute)}
+        for router in (twins.answers, twins.pages)
+    )
+    assert answers.keys() == {f"/v1{path}" for path in pages}
+    for module, name, path in (
+        (lookups, "jobs", "/sessions/{session_id}/jobs"),
+        (golden, "explain", "/golden/{version}/explain"),
+        (changes, "actions", "/actions"),
+    ):
+        asked = {"request", "visitor", *inspect.signature(getattr(module, name)).parameters}
+        for endpoint in (answers[f"/v1{path}"], pages[path]):
+            assert {*inspect.signature(endpoint).parameters} == asked

@@ -18,9 +18,9 @@ from tuna.errors import BadInput, NotFound
 from tuna.jobs import needed_artifacts
 from tuna.settings import get_settings
 from tuna_serve import cache_pack
-from tuna_serve.cache_pack import Packed
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import CacheEntry, CacheSpace
+from tuna_serve.programs import Packed
 
 
 def list_spaces() -> list[CacheSpace]:

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,11 @@ from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.files import NotPlain, atomic_directory, read_plain
-from tuna.results.autotune_files import AUTOTUNE
 from tuna_serve.db import cache_entries
-from tuna_serve.db.cache_entries import INDEX, MAX_FILE_BYTES, NAME, CacheEntry
+from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
+from tuna_serve.programs import PROGRAMS, KeyFiles, Packed
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
-#: End of the names of Helion's best configs.
-BEST_CONFIG = ".best_config"
-#: End of the names of Triton's kernels, behind that of their metadata.
-_KERNEL = ".kernel"
 _MOST_HELD_CHARS = 255
 _MOST_MANIFEST_BYTES = 1 << 30
 
@@ -67,18 +63,6 @@ class PackPlan:
 def held_by(folder: Path) -> str:
     """Name under which the pack in a folder holds entries."""
     return str(folder.resolve())
-
-
-@dataclass
-class Packed:
-    """Counts of keys."""
-
-    kernels: int = 0
-    best_configs: int = 0
-    others: int = 0  #: times of autotuning, and Triton's launchers
-    of_other_archs: int = 0  #: left out
-    incomplete: int = 0  #: left out: bytes are gone or damaged, or not those of a whole kernel
-    files: dict[str, str] = field(default_factory=dict, repr=False)  #: SHA-256 by path
 
 
 def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -> Packed:
@@ -128,57 +112,11 @@ def _chosen(
 ) -> dict[str, bytes]:
     """The files of a key as the pack has them, by their paths in it."""
     chosen: dict[str, bytes] = {}
-    kernels = [name for name in files if name.endswith(_KERNEL)]
-    for stored in kernels:
-        metadata = stored.removesuffix(_KERNEL)
-        try:
-            kernel = _split(stored, files[stored])
-        except ValueError:
-            packed.incomplete += 1
-            continue
-        if plan.arch and _arch(kernel[metadata]) != plan.arch:
-            packed.of_other_archs += 1
-        else:
-            packed.kernels += 1
-            paths = {name: f"{plan.at}/triton/{key}/{name}" for name in sorted(kernel)}
-            kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
-            chosen.update((f"triton/{key}/{name}", data) for name, data in kernel.items())
-    for name in files:
-        if name == key + BEST_CONFIG:
-            packed.best_configs += 1
-            chosen[f"helion/{name}"] = files[name]
-        elif name.endswith((AUTOTUNE, ".so")):
-            packed.others += 1
-            chosen[f"triton/{key}/{name}"] = files[name]
-    packed.incomplete += not kernels and not chosen
+    left_out = packed.left_out
+    for program in PROGRAMS:
+        chosen |= program.packed(KeyFiles(key, files, plan.at, plan.arch), packed)
+    packed.incomplete += not chosen and packed.left_out == left_out
     return chosen
-
-
-def _split(stored: str, data: bytes) -> dict[str, bytes]:
-    """Return the files of a kernel that is stored under a name: a line `FILE BYTES` for each, an
-    empty line, their bytes; raises ValueError for other bytes and where its metadata are missing.
-    """
-    head, _, _ = data.partition(b"\n\n")
-    files: dict[str, bytes] = {}
-    start = len(head) + 2
-    for line in head.decode("ascii").split("\n"):
-        name, size = line.split(" ")
-        if not NAME.fullmatch(name) or not size.isdecimal():
-            raise ValueError(line)
-        end = start + int(size)
-        files[name], start = data[start:end], end
-    if start != len(data) or stored.removesuffix(_KERNEL) not in files:
-        raise ValueError(stored)
-    return files
-
-
-def _arch(metadata: bytes) -> str:
-    """The architecture of a kernel, as `gfx942` or `sm_90`; empty if it cannot be read."""
-    try:
-        target = json.loads(metadata)["target"]
-        return f"sm_{target['arch']}" if target["backend"] == "cuda" else str(target["arch"])
-    except (ValueError, LookupError, TypeError):
-        return ""
 
 
 def check(folder: Path, keys: Keys) -> int:

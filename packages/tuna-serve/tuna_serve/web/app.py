@@ -39,12 +39,15 @@ from tuna_serve.web import (
     change_pages,
     changes,
     events,
+    golden,
     lookups,
     machine,
     pages,
+    rendering,
     request_pages,
     spaces,
     submissions,
+    twins,
 )
 from tuna_serve.web.batches import Batches
 from tuna_serve.web.guard import BodyTooLarge, Guard
@@ -95,7 +98,10 @@ def create_app(site: Site) -> ASGIApp:
     app.state.sizes = lookups.Sizes()
     app.state.session_texts = events.SessionTexts(
         site.engine,
-        {"json": events.live_json, "html": lambda live: pages.render("live.html.j2", live=live)},
+        {
+            "json": events.live_json,
+            "html": lambda live: rendering.render("live.html.j2", live=live),
+        },
     )
     app.state.live = events.Live(app.state.session_texts)
     app.state.live_requests = events.Live(
@@ -103,17 +109,20 @@ def create_app(site: Site) -> ASGIApp:
     )
     app.state.receiving = set()
     app.state.caches = spaces.Caches(site.engine)
-    api_routes = (machine, lookups, changes, events, submissions, spaces)
-    for module in (*api_routes, request_pages, pages, change_pages):
+    answers = (machine, lookups, golden, changes, events, submissions, spaces)
+    for module in answers:
         app.include_router(module.router)
+    app.include_router(twins.answers)
+    for router in (request_pages.router, twins.pages, pages.router, change_pages.router):
+        app.include_router(router)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return Guard(app, site.origins, site.engine, (*submissions.UPLOADS, spaces.UPLOADS))
 
 
 def _sentence(request: Request, status: int, error: str, hint: str = "") -> Response:
-    if pages.wants_html(request):
-        return pages.refused(request, status, error, hint)
+    if rendering.wants_html(request):
+        return rendering.refused(request, status, error, hint)
     body = {"error": error, "hint": hint} if hint else {"error": error}
     return JSONResponse(body, status)
 

@@ -14,7 +14,7 @@ from tuna import api
 from tuna.vocabulary import State
 from tuna_serve.web import changes
 from tuna_serve.web.answers import RowId
-from tuna_serve.web.pages import html_page
+from tuna_serve.web.rendering import html_page
 from tuna_serve.web.visitors import Admin, Visitor
 
 router = APIRouter(include_in_schema=False)

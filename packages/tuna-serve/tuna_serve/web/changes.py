@@ -17,7 +17,8 @@ from tuna.errors import TunaError
 from tuna.vocabulary import Cause
 from tuna_serve.db import audit
 from tuna_serve.web.answers import LARGEST_ID, Paged, RowId, answered
-from tuna_serve.web.visitors import Admin, Reader, Visitor
+from tuna_serve.web.twins import Twin, listing, twin
+from tuna_serve.web.visitors import Admin, Visitor
 
 router = APIRouter(prefix="/v1")
 
@@ -126,7 +127,7 @@ class ActionQuery(Paged):
             return audit.latest(connection, limit, before or None, self.subject)
 
 
-@router.get("/actions")
-def actions(_: Reader, wanted: Annotated[ActionQuery, Query()]) -> Response:
+@twin("/actions", "/actions")
+def actions(wanted: Annotated[ActionQuery, Query()]) -> Twin:
     """Return what visitors changed, the newest first."""
-    return wanted.answer("actions", wanted.read)
+    return listing("actions", wanted, wanted.read, "actions.html.j2", "Changes")

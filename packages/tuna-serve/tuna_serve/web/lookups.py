@@ -1,5 +1,5 @@
 """Routes that answer what `tuna query`, `results`, `coverage`, `status`, `session`, `report`,
-`compare`, `model`, `golden` and `workers` say with `--json`, field by field."""
+`compare`, `model` and `workers` say with `--json`, field by field. A `twin` is a page too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -18,11 +18,13 @@ from tuna import api
 from tuna.api.documents import overview_document, size_document
 from tuna.configs.sources import api_of
 from tuna.db.bulk import RowPage
-from tuna.golden.versions import MAX_VERSION
 from tuna.reports.job_list import JobFilter
 from tuna.results.best import MOST_LAYERS, LayerIndex
 from tuna.results.result_rows import ResultFilter, moment
+from tuna.vocabulary import Cause, State
 from tuna_serve.web.answers import Format, Number, Paged, RowId, answered, table
+from tuna_serve.web.rendering import table_links
+from tuna_serve.web.twins import Twin, listing, twin
 from tuna_serve.web.visitors import Anyone, Reader
 
 router = APIRouter(prefix="/v1")
@@ -62,15 +64,18 @@ class ResultQuery(Paged):
         return ResultFilter(**given)
 
 
-@router.get("/query")
-def query(_: Reader, wanted: Annotated[ResultQuery, Query()]) -> Response:
+@twin("/query", "/query")
+def query(wanted: Annotated[ResultQuery, Query()]) -> Twin:
     """Return results, as `tuna query` has them."""
 
-    def read(limit: int, cursor: Any) -> RowPage[Any]:
-        found = api.query(wanted.filter(limit), cursor=cursor)
+    def read(limit: int, cursor: Any, *, with_commands: bool = True) -> RowPage[Any]:
+        found = api.query(wanted.filter(limit), cursor=cursor, with_commands=with_commands)
         return RowPage(found.rows, found.cursor or None)
 
-    return wanted.answer("rows", read)
+    shown = partial(read, with_commands=False)
+    return listing(
+        "rows", wanted, read, "query.html.j2", "Results", shown=shown, facts={"filtered": True}
+    )
 
 
 class BestQuery(BaseModel):
@@ -144,14 +149,11 @@ def coverage(
     return table("layers", found.layers, wanted.format, document)
 
 
-@router.get("/sessions")
-def sessions(_: Reader, wanted: Annotated[Paged, Query()]) -> Response:
+@twin("/sessions", "/sessions")
+def sessions(wanted: Annotated[Paged, Query()]) -> Twin:
     """Return sessions, the newest first, as `tuna status` does."""
-
-    def read(limit: int, before: int) -> RowPage[Any]:
-        return api.status_page(limit, before).map(overview_document)
-
-    return wanted.answer("sessions", read)
+    page = "sessions.html.j2", "Sessions"
+    return listing("sessions", wanted, api.status_page, *page, row=overview_document)
 
 
 @router.get("/sessions/{session_id}")
@@ -189,10 +191,12 @@ def sizes(request: Request, _: Reader, wanted: Annotated[Paged, Query()]) -> Res
     return wanted.answer("sessions", read)
 
 
-@router.get("/sessions/{session_id}/size")
-def size(request: Request, _: Reader, session_id: RowId) -> Response:
+@twin("/sessions/{session_id}/size", "/sessions")
+def size(request: Request, session_id: RowId) -> Twin:
     """Return one session with what it takes, as `tuna session show` does."""
-    return answered(size_document(request.app.state.sizes.of(session_id)))
+    found = request.app.state.sizes.of(session_id)
+    page = "size.html.j2", f"Size of session {session_id}"
+    return Twin(lambda: answered(size_document(found)), *page, lambda _: {"size": found})
 
 
 @router.get("/sessions/{session_id}/devices")
@@ -221,10 +225,13 @@ class LayerQuery(Paged):
         return api.winner_page(conditions, after=after, with_commands=with_commands)
 
 
-@router.get("/sessions/{session_id}/results")
-def results(_: Reader, session_id: RowId, wanted: Annotated[LayerQuery, Query()]) -> Response:
+@twin("/sessions/{session_id}/results", "/sessions")
+def results(session_id: RowId, wanted: Annotated[LayerQuery, Query()]) -> Twin:
     """Return the fastest result of each layer of a session, as `tuna results` does."""
-    return wanted.answer("rows", partial(wanted.winners, session_id))
+    read = partial(wanted.winners, session_id)
+    shown = partial(read, with_commands=False)
+    page = "query.html.j2", f"Fastest results of session {session_id}"
+    return listing("rows", wanted, read, *page, shown=shown, facts={"filtered": False})
 
 
 @dataclass(frozen=True)
@@ -250,14 +257,38 @@ class ComparisonQuery(LayerQuery):
         return ComparedPage(found, there, following)
 
 
-@router.get("/compare")
-def compare(_: Reader, wanted: Annotated[ComparisonQuery, Query()]) -> Response:
+@twin("/compare", "/sessions")
+def compare(wanted: Annotated[ComparisonQuery, Query()]) -> Twin:
     """Return sessions side by side, as `tuna compare` does, with a page of their layers; not large
     ones, unless by tag."""
     found = wanted.read()
-    document = replace(found.whole, layers=found.layers).as_json()
-    document |= {"wins": found.whole.wins, "next": found.next}
-    return table("layers", document["layers"], wanted.format, document)
+
+    def answer() -> Response:
+        document = replace(found.whole, layers=found.layers).as_json()
+        document |= {"wins": found.whole.wins, "next": found.next}
+        return table("layers", document["layers"], wanted.format, document)
+
+    def facts(address: str) -> dict[str, Any]:
+        first, *others = wanted.session_id
+        columns = [(f"session {number}, ms", True) for number in wanted.session_id]
+        columns += [(f"{number} / {first}", True) for number in others] + [("fastest", True)]
+        layers = [{"label": one.label, "cells": _cells(one)} for one in found.layers]
+        links = table_links(address, wanted, found.next)
+        shown = {"layers": layers, "columns": columns, "compared": found.whole}
+        return {**shown, "wanted": wanted.model_dump(), **links}
+
+    title = " beside ".join(f"session {number}" for number in wanted.session_id)
+    return Twin(answer, "compare.html.j2", title, facts)
+
+
+def _cells(layer: api.ComparedLayer) -> list[object]:
+    """Return the columns of a layer: its times, ratios to the first one, and the fastest."""
+    times = [
+        why if best is None else f"{best.time_ms:.4g} {best.solver}"
+        for best, why in zip(layer.bests, layer.missing, strict=True)
+    ]
+    ratios = ["" if ratio is None else f"{ratio.value:.3f}" for ratio in layer.ratios[1:]]
+    return [*times, *ratios, "" if layer.fastest is None else layer.fastest]
 
 
 class JobQuery(Paged):
@@ -275,10 +306,13 @@ class JobQuery(Paged):
         return api.list_jobs(JobFilter(session_id, **given, limit=limit, after=after))
 
 
-@router.get("/sessions/{session_id}/jobs")
-def jobs(_: Reader, session_id: RowId, wanted: Annotated[JobQuery, Query()]) -> Response:
+@twin("/sessions/{session_id}/jobs", "/sessions")
+def jobs(session_id: RowId, wanted: Annotated[JobQuery, Query()]) -> Twin:
     """Return a session's jobs by id."""
-    return wanted.answer("jobs", partial(wanted.read, session_id))
+    states, causes = [one.value for one in State], [one.value for one in Cause]
+    page = "jobs.html.j2", f"Jobs of session {session_id}"
+    choices = {"session_id": session_id, "states": states, "causes": causes}
+    return listing("jobs", wanted, partial(wanted.read, session_id), *page, facts=choices)
 
 
 @router.get("/jobs/{job_id}")
@@ -299,10 +333,13 @@ def trials(_: Reader, job_id: RowId, wanted: Annotated[Paged, Query()]) -> Respo
     return wanted.answer("trials", partial(api.list_trials, job_id))
 
 
-@router.get("/workers")
-def workers(_: Reader, format: Format = "json") -> Response:
+@twin("/workers", "/workers")
+def workers(format: Format = "json") -> Twin:
     """Return live workers, and those that joined, as `tuna workers list` does."""
-    return table("workers", api.list_workers(), format)
+    found = api.list_workers()
+    facts = {"workers": found, "csv": "/v1/workers?format=csv"}
+    page = "workers.html.j2", "Workers"
+    return Twin(lambda: table("workers", found, format), *page, lambda _: facts)
 
 
 @router.get("/models")
@@ -324,65 +361,3 @@ def model(_: Reader, name: str, format: Format = "json") -> Response:
 def benchmarks(_: Reader, model: str | None = None, format: Format = "json") -> Response:
     """Return times of whole models, as `tuna model benchmarks` does."""
     return table("benchmarks", api_of("models").list_benchmarks(model), format)
-
-
-@router.get("/golden")
-def golden_versions(_: Reader, library: str | None = None, format: Format = "json") -> Response:
-    """Return golden versions, as `tuna golden list` does."""
-    return table("golden", api.golden.versions(library), format)
-
-
-Version = Annotated[int, Path(ge=0, le=MAX_VERSION)]
-
-
-class EntryQuery(Paged):
-    """Conditions on entries of a golden version, and a page."""
-
-    library: str | None = Field(None, description="where several have a version of this number")
-    arch: str | None = None
-    solver: str | None = None
-    layer: str | None = Field(None, description="text in the label, or the whole key")
-
-    def read(self, version: int, limit: int, after: int) -> RowPage[Any]:
-        """Return entries of a version behind a cursor that meet the conditions."""
-        given = self.model_dump(exclude={"limit", "cursor", "format"})
-        return api.golden.entries(
-            api.golden.EntryFilter(version, **given, limit=limit, after=after)
-        )
-
-
-@router.get("/golden/{version}/entries")
-def golden_entries(_: Reader, version: Version, wanted: Annotated[EntryQuery, Query()]) -> Response:
-    """Return entries of a golden version by id."""
-    return wanted.answer("entries", partial(wanted.read, version))
-
-
-@router.get("/golden/{version}/explain")
-def explain(
-    _: Reader, version: Version, key: str, solver: str | None = None, library: str | None = None
-) -> Response:
-    """Return where the entries of a key come from, as `tuna golden explain` does."""
-    return answered(api.golden.explain(version, key, solver, library))
-
-
-_Share = Annotated[float, Query(ge=0, allow_inf_nan=False, description="0.05 is 5 %")]
-
-
-@router.get("/golden/{version}/report")
-def golden_report(
-    _: Reader,
-    version: Version,
-    against: Annotated[int, Query(ge=0, le=MAX_VERSION)] | None = None,
-    session_id: Number | None = None,
-    library: str | None = None,
-    max_regression: _Share | None = None,
-    min_gain: _Share | None = None,
-) -> Response:
-    """Return a version compared with its base or another one, or a session with it, as `tuna golden
-    report` does."""
-    if session_id is None:
-        found = api.golden.report(version, against, library)
-    else:
-        found = api.golden.report_session(session_id, version, library)
-    violations = api.golden.check_gate(found, max_regression, min_gain)
-    return answered(found.as_json() | {"violations": violations})

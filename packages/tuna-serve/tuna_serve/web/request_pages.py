@@ -15,7 +15,7 @@ from tuna_serve.settings import service_settings
 from tuna_serve.web import submissions
 from tuna_serve.web.change_pages import ask, done
 from tuna_serve.web.events import streamed
-from tuna_serve.web.pages import html_page, render, table_links
+from tuna_serve.web.rendering import html_page, render, table_links
 from tuna_serve.web.submissions import RequestId, RequestQuery, find, receive
 from tuna_serve.web.visitors import Anyone, Role, Submitter, Visitor
 

@@ -26,8 +26,8 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.results import autotune_files
 from tuna.settings import get_settings
+from tuna_serve.autotune_files import MOST_BYTES as MOST_TIMES_BYTES
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import (
     INDEX,
@@ -37,6 +37,7 @@ from tuna_serve.db.cache_entries import (
     EntryName,
     PutOutcome,
 )
+from tuna_serve.programs import PROGRAMS
 from tuna_serve.requests.asked import Conflict
 from tuna_serve.requests.uploads import Upload, folder, forget
 from tuna_serve.settings import service_settings
@@ -103,7 +104,7 @@ class Caches:
     def put(self, name: EntryName, upload: Upload, token: str, reporter: str) -> bool:
         """Store what was received; False if it is there already. Raises Conflict for other bytes,
         unless the store has lost them, CacheFull, StorageFull; then nothing is kept. `reporter`: of
-        `autotune_files.report`."""
+        `programs.Program.report`."""
         with reading(self._engine) as connection:
             there = cache_entries.entries_of(connection, name.space, name.key, [name.file])
         others = [one for one in there if one.digest != upload.digest]
@@ -185,9 +186,10 @@ def _put(
     """Store an entry as `cache_entries.put` does, and report the times that it brings."""
     facts = name, upload.digest, upload.size_bytes, token, bounds
     outcome, evicted = cache_entries.put(connection, *facts, lost)
-    if outcome is PutOutcome.STORED and name.file.endswith(autotune_files.AUTOTUNE):
-        data = upload.rewound().read(autotune_files.MOST_BYTES + 1)
-        autotune_files.report(connection, name.space, name.file, data, token, reporter)
+    for program in PROGRAMS if outcome is PutOutcome.STORED else ():
+        if program.report and name.file.endswith(program.times):
+            data = upload.rewound().read(MOST_TIMES_BYTES + 1)
+            program.report(connection, name.space, name.file, data, token, reporter)
     return outcome, evicted
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tuna.results import autotune_files
 from tuna.results.core_tables import reported
+from tuna_serve import autotune_files
 
 CONFIG = {"kwargs": {"BLOCK_M": 64, "EVEN": True}, "num_warps": 8, "maxnreg": None}
 REPORTER = '{"device": "gfx942", "versions": {"triton": "3.6.0"}}'

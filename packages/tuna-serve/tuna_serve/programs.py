@@ -1,0 +1,122 @@
+"""Programs whose files a space holds: by which names each one's files are known, what a pack has of
+them, and which bring times. A file of another program is shared all the same, and is in no pack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tuna_serve import autotune_files
+from tuna_serve.db.cache_entries import INDEX, NAME
+
+#: End of the names of Helion's best configs.
+_BEST_CONFIG = ".best_config"
+#: End of the names of Triton's kernels, behind that of their metadata.
+_KERNEL = ".kernel"
+
+
+@dataclass
+class Packed:
+    """Counts of keys."""
+
+    kernels: int = 0
+    best_configs: int = 0
+    others: int = 0  #: times of autotuning, and Triton's launchers
+    of_other_archs: int = 0  #: left out
+    incomplete: int = 0  #: left out: bytes are gone or damaged, or not those of a whole kernel
+    files: dict[str, str] = field(default_factory=dict, repr=False)  #: SHA-256 by path
+
+    @property
+    def left_out(self) -> int:
+        """Number of kernels and keys that the pack has not."""
+        return self.of_other_archs + self.incomplete
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """The files of a key whose bytes are good, for a pack."""
+
+    key: str
+    files: Mapping[str, bytes]
+    at: Path  #: the pack's path where programs read it
+    arch: str  #: kernels of others are left out; empty: none are
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that keeps files in a space."""
+
+    #: Return the files that a pack has of a key, by their paths in it; counts keys.
+    packed: Callable[[KeyFiles, Packed], dict[str, bytes]]
+    #: End of the names of files with times; empty: it has none.
+    times: str = ""
+    #: Record the times of a file, as `autotune_files.report`.
+    report: Callable[[sa.Connection, str, str, bytes, str, str], None] | None = None
+
+
+def _triton(given: KeyFiles, packed: Packed) -> dict[str, bytes]:
+    """Whole kernels as groups of files, times of autotuning, and launchers."""
+    chosen: dict[str, bytes] = {}
+    files, folder = given.files, f"triton/{given.key}"
+    for stored in (name for name in files if name.endswith(_KERNEL)):
+        metadata = stored.removesuffix(_KERNEL)
+        try:
+            kernel = _split(stored, files[stored])
+        except ValueError:
+            packed.incomplete += 1
+            continue
+        if given.arch and _arch(kernel[metadata]) != given.arch:
+            packed.of_other_archs += 1
+        else:
+            packed.kernels += 1
+            paths = {name: f"{given.at}/{folder}/{name}" for name in sorted(kernel)}
+            kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
+            chosen.update((f"{folder}/{name}", data) for name, data in kernel.items())
+    for name in files:
+        if name.endswith((autotune_files.AUTOTUNE, ".so")):
+            packed.others += 1
+            chosen[f"{folder}/{name}"] = files[name]
+    return chosen
+
+
+def _split(stored: str, data: bytes) -> dict[str, bytes]:
+    """Return the files of a kernel that is stored under a name: a line `FILE BYTES` for each, an
+    empty line, their bytes; raises ValueError for other bytes and where its metadata are missing.
+    """
+    head, _, _ = data.partition(b"\n\n")
+    files: dict[str, bytes] = {}
+    start = len(head) + 2
+    for line in head.decode("ascii").split("\n"):
+        name, size = line.split(" ")
+        if not NAME.fullmatch(name) or not size.isdecimal():
+            raise ValueError(line)
+        end = start + int(size)
+        files[name], start = data[start:end], end
+    if start != len(data) or stored.removesuffix(_KERNEL) not in files:
+        raise ValueError(stored)
+    return files
+
+
+def _arch(metadata: bytes) -> str:
+    """The architecture of a kernel, as `gfx942` or `sm_90`; empty if it cannot be read."""
+    try:
+        target = json.loads(metadata)["target"]
+        return f"sm_{target['arch']}" if target["backend"] == "cuda" else str(target["arch"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
+def _helion(given: KeyFiles, packed: Packed) -> dict[str, bytes]:
+    """The best config of a key."""
+    name = given.key + _BEST_CONFIG
+    if name not in given.files:
+        return {}
+    packed.best_configs += 1
+    return {f"helion/{name}": given.files[name]}
+
+
+PROGRAMS = (Program(_triton, autotune_files.AUTOTUNE, autotune_files.report), Program(_helion))

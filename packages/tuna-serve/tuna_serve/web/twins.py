@@ -1,0 +1,93 @@
+"""Lookups that are pages too: one function, answered under `/v1` in JSON or CSV and beside it as
+HTML."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tuna.db.bulk import RowPage
+from tuna_serve.web.answers import Paged
+from tuna_serve.web.rendering import html_page, table_links
+from tuna_serve.web.visitors import Reader, Visitor
+
+answers = APIRouter(prefix="/v1")
+pages = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A lookup, not yet read."""
+
+    answer: Callable[[], Response]  #: in JSON or CSV
+    template: str
+    title: str
+    facts: Callable[[str], Mapping[str, Any]]  #: of the template, for the address of the page
+
+
+def listing(
+    name: str,
+    wanted: Paged,
+    read: Callable[[Any, Any], RowPage[Any]],
+    template: str,
+    title: str,
+    *,
+    row: Callable[[Any], Any] = lambda row: row,
+    shown: Callable[[Any, Any], RowPage[Any]] | None = None,
+    facts: Mapping[str, Any] = {},
+) -> Twin:
+    """Return a list in pages, whose rows are `name` in JSON and in the template.
+
+    `read` returns so many rows at most behind a cursor, `row` one as JSON has it. `shown` reads for
+    the template, where that needs less; `facts` it has beside.
+    """
+
+    def of_page(address: str) -> Mapping[str, Any]:
+        page = (shown or read)(wanted.limit, wanted.cursor)
+        links = table_links(address, wanted, page.next)
+        return {name: page.rows, "wanted": wanted.model_dump(), **facts, **links}
+
+    def answer() -> Response:
+        return wanted.answer(name, lambda limit, cursor: read(limit, cursor).map(row))
+
+    return Twin(answer, template, title, of_page)
+
+
+def twin(path: str, menu: str) -> Callable[[Callable[..., Twin]], Callable[..., Twin]]:
+    """Register a lookup for readers at `/v1` and PATH, and its page at PATH, in the place `menu` of
+    the menu. Its parameters are those of both routes."""
+
+    def register(lookup: Callable[..., Twin]) -> Callable[..., Twin]:
+        signature = inspect.signature(lookup, eval_str=True)
+
+        def found(request: Request, given: Mapping[str, Any]) -> Twin:
+            return lookup(**given, **({"request": request} if takes_request else {}))
+
+        def answer(request: Request, visitor: Visitor, **given: Any) -> Response:
+            return found(request, given).answer()
+
+        def page(request: Request, visitor: Visitor, **given: Any) -> Response:
+            one, told = found(request, given), request.query_params.get("told", "")[:300]
+            facts = {"told": told, **one.facts(request.url.path)}
+            return html_page(one.template, visitor, one.title, menu, **facts)
+
+        takes_request = "request" in signature.parameters
+        own = [one for name, one in signature.parameters.items() if name != "request"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        both = [
+            inspect.Parameter("request", keyword, annotation=Request),
+            inspect.Parameter("visitor", keyword, annotation=Reader),
+            *(one.replace(kind=keyword) for one in own),
+        ]
+        for route, router in ((answer, answers), (page, pages)):
+            route.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+            route.__name__, route.__doc__ = lookup.__name__, lookup.__doc__
+            router.get(path)(route)
+        return lookup
+
+    return register
