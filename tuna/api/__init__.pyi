@@ -106,10 +106,8 @@ from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
 from tuna.api.reports import list_jobs as list_jobs
 from tuna.api.reports import list_trials as list_trials
-from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
 from tuna.api.reports import show_job as show_job
-from tuna.api.reports import simulate as simulate
 from tuna.api.reports import write_report as write_report
 from tuna.api.rpc_master import LayerCounts as LayerCounts
 from tuna.api.rpc_master import Master as Master
@@ -204,6 +202,3 @@ from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
 from tuna.sandbox.discovery import DeviceKind as DeviceKind
 from tuna.search.history import WarmStart as WarmStart
-from tuna.simulation.scenario import Scenario as Scenario
-from tuna.simulation.scenario import Simulated as Simulated
-from tuna.simulation.scenario import read_scenario as read_scenario

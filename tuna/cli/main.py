@@ -63,7 +63,6 @@ _CORE = {
     "results": ("query", "List the winners of a session with all that is known of each."),
     "reproduce": ("work", "Repeat one job or one candidate, outside of any session."),
     "status": ("status", "Show sessions, jobs by state and failures by cause; --watch stays."),
-    "simulate": ("simulate", "Simulate sessions under a scheduling policy."),
     "metrics": ("status", "Answer Prometheus with figures of all sessions."),
     "retry": ("work", "Send errored jobs back to the step that failed."),
     "cancel": ("work", "End jobs that are not finished."),
@@ -82,7 +81,9 @@ _CORE = {
     "db": ("doctor", "Look after the database."),
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
-_DISTRIBUTIONS: dict[str, str] = {}
+_DISTRIBUTIONS: dict[str, str] = {
+    "simulate": "tuna-simulate",
+}
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
 #: Tables like `_CORE` of other distributions, whose modules have full names.

@@ -9,9 +9,9 @@ from builders import DRIVERS, DatabaseBuilder, memory
 
 from tuna.db.models import Framework, Model, ModelConfig
 from tuna.errors import BadInput, NotFound
-from tuna.policies import POLICIES
-from tuna.simulation.engine import simulate
-from tuna.simulation.recorded import recorded
+from tuna_simulate.engine import simulate
+from tuna_simulate.policies import POLICIES
+from tuna_simulate.recorded import recorded
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from tuna.policies import SearchProgress, StageKind, StageTimes
-from tuna.simulation.scenario import (
+from tuna_simulate.scenario import (
     Jobs,
     PredictionOutcome,
     SessionOutcome,

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import schedule_pipeline
 from benchmarks.schedule import drawn, given
 from benchmarks.simulated_device import STAGES
-from tuna.api import simulate
-from tuna.simulation import jobs
+from tuna_simulate import jobs
+from tuna_simulate.api import simulate
 
 pytestmark = pytest.mark.service
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 from tuna.errors import BadInput
-from tuna.simulation.scenario import Scenario, read_scenario
+from tuna_simulate.scenario import Scenario, read_scenario
 
-ROOT = Path(__file__).parents[2]
 STAGE = {"step": "build", "queue": "cpu", "seconds": 1.0}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tuna.policies import OpenStep
-from tuna.simulation.jobs import Item, JobLine
-from tuna.simulation.scenario import Pool
+from tuna_simulate.jobs import Item, JobLine
+from tuna_simulate.scenario import Pool
 
 #: Identity of the line, stage, finished rounds where they matter, whether it continues.
 GroupKey = tuple[int, int, int, bool]

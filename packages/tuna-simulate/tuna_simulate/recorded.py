@@ -18,8 +18,8 @@ from tuna.errors import BadInput
 from tuna.libraries.base import Environment, Library
 from tuna.libraries.registry import find_library
 from tuna.search.waiting_rounds import weights
-from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 from tuna.vocabulary import Resource, queue_name
+from tuna_simulate.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 
 #: Of a round by step: the seconds of all its parts, and how many these are.
 _Round = dict[str, tuple[float, int]]

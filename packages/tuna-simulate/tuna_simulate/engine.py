@@ -11,9 +11,9 @@ from functools import partial
 
 from tuna.errors import TunaError
 from tuna.policies import Policy, Share, Snapshot
-from tuna.simulation.jobs import Forecast, Item, JobLine, SessionTally, seeded
-from tuna.simulation.machines import Process, SimulatedPool, SimulatedQueue, StageGroup
-from tuna.simulation.scenario import Pool, QueueOutcome, Scenario, Simulated, work_bound_s
+from tuna_simulate.jobs import Forecast, Item, JobLine, SessionTally, seeded
+from tuna_simulate.machines import Process, SimulatedPool, SimulatedQueue, StageGroup
+from tuna_simulate.scenario import Pool, QueueOutcome, Scenario, Simulated, work_bound_s
 
 
 def simulate(scenario: Scenario, policy: Policy, seed: int = 0) -> Simulated:

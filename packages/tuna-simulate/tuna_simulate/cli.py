@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.files import atomic_file
-from tuna.policies import POLICIES
-from tuna.simulation.scenario import MAX_COUNT
+from tuna_simulate import api
+from tuna_simulate.policies import POLICIES
+from tuna_simulate.scenario import MAX_COUNT, Scenario, Simulated, read_scenario
 
 _PROCESSES = click.IntRange(1, MAX_COUNT)
 
@@ -73,7 +73,7 @@ def simulate(file: Path | None, as_json: bool, wanted: _Scenario) -> None:
         _show(found)
 
 
-def _scenario(file: Path | None, wanted: _Scenario) -> api.Scenario:
+def _scenario(file: Path | None, wanted: _Scenario) -> Scenario:
     if (file is None) == (not wanted.session_ids):
         raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
     if file is None:
@@ -83,10 +83,10 @@ def _scenario(file: Path | None, wanted: _Scenario) -> api.Scenario:
         raise BadInput(
             "--workers and --devices are of recorded sessions; a scenario file has its own pools."
         )
-    return api.read_scenario(file)
+    return read_scenario(file)
 
 
-def _names(found: list[api.Simulated]) -> dict[str, str]:
+def _names(found: list[Simulated]) -> dict[str, str]:
     """Return the name of each queue in the table: its role alone, where no other has it."""
     queues = {queue.queue for one in found for queue in one.queues}
     roles = Counter(queue.partition(".")[0] for queue in queues)
@@ -95,7 +95,7 @@ def _names(found: list[api.Simulated]) -> dict[str, str]:
     }
 
 
-def _show(found: list[api.Simulated]) -> None:
+def _show(found: list[Simulated]) -> None:
     names = _names(found)
     rows = [
         (

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuna.errors import TunaError
-from tuna.policies import POLICIES, Policy
-from tuna.simulation.engine import simulate
-from tuna.simulation.scenario import Pool, Scenario, near_best_s, work_bound_s
+from tuna.policies import Policy
+from tuna_simulate.engine import simulate
+from tuna_simulate.policies import POLICIES
+from tuna_simulate.scenario import Pool, Scenario, near_best_s, work_bound_s
 
 STEPS = [
     {"step": "build", "queue": "cpu", "seconds": 1.0},

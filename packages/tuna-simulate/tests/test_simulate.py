@@ -14,7 +14,7 @@ from command_lines import Ended
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.errors import BadInput, NotFound
-from tuna.policies import POLICIES
+from tuna_simulate.policies import POLICIES
 
 SCENARIO = """
 [[pools]]
