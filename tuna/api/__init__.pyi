@@ -11,14 +11,12 @@ from tuna.api.caches import list_spaces as list_spaces
 from tuna.api.caches import pack_cache as pack_cache
 from tuna.api.caches import prune_cache as prune_cache
 from tuna.api.caches import verify_cache as verify_cache
-from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
 from tuna.api.configs import Networks as Networks
 from tuna.api.configs import NothingImported as NothingImported
 from tuna.api.configs import Storing as Storing
 from tuna.api.configs import add_network as add_network
-from tuna.api.configs import capture as capture
 from tuna.api.configs import import_configs as import_configs
 from tuna.api.configs import list_configs as list_configs
 from tuna.api.configs import list_networks as list_networks

@@ -37,7 +37,6 @@ _CORE = {
     "init-session": ("setup", "Start a tuning effort in this machine's environment."),
     "session": ("session", "List, archive, restore, delete sessions; options, timelines."),
     "import": ("setup", "Import layers from a file of driver commands or a log."),
-    "capture": ("setup", "Run a program and import the layers that it asks its libraries for."),
     "configs": ("setup", "List the layers that carry a tag."),
     "update-solvers": ("setup", "Store the solvers that a library has."),
     "solvers": ("setup", "List a library's solvers."),
@@ -82,6 +81,7 @@ _CORE = {
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
 _DISTRIBUTIONS: dict[str, str] = {
+    "capture": "tuna-capture",
     "simulate": "tuna-simulate",
 }
 #: Former names.
@@ -174,11 +174,21 @@ def check_words(words: Sequence[str]) -> None:
             raise BadInput(f"{word[:80]!a} is no text: it holds NUL, or bytes that are not UTF-8.")
 
 
+def _takes_any(name: str) -> bool:
+    """Whether the words behind a command are another program's."""
+    name = _ALIASES.get(name, name)
+    if _module(name) is None:
+        return False
+    return bool(load_command(name).context_settings.get("ignore_unknown_options"))
+
+
 def check_values(words: Sequence[str]) -> None:
     """Refuse an empty value before `--`: it is a variable of a script that is not set."""
+    if _takes_any(next((word for word in words if not word.startswith("-")), "")):
+        return
     for before, word in zip(["", *words], words, strict=False):
-        if word == "--" or "capture" in (before, word):
-            return  # what follows is another program's
+        if word == "--":
+            return
         if not word:
             raise BadInput(
                 f"{before} has an empty value." if before.startswith("-") else "A word is empty."

@@ -14,8 +14,8 @@ from tuna.configs import (
     parse_lines,
     read_line,
 )
-from tuna.configs.onednn_log import LINE_FORM
 from tuna.errors import BadInput
+from tuna_capture.onednn_log import LINE_FORM
 
 CONV = ConvConfig(2, 16, 32, 32, 32, 3, 3, 1, 1, 2, 2, group_count=2)
 PLAIN = (

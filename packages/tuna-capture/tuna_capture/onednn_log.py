@@ -13,9 +13,9 @@ from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
 from tuna.configs.lines import LineForm, UnsupportedLine
-from tuna.configs.onednn_line import MARKERS, ExecutedPrimitive, Memory, asks_for, primitive
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
+from tuna_capture.onednn_line import MARKERS, ExecutedPrimitive, Memory, asks_for, primitive
 
 _CONVOLUTIONS = ("convolution", "deconvolution")
 #: Attributes that do not affect the answer.

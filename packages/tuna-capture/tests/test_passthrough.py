@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuna.errors import BadInput
-from tuna.sandbox import passthrough
+from tuna_capture import passthrough
 
 MARKERS = passthrough.Markers(stdout=(b"log,",), stderr=(b"LOG ",))
 
@@ -88,7 +88,7 @@ def test_an_interrupt_reaches_the_program_which_may_go_on() -> None:
 
 def test_nobody_reading_us_ends_the_program_as_in_a_pipeline() -> None:
     code = (
-        "import os, sys; from tuna.sandbox import passthrough as p; "
+        "import os, sys; from tuna_capture import passthrough as p; "
         "sys.exit(-p.run(['yes'], os.environ, p.Markers(), lambda line: None))"
     )
     ours = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -100,7 +100,7 @@ def test_nobody_reading_us_ends_the_program_as_in_a_pipeline() -> None:
 
 def test_a_terminal_stays_one_for_the_program() -> None:
     code = (
-        "import os, sys; from tuna.sandbox import passthrough as p; sys.exit(p.run(['sh', '-c',"
+        "import os, sys; from tuna_capture import passthrough as p; sys.exit(p.run(['sh', '-c',"
         " 'test -t 1 && test ! -t 2 && printf \"a\\nlog,1\\nb\"'], os.environ,"
         " p.Markers((b'log,',)), lambda line: None))"
     )

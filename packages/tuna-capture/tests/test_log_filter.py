@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuna.sandbox.passthrough import LINE_BYTES, LogFilter
+from tuna_capture.passthrough import LINE_BYTES, LogFilter
 
 MARKERS = (b"onednn_verbose,", b"dnnl_verbose,")
 STREAM = (

@@ -11,11 +11,12 @@ import pytest
 import sqlalchemy as sa
 from command_lines import Ended
 
-from tuna import api
+from tuna.api import list_configs
 from tuna.cli.main import guarded, tuna
 from tuna.db.database import open_database
 from tuna.db.models import Framework, GemmConfigRow, Model, ModelConfig
 from tuna.errors import BadInput
+from tuna_capture import api
 
 CONV = (
     "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:avx2,forward_training,"
@@ -77,7 +78,7 @@ def test_a_program_runs_as_ever_and_its_layers_are_imported_with_their_counts(
         "6 calls of 3 layers in 8 logged lines (1 unsupported, 0 rejected): 3 layers added"
         in ended.err
     )
-    assert [layer.label for layer in api.list_configs("net")] == [label for label, _ in LAYERS]
+    assert [layer.label for layer in list_configs("net")] == [label for label, _ in LAYERS]
     columns = (Model.name, Model.version, Framework.name, ModelConfig.weight)
     statement = sa.select(*columns).join(ModelConfig, ModelConfig.model_id == Model.id)
     statement = statement.join(Framework, Framework.id == ModelConfig.framework_id).order_by(
@@ -152,7 +153,7 @@ def test_no_command_is_bad_input_from_python(home: Path) -> None:
 def test_a_product_that_miopendriver_cannot_name_is_stored_and_read_back(home: Path) -> None:
     line = f"{BENCH} --lda 9 --batch_count 2 --stride_a 0 --stride_b 0 --scaleA 1"
     (layer,) = api.capture(["sh", "-c", f'echo "{line}" > $HIPBLASLT_LOG_FILE'], "wide").layers
-    assert api.list_configs("wide") == [layer[0]]
+    assert list_configs("wide") == [layer[0]]
     assert layer[0].label == "gemm b2 4x8x2 NN fp16 ld -,9,- stride 0,0,- scale -,tensor,-"
     with open_database().connect() as connection:
         assert (
