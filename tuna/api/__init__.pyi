@@ -84,10 +84,6 @@ from tuna.api.models import import_model as import_model
 from tuna.api.models import list_models as list_models
 from tuna.api.models import model_workloads as model_workloads
 from tuna.api.models import show_model as show_model
-from tuna.api.predictors import evaluate_predictor as evaluate_predictor
-from tuna.api.predictors import list_predictors as list_predictors
-from tuna.api.predictors import train_predictor as train_predictor
-from tuna.api.predictors import use_predictor as use_predictor
 from tuna.api.preparation import PreparedTuning as PreparedTuning
 from tuna.api.preparation import StartedSession as StartedSession
 from tuna.api.preparation import Tuning as Tuning
@@ -190,11 +186,8 @@ from tuna.reports.status import LiveSnapshot as LiveSnapshot
 from tuna.reports.status import Outlook as Outlook
 from tuna.results.best import BestResult as BestResult
 from tuna.results.best import Cover as Cover
-from tuna.results.predictors import BUILT_IN as BUILT_IN
-from tuna.results.predictors import StoredPredictor as StoredPredictor
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
-from tuna.results.training import Seen as Seen
 from tuna.sandbox.cores import compile_cpus as compile_cpus
 from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all

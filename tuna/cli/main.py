@@ -70,7 +70,6 @@ _CORE = {
     "compare": ("report", "Compare the results of sessions, layer by layer."),
     "query": ("query", "Find results of all sessions, releases and imports by what they are of."),
     "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
-    "predictor": ("predictor", "Train a predictor from the trials that there are, and use it."),
     "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": ("databases", "Import a database of MIOpen's, an export, or a tuning file."),
     "merge": ("databases", "Merge databases of one form into a new one."),
@@ -82,6 +81,7 @@ _CORE = {
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
 _DISTRIBUTIONS: dict[str, str] = {
     "capture": "tuna-capture",
+    "predictor": "tuna-predict",
     "simulate": "tuna-simulate",
 }
 #: Former names.

@@ -17,11 +17,11 @@ from tuna.db.bulk import upsert
 from tuna.db.models import KernelRow, PredictorRow
 from tuna.db.types import timed, utc_now
 from tuna.libraries.base import Library
-from tuna.libraries.search.evaluation import Evaluation
-from tuna.libraries.search.predictor import Table, TimedCandidate, write_tables
 from tuna.results.core_tables import config, environment, find_db, job, session, solver, trial
-from tuna.results.predictors import StoredPredictor, get
 from tuna.vocabulary import BASELINE
+from tuna_predict.evaluation import Evaluation
+from tuna_predict.predictor import Table, TimedCandidate, write_tables
+from tuna_predict.predictors import StoredPredictor, get
 
 #: Trials that are learned from, the latest ones.
 MOST_TRIALS = 20_000

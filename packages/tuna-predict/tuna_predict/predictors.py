@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.files import gunzip
-from tuna.libraries.search.predictor import Predictor, read_tables
 from tuna.messages import choices
 from tuna.results.core_tables import kernel, predictor
+from tuna_predict.predictor import Predictor, read_tables
 
 #: Name with which no predictor is used.
 BUILT_IN = "builtin"
@@ -38,7 +38,7 @@ class StoredPredictor:
     layers: int
     model: str  #: digest of the artifact
     tables: str  #: likewise
-    evaluation: Mapping[str, Any]  #: `libraries.search.evaluation.Evaluation`
+    evaluation: Mapping[str, Any]  #: `tuna_predict.evaluation.Evaluation`
     in_answers: bool
     in_searches: bool
     created_at: datetime

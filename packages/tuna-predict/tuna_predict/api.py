@@ -6,11 +6,11 @@ from __future__ import annotations
 from tuna.db.database import open_database
 from tuna.db.engine import reading, transaction
 from tuna.libraries.registry import get_library
-from tuna.libraries.search.evaluation import Evaluation, evaluate
-from tuna.libraries.search.predictor import Table, train, usable
-from tuna.results import predictors, training
-from tuna.results.predictors import StoredPredictor
-from tuna.results.training import Seen
+from tuna_predict import predictors, training
+from tuna_predict.evaluation import Evaluation, evaluate
+from tuna_predict.predictor import Table, train, usable
+from tuna_predict.predictors import StoredPredictor
+from tuna_predict.training import Seen
 
 
 def train_predictor(seen: Seen, seed: int = 0) -> StoredPredictor:

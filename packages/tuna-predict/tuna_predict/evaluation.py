@@ -14,7 +14,7 @@ from typing import Any
 from tuna.configs.similarity import size_distance
 from tuna.errors import BadInput
 from tuna.libraries.search.cost_model import CostModel
-from tuna.libraries.search.predictor import PredictedTime, Predictor, Table, train
+from tuna_predict.predictor import PredictedTime, Predictor, Table, train
 
 #: Parts that the layers are divided in; each is judged by a model of the others.
 _PARTS = 10

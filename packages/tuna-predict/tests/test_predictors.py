@@ -19,12 +19,11 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import KernelRow, PredictorRow
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
-from tuna.libraries.search import evaluation
-from tuna.libraries.search.predictor import train, usable
 from tuna.libraries.tvm.decisions import OWN
-from tuna.results import predictors, training
 from tuna.results.best import LayerIndex, Scope, best
-from tuna.results.predictors import StoredPredictor
+from tuna_predict import evaluation, predictors, training
+from tuna_predict.predictor import train, usable
+from tuna_predict.predictors import StoredPredictor
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 SEEN = training.Seen("tvm", "znver5")

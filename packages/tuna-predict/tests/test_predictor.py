@@ -9,8 +9,8 @@ import pytest
 
 from tuna.configs import GemmConfig
 from tuna.errors import BadInput
-from tuna.libraries.search import evaluation
-from tuna.libraries.search.predictor import (
+from tuna_predict import evaluation
+from tuna_predict.predictor import (
     Predictor,
     Table,
     TimedCandidate,

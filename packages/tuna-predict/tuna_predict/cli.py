@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.query import since
 from tuna.messages import counted
+from tuna_predict import api
+from tuna_predict.training import Seen
 
 _FIGURES = ("regret@1", "regret@8", "regret@32", "ndcg@8")
 _library = click.option("--library", default="tvm", show_default=True, help="Library.")
@@ -44,7 +45,7 @@ def predictor() -> None:
 @_seen
 def train(library: str, arch: str | None, since: datetime | None, seed: int, as_json: bool) -> None:
     """Train a predictor and keep it; prints how good it is on layers that it has not seen."""
-    found = api.train_predictor(api.Seen(library, arch, since), seed)
+    found = api.train_predictor(Seen(library, arch, since), seed)
     if as_json:
         print_json(found.as_json())
         return
@@ -64,7 +65,7 @@ def evaluate(
 
     Layers are held out with all of their trials.
     """
-    found = api.evaluate_predictor(api.Seen(library, arch, since), seed).as_json()
+    found = api.evaluate_predictor(Seen(library, arch, since), seed).as_json()
     if as_json:
         print_json(found)
     else:
