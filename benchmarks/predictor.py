@@ -30,8 +30,10 @@ from benchmarks.harness import Outcome, command_line
 from benchmarks.search import FOLDER, Table, prior_of, read, replay
 from tuna.configs import Config, from_json, read_line
 from tuna.libraries.kernels import Past
-from tuna.libraries.search import evaluation, predictor
 from tuna.libraries.tvm.decisions import Design, built_in_prior, facts_of
+from tuna_predict import evaluation, predictor
+from tuna_predict.api import train_predictor, use_predictor
+from tuna_predict.training import Seen
 
 SESSIONS = Path(__file__).parent / "sessions.jsonl.gz"
 #: Layer, solver, params, milliseconds and cause of a trial.
@@ -51,13 +53,13 @@ def main() -> int:
         api.update_solvers("tvm")
         store(api.init_session("tvm", "recorded tables").id, recorded())
         store(api.init_session("tvm", "two sessions").id, sessions())
-        seen = api.Seen("tvm")
+        seen = Seen("tvm")
         started = time.process_time()
-        trained = api.train_predictor(seen)
+        trained = train_predictor(seen)
         figures = {"train CPU-s": time.process_time() - started}
-        assert trained.name == api.train_predictor(seen).name, "another predictor the second time"
+        assert trained.name == train_predictor(seen).name, "another predictor the second time"
         found = trained.evaluation
-        used = api.use_predictor(trained.name, "tvm", force=True)
+        used = use_predictor(trained.name, "tvm", force=True)
         assert used is not None
         figures |= {"layers": trained.layers, "trials": trained.trials}
         figures |= _figures("held out", found["ways"])

@@ -23,10 +23,10 @@ from typing import NamedTuple
 from benchmarks import schedule_pipeline
 from benchmarks.harness import Outcome, command_line
 from benchmarks.schedule_pipeline import Durations
-from tuna.api import read_scenario, simulate
-from tuna.policies import POLICIES
-from tuna.simulation.jobs import JobLine
-from tuna.simulation.scenario import Jobs, Pool, Scenario, Simulated, SimulatedSession
+from tuna_simulate.api import simulate
+from tuna_simulate.jobs import JobLine
+from tuna_simulate.policies import POLICIES
+from tuna_simulate.scenario import Jobs, Pool, Scenario, Simulated, SimulatedSession, read_scenario
 
 TWO_JOBS = Path(__file__).parent.parent / "examples" / "two_jobs.toml"
 #: Hours for each job, as the thesis measured them (docs/scheduling.md).

@@ -30,12 +30,13 @@ from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.jobs.serving import SessionWork, read_works
-from tuna.policies import POLICIES, Policy, Share, Snapshot
+from tuna.policies import Policy, Share, Snapshot
 from tuna.queue.announcements import NAMESPACES_KEY
 from tuna.queue.connection import connect, ensure_services, make_celery, release_services
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import IN_FLIGHT
 from tuna.workers.launch import WorkerSpec, local_workers
+from tuna_simulate.policies import POLICIES
 
 _START_S = 120.0
 #: Seconds of each stage of each round of each search.

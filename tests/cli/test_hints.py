@@ -110,8 +110,8 @@ def test_commands_in_sentences_stand_in_backquotes() -> None:
         for text in texts(module)
         if re.search(rf"(?<!`)\btuna ({names})\b", text)
     ]
-    # a framework, bytes to store, and how a signed message begins
-    named = {"configs.py: tuna capture", "servers.py: tuna doctor 1\n"}
+    # bytes to store, and how a signed message begins
+    named = {"servers.py: tuna doctor 1\n"}
     named.add("remote_space.py: tuna cache")
     assert set(wrong) <= named
 

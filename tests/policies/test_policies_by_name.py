@@ -7,35 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from policy_snapshots import order, step
 
-from tuna.policies import POLICIES, OpenStep, SearchProgress, Snapshot, StageKind, StageTimes
+from tuna.policies import (
+    SearchProgress,
+    Snapshot,
+    StageKind,
+    StageTimes,
+    deadline,
+    fair,
+    gradient,
+    shortest,
+)
 from tuna.policies.by_priority import expected_gain_ms
-
-
-def step(session_id: int, name: str = "build", **facts: Any) -> OpenStep:
-    return OpenStep(
-        session_id, name, facts.pop("queue", "cpu"), ready=facts.pop("ready", 9), **facts
-    )
-
-
-def order(policy: str, *steps: OpenStep, processes: int = 1, **facts: Any) -> list[int]:
-    """The sessions in the order in which a single process is given to them, with nothing left of a
-    step that was published."""
-    snapshot = Snapshot(
-        list(steps), {}, {"cpu": processes, "device": processes}, 99, per_process=1, **facts
-    )
-    found: list[int] = []
-    while snapshot.open and (shares := POLICIES[policy](snapshot)):
-        found.append(shares[0].step.session_id)
-        snapshot = replace(
-            snapshot, open=[one for one in snapshot.open if one is not shares[0].step]
-        )
-    return found
 
 
 def test_fair_serves_what_goes_on_then_sessions_in_turn_in_this_queue() -> None:
     served = {(1, "cpu"): 7, (2, "cpu"): 3, (3, "device"): 9}
-    assert order("fair", step(1), step(2), step(3), step(4, continues=True), served=served) == [
+    assert order(fair, step(1), step(2), step(3), step(4, continues=True), served=served) == [
         4,
         3,
         2,
@@ -47,45 +36,13 @@ def test_fair_serves_a_later_step_of_the_same_session_first() -> None:
     snapshot = Snapshot(
         [step(1, "propose", remaining=2), step(1, "build", remaining=1)], {}, {"cpu": 1}, 9, 1
     )
-    assert [share.step.step for share in POLICIES["fair"](snapshot)] == ["build"]
-
-
-def test_fifo_serves_what_waits_longest_and_bundled_what_goes_on() -> None:
-    steps = step(1, since_s=3), step(2, since_s=1), step(3, since_s=5, continues=True)
-    assert order("fifo", *steps) == [2, 1, 3]
-    assert order("bundled", *steps) == [3, 2, 1]
-
-
-def test_greedy_goes_on_then_takes_the_next_session_after_the_one_served_last() -> None:
-    steps = step(1), step(2), step(3), step(4)
-    assert order("greedy", *steps, served={(2, "cpu"): 5, (4, "cpu"): 3}) == [3, 4, 1, 2]
-    assert order("greedy", *steps, step(5, continues=True), served={(2, "cpu"): 5})[0] == 5
-
-
-def test_sequential_waits_for_the_session_that_is_in_flight() -> None:
-    assert order("sequential", step(2), step(3)) == [2, 3]
-    assert order("sequential", step(2), step(3), in_flight={(1, "measure"): 1}) == []
-    assert order("sequential", step(2), step(3), in_flight={(1, "measure"): 0}) == [2, 3]
-
-
-def test_synchronous_starts_one_step_at_a_time() -> None:
-    steps = step(1, "build", remaining=1), step(2, "measure", queue="device")
-    assert order("synchronous", *steps) == [1, 2]
-    assert order("synchronous", *steps, in_flight={(3, "build"): 1}) == [1]
-    assert order("synchronous", *steps, in_flight={(3, "build"): 1, (3, "measure"): 1}) == []
-
-
-def test_unsynchronised_publishes_all_at_once() -> None:
-    shares = POLICIES["unsynchronised"](
-        Snapshot([step(1, since_s=2), step(2)], {}, {"cpu": 1}, 1, 1)
-    )
-    assert [(share.step.session_id, share.chunks) for share in shares] == [(2, 9), (1, 9)]
+    assert [share.step.step for share in fair(snapshot)] == ["build"]
 
 
 def test_shortest_serves_the_session_that_would_end_soonest_alone() -> None:
     left_s = {(1, "cpu"): 50.0, (2, "cpu"): 10.0, (2, "device"): 40.0, (3, "device"): 45.0}
-    assert order("shortest", step(1), step(2), step(3), left_s=left_s) == [2, 3, 1]
-    assert order("shortest", step(1, priority=1), step(2), left_s=left_s) == [1, 2]
+    assert order(shortest, step(1), step(2), step(3), left_s=left_s) == [2, 3, 1]
+    assert order(shortest, step(1, priority=1), step(2), left_s=left_s) == [1, 2]
 
 
 def test_shortest_counts_the_processes_of_the_slowest_queue() -> None:
@@ -97,7 +54,7 @@ def test_shortest_counts_the_processes_of_the_slowest_queue() -> None:
         1,
         left_s={(1, "device"): 90.0, (2, "cpu"): 11.0},
     )
-    assert POLICIES["shortest"](snapshot)[0].step.session_id == 1
+    assert shortest(snapshot)[0].step.session_id == 1
 
 
 def test_deadline_serves_the_earliest_that_can_be_kept() -> None:
@@ -106,7 +63,7 @@ def test_deadline_serves_the_earliest_that_can_be_kept() -> None:
         "deadline_s": {1: 300.0, 2: 200.0, 3: 110.0},
         "left_s": {(1, "cpu"): 50.0, (2, "cpu"): 50.0, (3, "cpu"): 50.0, (4, "cpu"): 1.0},
     }
-    assert order("deadline", step(4), step(3), step(1), step(2), **facts) == [2, 1, 3, 4]
+    assert order(deadline, step(4), step(3), step(1), step(2), **facts) == [2, 1, 3, 4]
 
 
 def test_gradient_serves_what_gains_most_for_the_model_in_a_second() -> None:
@@ -119,9 +76,9 @@ def test_gradient_serves_what_gains_most_for_the_model_in_a_second() -> None:
         step(3, progress=heavy),
         step(4, progress=None),
     )
-    assert order("gradient", *steps) == [4, 3, 2, 1]
+    assert order(gradient, *steps) == [4, 3, 2, 1]
     slow = {StageKind("cpu", "slow", "build"): 1000.0, StageKind("cpu", "", "build"): 1.0}
-    assert order("gradient", replace(steps[2], solver="slow"), steps[1], predicted_s=slow) == [2, 3]
+    assert order(gradient, replace(steps[2], solver="slow"), steps[1], predicted_s=slow) == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from tuna.db.models import Framework, Job, Model, ModelConfig, TrialRow
 from tuna.db.types import utc_now
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Step
-from tuna.policies import POLICIES, Policy, fair, gradient
+from tuna.policies import Need, Policy, Share, Snapshot, fair, gradient
+from tuna.policies.snapshot import in_order, policy
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
@@ -164,7 +165,13 @@ def test_jobs_that_do_not_search_are_published_as_such_beside_rounds(
     assert taken(engine) == [(1, "build,measure")]
 
 
-def test_the_round_that_waits_longest_is_first_under_fifo(
+@policy(Need.ROUNDS)
+def longest_first(snapshot: Snapshot) -> list[Share]:
+    """What waits longest."""
+    return in_order(snapshot, lambda step: (step.since_s,))
+
+
+def test_the_round_that_waits_longest_is_first_where_the_policy_says_so(
     engine: sa.Engine, work: SessionWork, make: Callable[..., Coordinator]
 ) -> None:
     with writing(engine) as connection:
@@ -172,7 +179,7 @@ def test_the_round_that_waits_longest_is_first_under_fifo(
         connection.execute(
             sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago)
         )
-    make(work, POLICIES["fifo"]).publish()
+    make(work, longest_first).publish()
     assert taken(engine) == [(2, "search,build,measure")]
 
 

@@ -1,14 +1,12 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
 from tuna.api import golden as golden
-from tuna.api.configs import CapturedProgram as CapturedProgram
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
 from tuna.api.configs import Networks as Networks
 from tuna.api.configs import NothingImported as NothingImported
 from tuna.api.configs import Storing as Storing
 from tuna.api.configs import add_network as add_network
-from tuna.api.configs import capture as capture
 from tuna.api.configs import import_configs as import_configs
 from tuna.api.configs import list_configs as list_configs
 from tuna.api.configs import list_networks as list_networks
@@ -47,10 +45,6 @@ from tuna.api.lookups import undrained_reports as undrained_reports
 from tuna.api.lookups import winner_page as winner_page
 from tuna.api.lookups import winners as winners
 from tuna.api.lookups import without_solver as without_solver
-from tuna.api.predictors import evaluate_predictor as evaluate_predictor
-from tuna.api.predictors import list_predictors as list_predictors
-from tuna.api.predictors import train_predictor as train_predictor
-from tuna.api.predictors import use_predictor as use_predictor
 from tuna.api.preparation import PreparedTuning as PreparedTuning
 from tuna.api.preparation import StartedSession as StartedSession
 from tuna.api.preparation import Tuning as Tuning
@@ -67,10 +61,8 @@ from tuna.api.reports import compare_sessions as compare_sessions
 from tuna.api.reports import coverage as coverage
 from tuna.api.reports import list_jobs as list_jobs
 from tuna.api.reports import list_trials as list_trials
-from tuna.api.reports import recorded_scenario as recorded_scenario
 from tuna.api.reports import report as report
 from tuna.api.reports import show_job as show_job
-from tuna.api.reports import simulate as simulate
 from tuna.api.reports import write_report as write_report
 from tuna.api.running import enqueue as enqueue
 from tuna.api.running import log_trials as log_trials
@@ -151,19 +143,13 @@ from tuna.results.best import BestResult as BestResult
 from tuna.results.best import Cover as Cover
 from tuna.results.coverage import Coverage as Coverage
 from tuna.results.coverage import CoveredLayer as CoveredLayer
-from tuna.results.predictors import BUILT_IN as BUILT_IN
-from tuna.results.predictors import StoredPredictor as StoredPredictor
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
-from tuna.results.training import Seen as Seen
 from tuna.sandbox.cores import compile_cpus as compile_cpus
 from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
 from tuna.sandbox.discovery import CPU as CPU
 from tuna.search.history import WarmStart as WarmStart
 from tuna.services.ports import require_packages_of_server as require_packages_of_server
-from tuna.simulation.scenario import Scenario as Scenario
-from tuna.simulation.scenario import Simulated as Simulated
-from tuna.simulation.scenario import read_scenario as read_scenario
 from tuna.workers.joining import Role as Role
 from tuna.workers.joining import joining as joining

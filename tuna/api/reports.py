@@ -1,4 +1,4 @@
-"""Reports and comparisons of sessions, coverage of models, simulations of policies."""
+"""Reports and comparisons of sessions, coverage of models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.libraries.registry import find_library
-from tuna.messages import choices
-from tuna.policies import POLICIES
 from tuna.queue.reproduction import Repeated, commands
 from tuna.reports.comparison import Comparison, compare
 from tuna.reports.html import write
@@ -34,9 +32,6 @@ from tuna.results.best import BestResult, LayerIndex, Scope
 from tuna.results.best import best as read_best
 from tuna.results.coverage import Coverage
 from tuna.results.coverage import coverage as read_coverage
-from tuna.simulation.engine import simulate as run
-from tuna.simulation.recorded import recorded
-from tuna.simulation.scenario import Scenario, Simulated
 
 
 def report(
@@ -113,25 +108,6 @@ def best(
     with reading(open_database()) as connection:
         scope = Scope(arch, device, library)
         return read_best(connection, layers, scope, index or LayerIndex(), predict=predict)
-
-
-def recorded_scenario(
-    session_ids: Sequence[int], *, workers: int | None = None, devices: int | None = None
-) -> Scenario:
-    """A scenario of sessions as they were recorded; see `tuna.simulation.recorded`. Raises
-    NotFound, BadInput."""
-    with reading(open_database()) as connection:
-        return recorded(connection, session_ids, workers=workers, devices=devices)
-
-
-def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulated:
-    """Simulate a scenario under the policy of this name; equal arguments give equal outcomes.
-    Raises BadInput."""
-    if policy not in POLICIES:
-        raise BadInput(
-            f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")
-        )
-    return run(scenario, POLICIES[policy], seed)
 
 
 def list_jobs(wanted: JobFilter) -> RowPage[ListedJob]:

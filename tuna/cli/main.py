@@ -37,7 +37,6 @@ _CORE = {
     "init-session": ("setup", "Start a tuning effort in this machine's environment."),
     "session": ("session", "List, archive, restore, delete sessions; options, timelines."),
     "import": ("setup", "Import layers from a file of driver commands or a log."),
-    "capture": ("setup", "Run a program and import the layers that it asks its libraries for."),
     "configs": ("setup", "List the layers that carry a tag."),
     "update-solvers": ("setup", "Store the solvers that a library has."),
     "solvers": ("setup", "List a library's solvers."),
@@ -53,7 +52,6 @@ _CORE = {
     "results": ("query", "List the winners of a session with all that is known of each."),
     "reproduce": ("work", "Repeat one job or one candidate, outside of any session."),
     "status": ("status", "Show sessions, jobs by state and failures by cause; --watch stays."),
-    "simulate": ("simulate", "Simulate sessions under a scheduling policy."),
     "metrics": ("status", "Answer Prometheus with figures of all sessions."),
     "retry": ("work", "Send errored jobs back to the step that failed."),
     "cancel": ("work", "End jobs that are not finished."),
@@ -62,7 +60,6 @@ _CORE = {
     "compare": ("report", "Compare the results of sessions, layer by layer."),
     "query": ("query", "Find results of all sessions, releases and imports by what they are of."),
     "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
-    "predictor": ("predictor", "Train a predictor from the trials that there are, and use it."),
     "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": ("databases", "Import a database of MIOpen's, an export, or a tuning file."),
     "merge": ("databases", "Merge databases of one form into a new one."),
@@ -73,13 +70,16 @@ _CORE = {
 }
 #: Where commands are that a distribution beside the core brings, for who has not installed it.
 _DISTRIBUTIONS = {
-    "model": "tuna-models",
     "benchmark-model": "tuna-models",
-    "gateway": "tuna-remote",
-    "rpc-client": "tuna-remote",
-    "tune-rpc": "tuna-remote",
-    "serve": "tuna-serve",
     "cache": "tuna-serve",
+    "capture": "tuna-capture",
+    "gateway": "tuna-remote",
+    "model": "tuna-models",
+    "predictor": "tuna-predict",
+    "rpc-client": "tuna-remote",
+    "serve": "tuna-serve",
+    "simulate": "tuna-simulate",
+    "tune-rpc": "tuna-remote",
 }
 #: Former names.
 _ALIASES = {"merge-db": "merge"}
@@ -171,11 +171,21 @@ def check_words(words: Sequence[str]) -> None:
             raise BadInput(f"{word[:80]!a} is no text: it holds NUL, or bytes that are not UTF-8.")
 
 
+def _takes_any(name: str) -> bool:
+    """Whether the words behind a command are another program's."""
+    name = _ALIASES.get(name, name)
+    if _module(name) is None:
+        return False
+    return bool(load_command(name).context_settings.get("ignore_unknown_options"))
+
+
 def check_values(words: Sequence[str]) -> None:
     """Refuse an empty value before `--`: it is a variable of a script that is not set."""
+    if _takes_any(next((word for word in words if not word.startswith("-")), "")):
+        return
     for before, word in zip(["", *words], words, strict=False):
-        if word == "--" or "capture" in (before, word):
-            return  # what follows is another program's
+        if word == "--":
+            return
         if not word:
             raise BadInput(
                 f"{before} has an empty value." if before.startswith("-") else "A word is empty."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +13,6 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.messages import counted
-
-#: Layers of a captured program that are listed.
-_MOST_LAYERS = 30
 
 
 @dataclass(frozen=True)
@@ -175,83 +171,4 @@ def load_jobs(session_id: int, wanted: _Jobs, asked: options.JobChoices) -> None
             only=api.Only(recurrent=wanted.recurrent),
             options=asked.given(),
         )
-    )
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-t", "--tag", required=True, help="Name for this set of layers.")
-@click.option(
-    "--model", help="The model that gets the numbers of calls as weights; default: the tag."
-)
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
-    """Run COMMAND, and import the layers that it asks MIOpen, hipBLASLt, oneDNN and PyTorch's
-    TunableOp for.
-
-    Put `--` before COMMAND. Its input and output are those of the terminal or the pipe that you
-    started this in; only the lines of the logs are taken out. The exit code is that of COMMAND.
-    What is printed here goes to stderr.
-    """
-    found = api.capture(command, tag, model=model, waiting=_say_waiting)
-    if found.status < 0:
-        name = (
-            signal.Signals(-found.status).name
-            if -found.status in set(signal.Signals)
-            else f"signal {-found.status}"
-        )
-        say(f"The program was ended by {name}; what it had logged until then counts.", err=True)
-    if found.stopped:
-        say(f"Later lines were not read: {found.stopped}", err=True)
-    show.rejections(found.parsed.rejections)
-    show.left_out(found.parsed.left_out)
-    if found.imported is None:
-        _say_nothing(found)
-    else:
-        _show_layers(found, tag)
-    return found.exit_code
-
-
-def _show_layers(found: api.CapturedProgram, tag: str) -> None:
-    assert found.imported is not None
-    rows = [
-        (config.label, count, f"{config.flops * count / 1e9:.3f}")
-        for config, count in found.layers[:_MOST_LAYERS]
-    ]
-    print_table(("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
-    if len(found.layers) > _MOST_LAYERS:
-        say(f"and {len(found.layers) - _MOST_LAYERS} more: `tuna configs -t {tag}`", err=True)
-    counts = found.parsed.counts
-    say(
-        f"{counted(sum(count for _, count in found.layers), 'call')} of"
-        f" {counted(len(found.layers), 'layer')} in"
-        f" {counted(counts.total, 'logged line')} ({counts.unsupported} unsupported,"
-        f" {counts.rejected} rejected): {counted(found.imported.added, 'layer')} added,"
-        f" {found.imported.tagged} newly tagged {tag!r}",
-        err=True,
-    )
-
-
-def _say_nothing(found: api.CapturedProgram) -> None:
-    counts = found.parsed.counts
-    if counts.total:
-        say(
-            f"Nothing was imported: none of {counts.total} logged lines names a layer that Tuna"
-            " tunes.",
-            err=True,
-        )
-        return
-    say("Nothing was imported: the program's libraries logged nothing.", err=True)
-    say(
-        "  Does it use MIOpen, hipBLASLt or oneDNN, or PyTorch on a GPU? Products in fp32 on x86"
-        " CPUs go to other libraries (MKL, OpenBLAS); a program that sets its own environment may"
-        " switch the logging off.",
-        err=True,
-    )
-
-
-def _say_waiting() -> None:
-    say(
-        "The program has ended; processes that it started still hold its output. Ctrl-C imports"
-        " without waiting.",
-        err=True,
     )

@@ -1,8 +1,7 @@
 """Policies say what to publish next: pure functions from a snapshot of the open work to shares of
-the queues.
+the queues (docs/scheduling.md).
 
-The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all
-(docs/scheduling.md).
+The setting `policy` names one; the package tuna-simulate compares them with others.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tuna.policies.by_priority import deadline, fair, gradient, shortest
-from tuna.policies.comparison import bundled, fifo, greedy, sequential, synchronous, unsynchronised
 from tuna.policies.snapshot import (
     PER_PROCESS,
     Need,
@@ -25,23 +23,9 @@ from tuna.policies.snapshot import (
     StageTimes,
 )
 
-#: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
+#: By name.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {
-        policy.name: policy
-        for policy in (
-            fair,
-            gradient,
-            shortest,
-            deadline,
-            fifo,
-            sequential,
-            greedy,
-            synchronous,
-            unsynchronised,
-            bundled,
-        )
-    }
+    {policy.name: policy for policy in (fair, gradient, shortest, deadline)}
 )
 
 __all__ = [
@@ -56,14 +40,8 @@ __all__ = [
     "Snapshot",
     "StageKind",
     "StageTimes",
-    "bundled",
     "deadline",
     "fair",
-    "fifo",
     "gradient",
-    "greedy",
-    "sequential",
     "shortest",
-    "synchronous",
-    "unsynchronised",
 ]

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import sqlalchemy as sa
@@ -21,8 +21,8 @@ from tuna.configs import Config, from_json_text, read_line
 from tuna.configs.similarity import family, log_sizes
 from tuna.db.bulk import parts, values_among
 from tuna.errors import BadInput, NotFound
+from tuna.plugins import Plugins
 from tuna.results.core_tables import config, environment
-from tuna.results.predictors import LoadedPredictors
 from tuna.results.selectable import BOTH, Results
 from tuna.vocabulary import PREDICTED
 
@@ -211,6 +211,24 @@ def _with_results(
     return found
 
 
+class Prediction(Protocol):
+    """A predictor that answers for layers that were never tuned."""
+
+    def predict(self, layer: Config, arch: str | None, device: str | None) -> dict[str, Any] | None:
+        """Return the fields of a prediction; None where there is no similar layer."""
+
+
+class Predictors(Protocol):
+    """The predictors that answer, each read from the database once for an object of this class."""
+
+    def answering(self, connection: sa.Connection, library: str | None) -> Sequence[Prediction]:
+        """Return those of a library, or of all; raises NotFound if there is none."""
+
+
+#: Classes of `Predictors`, made without arguments.
+PREDICTORS: Plugins[type[Any]] = Plugins("tuna.predictors", "predictor", type)
+
+
 class LayerIndex:
     """The configs of a database by similarity, and which environments there are; kept from one
     question to the next. Configs never change, so only new ones are read."""
@@ -220,14 +238,24 @@ class LayerIndex:
         self._last_id = 0
         self._families: dict[tuple[object, ...], _Family] = {}
         self._environments: dict[Scope, tuple[float, list[int]]] = {}
-        self._predictors = LoadedPredictors()
+
+    @functools.cached_property
+    def _predictors(self) -> list[Predictors]:
+        """The predictors that packages bring, made once; raises NotFound if none does."""
+        if not (classes := PREDICTORS.all().values()):
+            raise NotFound(
+                "Predictions need the package tuna-predict.", hint="pip install tuna-predict"
+            )
+        return [made() for made in classes]
 
     def predicted(
         self, connection: sa.Connection, layers: Sequence[Config], scope: Scope
     ) -> dict[Config, Mapping[str, Any]]:
         """Return the fastest prediction for each layer that has one; raises NotFound if no
         predictor answers."""
-        there = self._predictors.answering(connection, scope.library)
+        there = [
+            one for each in self._predictors for one in each.answering(connection, scope.library)
+        ]
         found: dict[Config, Mapping[str, Any]] = {}
         for layer in layers:
             each = (one.predict(layer, scope.arch, scope.device) for one in there)

@@ -161,9 +161,9 @@ class PredictorRow(Base):
     trials: Mapped[int]
     layers: Mapped[int]
     model: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    #: `libraries.search.predictor.Table` of each layer
+    #: `Table` of each layer, of the package tuna-predict
     tables: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    evaluation: Mapped[str] = mapped_column(LongText)  #: JSON of `libraries.search.evaluation`
+    evaluation: Mapped[str] = mapped_column(LongText)  #: JSON of its `Evaluation`
     in_answers: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     in_searches: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     created_at: Mapped[datetime] = mapped_column(default=utc_now)

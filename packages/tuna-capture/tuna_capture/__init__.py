@@ -1,0 +1,1 @@
+"""Layers that a running program asks its libraries for (docs/usage.md)."""

@@ -1,0 +1,149 @@
+"""`tuna predictor`: cost models that are trained from the trials of this database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import click
+
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.cli.query import since
+from tuna.messages import counted
+from tuna_predict import api
+from tuna_predict.training import Seen
+
+_FIGURES = ("regret@1", "regret@8", "regret@32", "ndcg@8")
+_library = click.option("--library", default="tvm", show_default=True, help="Library.")
+
+
+def _seen(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say which trials are learned from."""
+    for option in (
+        options.as_json,
+        click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
+        click.option("--since", callback=since, metavar="TIME", help="Only trials since then."),
+        click.option("--arch", help="Only trials on this architecture."),
+        _library,
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def predictor() -> None:
+    """Train a cost model from the trials of this database, and use it.
+
+    It answers for layers that were never tuned (`tuna query --predict`), and searches begin with
+    it. `train` keeps one, `use` uses it.
+    """
+
+
+@predictor.command()
+@_seen
+def train(library: str, arch: str | None, since: datetime | None, seed: int, as_json: bool) -> None:
+    """Train a predictor and keep it; prints how good it is on layers that it has not seen."""
+    found = api.train_predictor(Seen(library, arch, since), seed)
+    if as_json:
+        print_json(found.as_json())
+        return
+    _print_evaluation(found.evaluation)
+    say(
+        f"{found.name}: {counted(found.trials, 'trial')} of {counted(found.layers, 'layer')}."
+        f" `tuna predictor use {found.name}` uses it."
+    )
+
+
+@predictor.command()
+@_seen
+def evaluate(
+    library: str, arch: str | None, since: datetime | None, seed: int, as_json: bool
+) -> None:
+    """Print how good a predictor of these trials is on layers that it has not seen; keep nothing.
+
+    Layers are held out with all of their trials.
+    """
+    found = api.evaluate_predictor(Seen(library, arch, since), seed).as_json()
+    if as_json:
+        print_json(found)
+    else:
+        _print_evaluation(found)
+
+
+def _print_evaluation(found: Mapping[str, Any]) -> None:
+    layers = counted(found["layers"], "layer")
+    _print_ways(f"{layers} held out", found["ways"])
+    if found["searched"]:
+        layers = counted(found["searched"], "layer")
+        _print_ways(f"{layers} of these, which are searched", found["searched_ways"])
+    if answers := found["answers"]:
+        over = ", ".join(
+            f"{answers[name]:.2f} of {words}"
+            for name, words in (
+                ("over_found", "the best of 32 trials'"),
+                ("over_random", "a random candidate's"),
+                ("low", "the predicted time at least"),
+                ("high", "at most"),
+            )
+        )
+        say(
+            f"Answers: of {counted(answers['layers'], 'layer')} with a similar one, in"
+            f" {answers['measured']} the predicted configuration was measured. Its time is {over}."
+        )
+    say(f"In answers: {_verdict(found['beats_nearest'], 'the nearest layer')}.")
+    say(f"In searches: {_verdict(found['beats_built_in'], 'the built-in prior')}.")
+
+
+def _verdict(good: bool, other: str) -> str:
+    return f"no worse than {other} in regret@8" if good else f"not used, worse than {other}"
+
+
+def _print_ways(title: str, ways: Mapping[str, Mapping[str, float]]) -> None:
+    rows = [(way, *(f"{found[name]:.3f}" for name in _FIGURES)) for way, found in ways.items()]
+    print_table(("order", *_FIGURES), rows, (1, 2, 3, 4), title=title)
+
+
+@predictor.command("list")
+@options.as_json
+def list_predictors(as_json: bool) -> None:
+    """List the predictors that were trained, the latest first."""
+    found = api.list_predictors()
+    if as_json:
+        print_json([one.as_json() for one in found])
+    elif not found:
+        say("There is no predictor yet: `tuna predictor train`.", err=True)
+    else:
+        rows = [
+            (
+                *(one.name, one.library_version, one.arch or "any", one.layers, one.trials),
+                *(one.seed, f"{one.created_at:%Y-%m-%d}", one.used_in),
+            )
+            for one in found
+        ]
+        columns = ("name", "version", "arch", "layers", "trials", "seed", "date", "used in")
+        print_table(columns, rows, (3, 4, 5))
+
+
+@predictor.command()
+@click.argument("name")
+@_library
+@click.option("--force", is_flag=True, help="In searches too, though worse than the built-in one.")
+def use(name: str, library: str, force: bool) -> None:
+    """Use the predictor NAME in answers and new searches; `builtin`: none of the library's.
+
+    One that is worse than the table of the nearest layer gives no answers, one that is worse than
+    the built-in prior is not used in searches.
+    """
+    found = api.use_predictor(name, library, force=force)
+    if found is None:
+        say(f"Searches of {library} begin with its built-in prior, and there are no predictions.")
+        return
+    say(f"{found.name} is used in {found.used_in}.")
+    if not found.in_searches:
+        say("Searches keep the built-in prior, which is better: --force uses this one.")
+    if not found.in_answers:
+        say("It gives no answers: the table of the nearest layer is better.")
+    elif found.in_searches and not found.evaluation["beats_built_in"]:
+        say("It is worse than the built-in prior, and was forced.")

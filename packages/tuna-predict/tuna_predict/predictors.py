@@ -1,0 +1,160 @@
+"""The predictors that there are, which of them are used, and what they answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import Config
+from tuna.errors import BadInput, NotFound
+from tuna.files import gunzip
+from tuna.messages import choices
+from tuna.results.core_tables import kernel, predictor
+from tuna_predict.predictor import Predictor, read_tables
+
+#: Name with which no predictor is used.
+BUILT_IN = "builtin"
+#: Predictors that a process keeps in memory.
+_MOST_KEPT = 8
+
+
+@dataclass(frozen=True)
+class StoredPredictor:
+    """A predictor that was trained."""
+
+    name: str
+    library: str
+    arch: str
+    since: datetime | None
+    seed: int
+    library_version: str
+    seen: str  #: SHA-256 of the trials
+    trials: int
+    layers: int
+    model: str  #: digest of the artifact
+    tables: str  #: likewise
+    evaluation: Mapping[str, Any]  #: `tuna_predict.evaluation.Evaluation`
+    in_answers: bool
+    in_searches: bool
+    created_at: datetime
+
+    @property
+    def used_in(self) -> str:
+        """Where it is used, for people."""
+        used = {"answers": self.in_answers, "searches": self.in_searches}
+        return " and ".join(name for name, there in used.items() if there)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it, JSON-serialisable."""
+        times = {"since": self.since, "created_at": self.created_at}
+        return vars(self) | {name: at and at.isoformat() for name, at in times.items()}
+
+
+def read_all(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> list[StoredPredictor]:
+    """Return the predictors that meet the conditions, the latest first."""
+    columns = [predictor.c[one.name] for one in fields(StoredPredictor)]
+    query = sa.select(*columns).where(*where)
+    query = query.order_by(predictor.c.created_at.desc(), predictor.c.name)
+    return [
+        StoredPredictor(**row._asdict() | {"evaluation": json.loads(row.evaluation)})
+        for row in connection.execute(query)
+    ]
+
+
+def get(connection: sa.Connection, name: str) -> StoredPredictor:
+    """Return the predictor of this name; raises NotFound."""
+    there = read_all(connection)
+    for one in there:
+        if one.name == name:
+            return one
+    names = [BUILT_IN, *(one.name for one in there)]
+    raise NotFound(f"There is no predictor {name!r}.", hint=choices(name, names, "predictors"))
+
+
+def use(
+    connection: sa.Connection, library: str, name: str, *, force: bool = False
+) -> StoredPredictor | None:
+    """Use a predictor in answers and searches instead of any other one of its library; `BUILT_IN`:
+    none of this library.
+
+    It is used in answers only if it is no worse than the nearest layer's table, and in searches
+    only if it is no worse than the built-in prior, or with `force`. Raises BadInput if it is
+    neither, NotFound.
+    """
+    chosen = None if name == BUILT_IN else get(connection, name)
+    others = predictor.c.library == (library if chosen is None else chosen.library)
+    if chosen is not None:
+        answers = chosen.evaluation["beats_nearest"]
+        searches = chosen.evaluation["beats_built_in"] or force
+        if not (answers or searches):
+            raise BadInput(
+                f"{name} is worse than the nearest layer's table in answers, and than the built-in"
+                " prior in searches.",
+                hint="train it from more layers; with --force it is used in searches",
+            )
+    none = {"in_answers": False, "in_searches": False}
+    connection.execute(sa.update(predictor).where(others).values(none))
+    if chosen is None:
+        return None
+    used = {"in_answers": answers, "in_searches": searches}
+    connection.execute(sa.update(predictor).where(predictor.c.name == name).values(used))
+    return get(connection, name)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A predictor that answers for layers that were never tuned."""
+
+    stored: StoredPredictor
+    predictor: Predictor
+
+    def predict(self, layer: Config, arch: str | None, device: str | None) -> dict[str, Any] | None:
+        """Return the fields of a prediction; None where there is no similar layer."""
+        found = self.predictor.predict(layer, arch, device or "")
+        if found is None:
+            return None
+        known = self.stored.evaluation["answers"]
+        return {
+            "library": self.stored.library,
+            "solver": found.solver,
+            "params": found.name,
+            "time_ms": found.time_ms,
+            "low_ms": found.time_ms * known["low"],
+            "high_ms": found.time_ms * known["high"],
+            "nearest": list(found.nearest),
+            "predictor": self.stored.name,
+        }
+
+
+class LoadedPredictors:
+    """The predictors that answer, read once for each process."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Predictor] = {}
+
+    def answering(self, connection: sa.Connection, library: str | None) -> list[Answering]:
+        """Return those of a library, or of all; raises NotFound if there is none."""
+        wanted = [] if library is None else [predictor.c.library == library]
+        there = read_all(connection, predictor.c.in_answers.is_(True), *wanted)
+        if not there:
+            raise NotFound(
+                f"No predictor answers for {library or 'any library'}.",
+                hint="`tuna predictor train` makes one, `tuna predictor use NAME` uses it",
+            )
+        return [Answering(one, self._load(connection, one)) for one in there]
+
+    def _load(self, connection: sa.Connection, one: StoredPredictor) -> Predictor:
+        key = one.model, one.tables
+        if key not in self._known:
+            query = sa.select(kernel.c.digest, kernel.c.blob).where(kernel.c.digest.in_(key))
+            blobs = {row.digest: row.blob for row in connection.execute(query)}
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
+            tables = read_tables(gunzip(blobs[one.tables]))
+            self._known[key] = Predictor(blobs[one.model], tables)
+        return self._known[key]
