@@ -21,12 +21,13 @@ from tuna_serve.db import requests
 USAGE = (ROOT / "docs" / "usage.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
+TASKS = (ROOT / "docs" / "tasks.md").read_text()
 PROJECT = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
 
 
 @pytest.mark.parametrize("name", commands())
 def test_each_command_is_in_the_documents(name: str) -> None:
-    assert f"tuna {name}" in USAGE + README
+    assert f"tuna {name}" in USAGE + README + TASKS
 
 
 @pytest.mark.parametrize("name", sorted(setting_names()))

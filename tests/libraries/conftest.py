@@ -16,7 +16,6 @@ from tuna.sandbox.cores import eval_cpus
 from tuna.settings import get_settings
 
 
-@pytest.fixture(scope="session")
 @pytest.fixture(scope="module")
 def home(
     tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path], None]

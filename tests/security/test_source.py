@@ -56,7 +56,7 @@ _OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp", "
 _LOADERS = {
     "examples/plugin/tuna_cgemm/kernel.py",
     "benchmarks/contest.py",
-    "tuna/libraries/onednn/capi.py",
+    "packages/tuna-onednn/tuna_onednn/capi.py",
     "packages/tuna-triton/tuna_triton/driver.py",
     "packages/tuna-triton/tuna_triton/nvml.py",
 }
