@@ -20,6 +20,7 @@ class Tiles(OneSolverLibrary, SearchingLibrary):
     """A library whose spaces end."""
 
     name = "tiles"
+    builder = loader = "of_no_module:Nothing"
     in_rounds = ("Toy",)
 
 
