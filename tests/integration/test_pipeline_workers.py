@@ -65,6 +65,9 @@ def test_a_job_that_kills_its_worker_errs_alone(
         assert set(
             connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()
         ) == {"worker_lost"}
+    said = (get_settings().home / "log").read_text()
+    assert "1 job failed, most often by worker_lost: " in said
+    assert "all reasons: `tuna status --session-id 1`" in said
 
 
 @pytest.mark.drill(only=True)  # otherwise test_miopen_pipeline.py and tests/faults show it

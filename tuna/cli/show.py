@@ -244,10 +244,14 @@ def loaded(found: api.LoadedJobs) -> None:
 
 
 def failed(jobs: int, session_id: int) -> None:
-    """Say that jobs failed, if any did, and where the reasons are."""
-    if jobs:
-        why = f"see why: `tuna status --session-id {session_id}`"
-        say(f"{counted(jobs, 'job')} failed; {why}", err=True)
+    """Say that jobs failed, if any did, the most frequent reason, and where all are."""
+    if not jobs:
+        return
+    (session,) = api.status(session_id, commands=False)
+    most = next(iter(session.failures), None)
+    why = f", most often by {most.cause}: {last_line(most.output_tail)}" if most else ""
+    say(f"{counted(jobs, 'job')} failed{why}", err=True)
+    say(f"all reasons: `tuna status --session-id {session_id}`", err=True)
 
 
 def findings(found: Sequence[api.Finding]) -> None:

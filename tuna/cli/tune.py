@@ -198,7 +198,7 @@ def quickstart(output: Path, candidates: int) -> int:
     # an unwritable folder is reported before the tuning, not after it
     output.mkdir(parents=True, exist_ok=True)
     session_id = _prepared("tvm", {"candidates": candidates})
-    errored = work_through([session_id], workers=True)
+    work_through([session_id], workers=True)
     vendor = _vendor()
     figures = api.report(session_id, vendor)
     print_winners(figures)
@@ -206,7 +206,6 @@ def quickstart(output: Path, candidates: int) -> int:
     show.exported(*(api.export(session_id, form, output) for form in _FORMS), marks=False)
     say("\nReport:")
     say(str(api.write_report(figures, output / "report.html")))
-    show.failed(errored, session_id)
     say(
         f"\nTry the result with TVM alone: `{sys.executable} examples/use_exported_db.py"
         f" {output}/*.tvm`"

@@ -21,13 +21,12 @@ def tuned(
 ) -> int:
     """Run a session, print its winners and write them; returns the exit code."""
     number = prepared.session.id
-    errored = work_through([number], workers=True, on_stored=stored)
+    work_through([number], workers=True, on_stored=stored)
     figures = api.report(number)
     print_winners(figures)
     if output is not None and figures.with_winner:
         show.exported(*_exports(number, forms, output), marks=False)
         say(str(api.write_report(figures, output / "report.html")))
-    show.failed(errored, number)
     say(f"all results: `tuna results --session-id {number}`", err=True)
     done = figures.with_winner + len(prepared.loaded.met)
     return 0 if done and done >= len(figures.layers) else 1

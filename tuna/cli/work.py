@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuna import api
-from tuna.cli import options, tokens
+from tuna.cli import options, show, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.messages import counted
@@ -144,6 +144,7 @@ def work_through(
             )
     for key, one in sorted(end.sessions.items()):
         say(_end(key, one))
+        show.failed(one.errored, key)
     if not end.sessions and stop is None:
         say("No session has open jobs.")
     return end.errored
