@@ -211,7 +211,7 @@ def _with_results(
     return found
 
 
-class Prediction(Protocol):
+class LayerPredictor(Protocol):
     """A predictor that answers for layers that were never tuned."""
 
     def predict(self, layer: Config, arch: str | None, device: str | None) -> dict[str, Any] | None:
@@ -221,7 +221,7 @@ class Prediction(Protocol):
 class Predictors(Protocol):
     """The predictors that answer, each read from the database once for an object of this class."""
 
-    def answering(self, connection: sa.Connection, library: str | None) -> Sequence[Prediction]:
+    def answering(self, connection: sa.Connection, library: str | None) -> Sequence[LayerPredictor]:
         """Return those of a library, or of all; raises NotFound if there is none."""
 
 

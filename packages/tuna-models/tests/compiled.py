@@ -15,7 +15,7 @@ from tuna.configs.model import WholeModelConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import model_answers, toolchain, whole_models
 from tuna.libraries.tvm.kernel_child import TvmLoader
-from tuna.libraries.tvm.model_answers import Answer, Answers, Case, ModelProblem, Run
+from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, RightOutput, Run
 from tuna_models import build, edges, importer, inputs, program, rules
 from tuna_models.build import Planned, TaskKernels
 from tuna_models.files import BODY, PROGRAM
@@ -34,7 +34,7 @@ def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:
 
 def write_answers(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Write the right outputs to these inputs, called y0, y1, ..."""
-    answers = [Answer(values, f"y{place}") for place, values in enumerate(outputs)]
+    answers = [RightOutput(values, f"y{place}") for place, values in enumerate(outputs)]
     Answers([Case(list(inputs), answers)]).write(path)
 
 

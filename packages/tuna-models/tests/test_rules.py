@@ -11,7 +11,7 @@ import pytest
 from nets import Net
 from onnx import TensorProto
 
-from tuna.libraries.tvm.model_answers import Answer
+from tuna.libraries.tvm.model_answers import RightOutput
 from tuna_models import rules
 
 NEAR = 1e-3
@@ -25,14 +25,14 @@ def typed(net: Net, output: str, kind: int) -> Any:
     return model
 
 
-def answer(net: Net, output: str, kind: int, given: Any) -> Answer:
+def answer(net: Net, output: str, kind: int, given: Any) -> RightOutput:
     right = rules.of(typed(net, output, kind), {"x": np.asarray(given, np.float32)}, NEAR)
     (found,) = right.outputs
     assert right.quantised == []
     return found
 
 
-def is_right(found: Answer, values: Any) -> bool:
+def is_right(found: RightOutput, values: Any) -> bool:
     return not found.compare(np.asarray(values, found.values.dtype), NEAR).why
 
 
@@ -107,7 +107,7 @@ def test_whole_numbers_that_no_rounding_made_are_equal() -> None:
 
 
 def test_infinities_and_nan_are_right_in_the_same_places_with_the_same_sign() -> None:
-    right = Answer(np.float32([-np.inf, np.nan, 1.0, np.inf]))
+    right = RightOutput(np.float32([-np.inf, np.nan, 1.0, np.inf]))
     assert right.compare(right.values + np.float32(5e-4), NEAR).error == pytest.approx(
         5e-4, rel=0.01
     )
@@ -119,7 +119,7 @@ def test_infinities_and_nan_are_right_in_the_same_places_with_the_same_sign() ->
 
 
 def test_type_and_shape_are_compared() -> None:
-    right = Answer(np.zeros((2, 3), np.int64))
+    right = RightOutput(np.zeros((2, 3), np.int64))
     assert right.compare(np.zeros((2, 3), np.float32), NEAR).why == (
         "is float32 of shape (2, 3), and should be int64 of shape (2, 3)"
     )
@@ -147,11 +147,11 @@ def test_outputs_in_fp16_are_compared_by_the_digits_of_fp16_and_the_depth_of_the
 
 def test_the_rule_is_one_line_with_the_names_of_the_outputs() -> None:
     found = [
-        Answer(np.float32([1]), "y"),
-        Answer(np.int64([1]), "labels", allowed=np.ones((1, 2), bool)),
-        Answer(np.uint8([1]), "image", np.uint8([0]), np.uint8([1])),
-        Answer(np.int64([1]), "count"),
-        Answer(np.int64([1]), "more"),
+        RightOutput(np.float32([1]), "y"),
+        RightOutput(np.int64([1]), "labels", allowed=np.ones((1, 2), bool)),
+        RightOutput(np.uint8([1]), "image", np.uint8([0]), np.uint8([1])),
+        RightOutput(np.int64([1]), "count"),
+        RightOutput(np.int64([1]), "more"),
     ]
     assert rules.line(found, 1e-3, "", 0, "random inputs") == (
         "y (float32) to 0.001 of its largest value, labels (int64) the index of the reference, or"

@@ -23,7 +23,7 @@ from tvm import relax, rpc
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.board_session import connect, facts, last_line
 from tuna.libraries.tvm.boards import Tracker
-from tuna.libraries.tvm.model_answers import Answer, Difference
+from tuna.libraries.tvm.model_answers import Difference, RightOutput
 from tuna.libraries.tvm.remote import RemoteValues
 from tuna.sandbox import seccomp, self_limits
 from tuna_models import inputs
@@ -164,7 +164,7 @@ def _compared(found: Sequence[Any], first: Sequence[Any], tolerance: float) -> l
     if len(found) != len(first):
         raise BadInput(f"The models have {len(first)} and {len(found)} outputs.")
     pairs = zip(first, found, strict=True)
-    return [Answer(right).compare(array, tolerance) for right, array in pairs]
+    return [RightOutput(right).compare(array, tolerance) for right, array in pairs]
 
 
 @refusing

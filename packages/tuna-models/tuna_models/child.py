@@ -15,7 +15,7 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
-from tuna.libraries.tvm.model_answers import Answer, Answers, Case
+from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
 from tuna.libraries.tvm.whole_models import extract_object
 from tuna_models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
 from tuna_models.build import Record, TaskKernels
@@ -163,7 +163,7 @@ def answer(
         if by:
             (run, *_) = runtimes.ALL[by](found, list(arrays.values()), 1)
             named = zip(run(), rules.names(found), strict=True)
-            cases = [Case(list(arrays.values()), [Answer(*pair) for pair in named])]
+            cases = [Case(list(arrays.values()), [RightOutput(*pair) for pair in named])]
         elif given["recorded"]:
             right = rules.of(found, arrays, near)
             cases = [Case(list(arrays.values()), right.outputs, right.quantised)]

@@ -19,7 +19,7 @@ from onnx import helper
 from tuna.configs import DataType
 from tuna.configs.model import SMALL, TOLERANCE
 from tuna.libraries import reference
-from tuna.libraries.tvm.model_answers import Answer
+from tuna.libraries.tvm.model_answers import RightOutput
 from tuna_models import onnx_reference
 from tuna_models.torch_importer import TorchModel
 
@@ -69,8 +69,8 @@ def names(model: Any) -> list[str]:
 class Right:
     """The right answers of a model to inputs."""
 
-    outputs: Sequence[Answer]
-    quantised: Sequence[Answer] = ()  #: its quantised tensors
+    outputs: Sequence[RightOutput]
+    quantised: Sequence[RightOutput] = ()  #: its quantised tensors
     operands: Mapping[str, Any] = field(default_factory=dict)  #: other tensors that were asked for
 
 
@@ -79,12 +79,12 @@ def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[st
     number."""
     if isinstance(model, TorchModel):
         found = zip(model.reference(inputs), names(model), strict=True)
-        return Right([Answer(values, name) for values, name in found])
+        return Right([RightOutput(values, name) for values, name in found])
     graph = _Graph(model, inputs, near, operands)
     return Right(graph.outputs(), graph.quantised(), graph.values)
 
 
-def line(answers: Sequence[Answer], near: float, why: str, quantised: int, titles: str) -> str:
+def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, titles: str) -> str:
     """The rules in one line; `titles` are those of the inputs."""
     words = list[str]()
     for answer in answers:
@@ -136,7 +136,7 @@ class _Graph:
                 break
             name = node.input[0]
 
-    def outputs(self) -> list[Answer]:
+    def outputs(self) -> list[RightOutput]:
         """The right outputs, of the types that the model declares."""
         found = []
         for declared, values in zip(self._model.graph.output, self._answers, strict=True):
@@ -145,10 +145,10 @@ class _Graph:
                 values = np.asarray(values).astype(
                     helper.tensor_dtype_to_np_dtype(kind), copy=False
                 )
-            found.append(self._near_edges(Answer(np.asarray(values), declared.name)))
+            found.append(self._near_edges(RightOutput(np.asarray(values), declared.name)))
         return found
 
-    def quantised(self) -> list[Answer]:
+    def quantised(self) -> list[RightOutput]:
         """The right whole numbers of each quantised tensor, those near a tie with their
         neighbours."""
         found = []
@@ -158,7 +158,7 @@ class _Graph:
             low, high = np.ceil(real - reach), np.floor(real + reach)
             low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
             found.append(
-                Answer(
+                RightOutput(
                     values,
                     name,
                     np.minimum(low.astype(values.dtype), values),
@@ -195,7 +195,7 @@ class _Graph:
             name = node.input[0]
         return node is not None and node.op_type in _ROUNDING
 
-    def _near_edges(self, answer: Answer) -> Answer:
+    def _near_edges(self, answer: RightOutput) -> RightOutput:
         """The answer with what else is right."""
         node, moved = self._chain(answer.name)
         if node is None or answer.values.dtype.kind == "f":
@@ -237,7 +237,9 @@ class _Graph:
             lowest, highest = (np.clip(each, limits.min, limits.max) for each in (lowest, highest))
         return [each.astype(made.dtype) for each in (lowest, highest)]
 
-    def _choices(self, answer: Answer, node: Any, moved: Sequence[Any], values: Any) -> Answer:
+    def _choices(
+        self, answer: RightOutput, node: Any, moved: Sequence[Any], values: Any
+    ) -> RightOutput:
         """Indices may be those of other values that are as large, or as small."""
         if not all(each.op_type in _KEEPING for each in moved):
             return answer

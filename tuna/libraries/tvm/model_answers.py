@@ -30,7 +30,7 @@ _OFF = 1e-2
 
 
 @dataclass(frozen=True)
-class Answer:
+class RightOutput:
     """A tensor as it should be."""
 
     values: Any
@@ -98,8 +98,8 @@ class Case:
     """Inputs, and the right answers to them."""
 
     inputs: Sequence[Any]
-    outputs: Sequence[Answer]
-    cuts: Sequence[Answer] = ()  #: the quantised tensors, by the names in the model's file
+    outputs: Sequence[RightOutput]
+    cuts: Sequence[RightOutput] = ()  #: the quantised tensors, by the names in the model's file
     title: str = ""  #: of the inputs, such as `silent`
     #: largest error of floating-point outputs, if it is another than that of `Answers`
     tolerance: float | None = None
@@ -142,7 +142,7 @@ class Answers:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(str(arrays["facts"]))
 
-        def answers(number: int, kind: str, names: Sequence[str]) -> list[Answer]:
+        def answers(number: int, kind: str, names: Sequence[str]) -> list[RightOutput]:
             found = []
             for place, name in enumerate(names):
                 parts: dict[str, Any] = {
@@ -151,7 +151,7 @@ class Answers:
                 for part in _BOUNDS:
                     if parts[part] is not None:
                         parts[part] = parts[part] ^ parts["values"]
-                found.append(Answer(name=name, **parts))
+                found.append(RightOutput(name=name, **parts))
             return found
 
         cases = [
