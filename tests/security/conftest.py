@@ -9,9 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redis
 from box_place import HERE, SECRET, Place
-from gateway_site import GatewaySite, open_site
 from little_memory import little_memory
 from shared_data import needed_program
 
@@ -65,15 +63,3 @@ def listener() -> Iterator[str]:
 @pytest.fixture
 def place(tuna_home: Path, tmp_path: Path) -> Place:
     return Place(tuna_home, tmp_path)
-
-
-@pytest.fixture
-def site(
-    home: Path,
-    redis_client: redis.Redis,
-    redis_urls: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[GatewaySite]:
-    """A gateway that runs, with a session."""
-    with open_site(home, redis_client, redis_urls, monkeypatch) as found:
-        yield found

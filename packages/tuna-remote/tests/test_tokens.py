@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import re
 
+import httpx
+import pytest
+from gateway_site import HOME, GatewaySite
+from hostile_texts import ALL, FORGED, MARKUP, SHELL, obeyed
+
+from tuna.cli.main import guarded, tuna
+from tuna.db import joined_workers
+from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna_remote.gateway import tokens
-from tuna_remote.gateway.tokens import Credentials, Gateway, JoinToken
+from tuna_remote.gateway.tokens import (
+    Credentials,
+    Gateway,
+    JoinToken,
+    pin_of_secret,
+    pinned_context,
+)
 
 PIN = "ab" * 32
 GATEWAY = Gateway("https://host:7117", PIN)
@@ -61,3 +76,24 @@ def test_the_pin_is_derived_from_the_secret_as_written_down() -> None:
         "8fbb334a0461316644d5b9bf9773880dcf8b8236b7e4c75346feda511723723c"
     )
     assert tokens.pin_of_secret("02" * 32) != tokens.pin_of_secret("01" * 32)
+
+
+def test_names_and_hosts_in_claims(site: GatewaySite, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a worker that joins: control characters are refused, the rest is inert, and its name is
+    made of letters."""
+    client = httpx.Client(verify=pinned_context(pin_of_secret(site.tls_secret)))
+    statuses = []
+    for host, device in ((SHELL + MARKUP, SHELL), (ALL, ""), ("", ALL), (FORGED, ""), ("", FORGED)):
+        token = site.token()
+        facts = {"host": host, "device": device, "toolchains": [HOME.toolchain]}
+        asked = {"token": token.id, "token_secret": token.secret, "role": "compile", "facts": facts}
+        body = json.dumps(asked | {"secret": "s" * 43})
+        statuses.append(client.post(f"{site.url}/v1/join", content=body).status_code)
+    assert statuses == [200, 422, 422, 422, 422]
+    with reading(site.engine) as connection:
+        (worker,) = joined_workers.remote_workers(connection)
+    assert re.fullmatch(r"compile-[A-Za-z0-9.-]{1,80}-[0-9a-f]{8}", worker.name)
+    assert guarded(tuna, ["workers"]) == 0
+    said = capsys.readouterr()
+    assert worker.name in said.out
+    assert obeyed(said.out + said.err) == []
