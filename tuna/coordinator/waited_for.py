@@ -1,4 +1,4 @@
-"""What sessions wait for, by the chunks in their queues and the workers' heartbeats."""
+"""The reason why sessions wait, by the chunks in their queues and the workers' heartbeats."""
 
 from __future__ import annotations
 

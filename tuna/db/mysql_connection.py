@@ -64,7 +64,7 @@ class WatchedConnection(_Connection):
 
     @property
     def _rfile(self) -> io.BufferedReader | None:
-        """What PyMySQL reads answers from: it sets a file of its socket, and of one with TLS."""
+        """The file that PyMySQL reads answers from; it sets its socket's, with TLS another."""
         return self._buffer
 
     @_rfile.setter

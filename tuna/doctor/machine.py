@@ -20,7 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def of_machine(settings: Settings) -> Iterator[Finding]:
-    """What a run starts and makes, tried."""
+    """Try what a run starts and makes."""
     place = next(folder for folder in (settings.home, *settings.home.parents) if folder.exists())
     noexec = bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
     text = f"{place} is mounted {'noexec' if noexec else 'with programs allowed'}"

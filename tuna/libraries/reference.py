@@ -90,7 +90,7 @@ class Problem:
         return float(np.max(np.abs(values - self.expected))) / scale
 
     def report(self, answer: Any) -> str:
-        """What there is to say of an answer beside its error, such as what is wrong."""
+        """Return what there is to say of an answer beside its error, such as what is wrong."""
         return ""
 
 

@@ -36,7 +36,7 @@ _MEMORY_SHARE = 0.75
 
 @dataclass(frozen=True)
 class RedisMemory:
-    """How full a Redis is, and what it does when it is full."""
+    """The memory of a Redis: how full it is, and what it does when it is full."""
 
     used_bytes: int
     most_bytes: int  #: its `maxmemory`; 0: no bound

@@ -1,4 +1,4 @@
-"""What the core asks the service for: the artifacts that rows of it name, and figures of spaces."""
+"""Answers to what the core asks the service for: artifacts that its rows name, figures."""
 
 from __future__ import annotations
 

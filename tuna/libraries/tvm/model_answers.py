@@ -73,7 +73,7 @@ class RightOutput:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a tensor differs from what it should be."""
+    """The difference of a tensor from what it should be."""
 
     error: float  #: relative to the largest magnitude; infinite for another fault
     others: int = 0  #: whole numbers that differ, right or not
@@ -173,7 +173,7 @@ _PARTS = ("values", *_BOUNDS, "allowed")
 
 @dataclass(frozen=True)
 class Quantised:
-    """How the program's functions have a quantised tensor in fp32: as whole numbers, or as real
+    """The form of a quantised tensor in the program's fp32 functions: whole numbers, or real
     values (whole number - zero) * scale."""
 
     name: str
@@ -200,7 +200,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Run:
-    """What the program's functions returned for the inputs of a case."""
+    """Outputs of the program's functions for the inputs of a case."""
 
     outputs: Sequence[Any]  #: of the model; of a quantised one of its segments
     #: of a quantised model, by name: what its segments make of the reference's
@@ -222,8 +222,8 @@ class ModelProblem(Problem):
         return max((each.error for first, _, each in found if first or each.why), default=0.0)
 
     def report(self, answer: Sequence[Run]) -> str:
-        """What is wrong, by the tensor's name; else how many whole numbers differ where they may,
-        of how many."""
+        """Return what is wrong, by the tensor's name; else how many whole numbers differ where they
+        may, of how many."""
         compared, others = self._compared(answer), 0
         for _, title, found in compared:
             if found.why:

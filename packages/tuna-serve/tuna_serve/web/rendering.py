@@ -1,4 +1,4 @@
-"""How pages are made: their templates, the places of the menu, and the page of an error."""
+"""The making of pages: their templates, the places of the menu, and the page of an error."""
 
 from __future__ import annotations
 
