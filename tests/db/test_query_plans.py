@@ -30,6 +30,7 @@ from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Report, ReportKind
@@ -151,7 +152,10 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
 def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
     with writing(engine) as connection:
         return claim.claim(
-            connection, SessionWork(1, LIBRARY.environment(), LIBRARY), LIBRARY.step(step), limit
+            connection,
+            SessionWork(1, LIBRARY.environment(), LIBRARY),
+            find_step(LIBRARY, step),
+            limit,
         )
 
 
@@ -182,7 +186,7 @@ def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:
 def test_claiming_goes_by_index(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(LIBRARY, "uses_known_params", True, raising=False)
+    monkeypatch.setattr(LIBRARY.params, "uses_known", True)
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
 

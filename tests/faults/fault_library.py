@@ -17,7 +17,9 @@ from typing import Any
 
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.sandbox.discovery import CPU
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
 
@@ -46,11 +48,17 @@ def time_of(code: bytes) -> float:
     return 1.0 + int.from_bytes(code[:4], "big") / 2**32
 
 
+class FaultDevice(DeviceUse):
+    def probe(self, device: DeviceHandle) -> str:
+        return "it is dead" if _is_dead() else ""
+
+
 class FaultLibrary(NoopLibrary):
     """Has the solvers of the no-op library."""
 
     name = "faults"
     kinds = ("gemm",)
+    device = FaultDevice(CPU)
     steps = (Step("build", Resource.CPU, chunk=20), Step("measure", Resource.DEVICE, chunk=20))
 
     def run(
@@ -68,9 +76,6 @@ class FaultLibrary(NoopLibrary):
             # changes.
             facts = {"started_at": started_at, "ended_at": time.time(), "busy_s": _SLOW_S}
             yield found.model_copy(update=facts)
-
-    def probe(self, device: DeviceHandle) -> str:
-        return "it is dead" if _is_dead() else ""
 
     def _build(self, item: WorkItem, context: RunContext) -> StepResult:
         if BROKEN in os.environ:

@@ -28,9 +28,10 @@ from tuna.exports.importer import import_db
 from tuna.exports.write import export
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
-from tuna.libraries.base import FINALS, Step
+from tuna.libraries.base import FINALS, Finals
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.messages import inert
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
@@ -39,7 +40,6 @@ from tuna.reports import html
 from tuna.reports.queries import read_figures
 from tuna.search import finals
 from tuna.testing.noop import NoopLibrary
-from tuna.vocabulary import Resource
 
 LIBRARY = get_library("noop")
 #: Two layers, and the same with a transposed convolution, which has no key of MIOpen's that Tuna
@@ -90,7 +90,7 @@ class Scene:
             return claim.claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                LIBRARY.step(step),
+                find_step(LIBRARY, step),
                 1000,
             )
 
@@ -245,7 +245,7 @@ def test_the_finals_of_a_remote_worker_change_its_own_results_alone(
 ) -> None:
     """Noop0 to Noop2 are close: the owner's worker measured one, a remote worker called honest the
     others."""
-    monkeypatch.setattr(NoopLibrary, "finals", Step(FINALS, Resource.DEVICE))
+    monkeypatch.setattr(NoopLibrary, "finals", Finals())
     scene.session_id = make_jobs(scene.engine, 1, solvers=["Noop0", "Noop1", "Noop2"])
     for step in ("build", "measure"):
         for chunk in scene.claim(step):

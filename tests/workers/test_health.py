@@ -16,6 +16,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.errors import LibraryMissing, StoreUnavailable
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import Candidate, StepResult, Trial, WorkItem, result_of
 from tuna.sandbox.processes import run
 from tuna.testing.noop import NoopLibrary
@@ -34,13 +35,18 @@ SUCCEEDS = Elsewhere(others=True, succeeds=True)
 FAILS = Elsewhere(others=True, succeeds=False)
 
 
-class Card(NoopLibrary):
-    """Its device says `words` when it is asked."""
+class CardDevice(DeviceUse):
+    """It says `words` when it is asked."""
 
     words = ""
 
     def probe(self, device: DeviceHandle) -> str:
         return self.words
+
+
+class Card(NoopLibrary):
+    def __init__(self, device: DeviceUse | None = None) -> None:
+        self.device = device or CardDevice()
 
 
 def failed(
@@ -73,7 +79,7 @@ def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_p
     card, health = Card(), Health([tmp_path], GPU)
     health.require(card)
     assert health.judge(failed(Cause.RUN_ERROR), card, lambda: FAILS) is None
-    card.words = "fell off the bus"
+    card.device.words = "fell off the bus"
     health.require(card)  # once is enough
     assert health.judge(good(), card, lambda: FAILS) is None
     fault = Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")
@@ -86,22 +92,22 @@ def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_p
 def test_a_probe_that_hangs_or_raises_has_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hangs(Card):
+    class Hangs(DeviceUse):
         def probe(self, device: DeviceHandle) -> str:
             time.sleep(5.0)
             return ""
 
-    class Raises(Card):
+    class Raises(DeviceUse):
         def probe(self, device: DeviceHandle) -> str:
             raise RuntimeError("no driver")
 
     with monkeypatch.context() as soon:
         soon.setattr(healths, "PROBE_S", 0.05)
-        assert Health([], GPU).examine(Hangs()) == Fault(
+        assert Health([], GPU).examine(Card(Hangs())) == Fault(
             Cause.DEVICE_LOST,
             "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end",
         )
-    assert Health([], GPU).examine(Raises()) == Fault(
+    assert Health([], GPU).examine(Card(Raises())) == Fault(
         Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver"
     )
 
@@ -360,11 +366,11 @@ def test_of_an_item_one_good_candidate_is_repeated_if_that_is_quick() -> None:
 
 def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.MonkeyPatch) -> None:
     card, pauses = Card(), list[float]()
-    card.words = "fell off the bus"
+    card.device.words = "fell off the bus"
 
     def mend() -> None:
         if len(pauses) == 3:
-            card.words = ""
+            card.device.words = ""
         raise OSError("the hook failed, which is only logged")
 
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: pauses.append(pause_s))
@@ -375,7 +381,7 @@ def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.Mo
 
 
 def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hangs(Card):
+    class Hangs(DeviceUse):
         def probe(self, device: DeviceHandle) -> str:
             threading.Event().wait(60)
             return ""
@@ -386,13 +392,13 @@ def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> N
     started = time.monotonic()
     health.stay_aside(Fault(Cause.DEVICE_LOST, "the board vanished"), Card(), 60.0, lambda: NOBODY)
     assert health.fault, "nothing was examined"
-    assert Health([], GPU, ending=asked.is_set).examine(Hangs())
+    assert Health([], GPU, ending=asked.is_set).examine(Card(Hangs()))
     assert time.monotonic() - started < 50
 
 
 def test_it_stays_aside_for_no_longer_than_it_may() -> None:
     card = Card()
-    card.words = "fell off the bus"
+    card.device.words = "fell off the bus"
     health = Health([], GPU, first_pause_s=0.01)
     health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 0.02, lambda: NOBODY)
     assert health.fault == Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")

@@ -25,8 +25,10 @@ from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.queue.leases import Leases
@@ -45,11 +47,20 @@ HONEST_MS, WRONG_MS = 2.0, 0.01
 SICK = "gpu2"
 
 
+class FarmDevices(DeviceUse):
+    def __init__(self, farm: Farm) -> None:
+        self._farm = farm
+
+    def probe(self, device: DeviceHandle) -> str:
+        return "no answer" if device.id == SICK and self._farm.sickness == "dead" else ""
+
+
 class Farm(NoopLibrary):
     """Measures on four devices, of which one is sick; what is wrong with it may change."""
 
     def __init__(self, sickness: str, folder: Path) -> None:
         self.sickness, self.folder = sickness, folder
+        self.device = FarmDevices(self)
         self.measured: Counter[str] = Counter()  # good ones, by device
         self.attempts = 0  # of the sick device
         self.bad_solvers: dict[str, Cause] = {}
@@ -60,9 +71,6 @@ class Farm(NoopLibrary):
         if self.sickness == "full":
             self.folder.unlink()
         self.sickness = ""
-
-    def probe(self, device: DeviceHandle) -> str:
-        return "no answer" if device.id == SICK and self.sickness == "dead" else ""
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[Result]:
         for item in items:
@@ -171,7 +179,7 @@ class Scene:
     def _publish(self, most: int) -> None:
         with writing(self.engine) as connection:
             work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim.claim(connection, work, self.library.step(self.step), most, 2)
+            chunks = claim.claim(connection, work, find_step(self.library, self.step), most, 2)
         facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
         if self.step == "build":
             facts |= {"environment": "", "toolchain": "tools"}

@@ -15,6 +15,7 @@ from tuna.db.bulk import rows_among
 from tuna.db.models import Job, StepResultRow
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open
+from tuna.libraries.steps import find_step
 from tuna.policies import StageKind, StageTimes
 from tuna.search import rounds
 
@@ -65,7 +66,7 @@ class Left:
 
 def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
     """Return the key that the duration of a step is predicted by."""
-    return StageKind(work.queue(work.library.step(step)), str(solver_id), step)
+    return StageKind(work.queue(find_step(work.library, step)), str(solver_id), step)
 
 
 def left(
@@ -79,7 +80,7 @@ def left(
     sampled: list[Any] = []
     unfinished, is_bounded, done = 0, True, []
     for (state, step), count in counts.items():
-        if not is_open(state, work.library.step(step).resource):
+        if not is_open(state, find_step(work.library, step).resource):
             done.append((state, step))
             continue
         unfinished += count
@@ -91,10 +92,10 @@ def left(
             for later in order[order.index(step) :]:
                 stages[stage_kind(work, solver_id, later)] += count * number / alike.total()
     if work.library.search is not None:
-        to_come = rounds.to_come(connection, work.session_id, work.library)
+        to_come = rounds.to_come(connection, work.session_id, work.library.search)
         is_bounded = to_come is not None
         for solver_id, number in (to_come or {}).items():
-            for one in (work.library.search, *work.library.steps):
+            for one in (work.library.search.step, *work.library.steps):
                 stages[stage_kind(work, solver_id, one.name)] += number
         of_searches = rounds.unfinished(connection, work.session_id, work.library)
         unfinished += of_searches.searches - of_searches.rounds

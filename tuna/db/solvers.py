@@ -14,6 +14,7 @@ from tuna.db.bulk import upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import NoSolver, SolverApplicability, SolverRow
 from tuna.errors import BadInput, NotFound
+from tuna.libraries.abilities import unsupported_feature
 from tuna.messages import choices
 from tuna.vocabulary import canonical_name, kind_text
 
@@ -160,7 +161,7 @@ def update_applicability(
         config_ids.append(config_id)
         found = {canonical_name(name) for name in names}
         unknown.update(found - ids.keys())
-        if not found and (lacking := library.unsupported(config)):
+        if not found and (lacking := unsupported_feature(library, config)):
             without[config_id] = _no_solver(lacking)
             reasons[without[config_id]] += 1
         rows += [

@@ -15,7 +15,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,8 @@ import structlog
 from pydantic import Field
 
 from tuna.files import NotPlain, empty, read_plain
-from tuna.libraries.base import FINALS, Library, Step
+from tuna.libraries.abilities import toolchain_of
+from tuna.libraries.base import FINALS, Finals, Library, Step
 from tuna.libraries.candidate_children import (
     BUILD,
     MEASURE,
@@ -36,11 +37,13 @@ from tuna.libraries.candidate_children import (
 )
 from tuna.libraries.contest import FINALISTS, Budgets, Contest
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import (
     DeviceReport,
     StepResult,
     Trial,
     WorkItem,
+    of_rival,
     result_of,
     tail,
 )
@@ -50,7 +53,7 @@ from tuna.libraries.measuring_processes import (
     MeasuringProcesses,
     StartedProcesses,
 )
-from tuna.libraries.options import CACHES, Condition, JobOptions, read
+from tuna.libraries.options import CACHES, Condition, JobOptions, complete, read
 from tuna.sandbox.processes import ChildFault
 from tuna.version import __version__
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
@@ -87,6 +90,11 @@ class CandidateOptions(JobOptions):
         ),
     )
 
+    @property
+    def max_trials(self) -> int:
+        """The candidates that are asked for; of finals, the rivals."""
+        return max(super().max_trials, self.candidates)
+
 
 @dataclass(frozen=True)
 class BuildChild:
@@ -96,6 +104,32 @@ class BuildChild:
     begin: Callable[[], object]  #: asked of a new child, so that its start is no candidate's time
     limit_s: float  #: of a candidate
     context: RunContext
+
+
+@dataclass(frozen=True)
+class CandidateDevice(DeviceUse):
+    """The device of the processes that measure candidates."""
+
+    processes: MeasuringProcesses = field(kw_only=True)
+
+    def probe(self, device: DeviceHandle) -> str:
+        """Whether the processes that measure can ask the device for its peak."""
+        return self.processes.probe(device)
+
+    def own_device(self) -> DeviceHandle | None:
+        """Return that of the processes."""
+        return self.processes.own_device()
+
+    def warm_up(self, context: RunContext) -> None:
+        """Start the children that measure on cores, which import while the first candidates are
+        built.
+
+        Those beside a device that has a driver are left to the first chunk, and so are those that
+        build: at the start all would import at once, on the cores that the first chunk needs.
+        """
+        with contextlib.suppress(ChildFault):  # the first chunk that needs them reports it
+            if context.device is not None and context.device.cores_only:
+                self.processes.warm_up(context)
 
 
 class CandidateLibrary(Library):
@@ -109,12 +143,12 @@ class CandidateLibrary(Library):
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
-    finals: Step | None = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)
+    finals: Finals | None = Finals()
     options: type[CandidateOptions] = CandidateOptions
     conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
     budgets: ClassVar[Budgets] = Budgets()
-    borrows_cores = True
+    device_kind: ClassVar[str | None] = None  #: `DeviceUse.kind`
     builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
     loader: ClassVar[str]  #: the `Loader`
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
@@ -134,6 +168,9 @@ class CandidateLibrary(Library):
     def __init__(self) -> None:
         self.compiler = CompileProcess(self._kind("tuna.libraries.building", self.builder, BUILD))
         self.processes = self.measuring_processes(self._kind(self.measuring, self.loader, MEASURE))
+        self.device = CandidateDevice(
+            self.device_kind, borrows_cores=True, processes=self.processes
+        )
         self._highest_gflops = 0.0
 
     def _kind(self, module: str, used: str, folder: str) -> ChildKind:
@@ -151,25 +188,10 @@ class CandidateLibrary(Library):
         they may use."""
         return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
-    def warm_up(self, context: RunContext) -> None:
-        """Start the children that measure on cores, which import while the first candidates are
-        built.
-
-        Those beside a device that has a driver are left to the first chunk, and so are those that
-        build: at the start all would import at once, on the cores that the first chunk needs.
-        """
-        with contextlib.suppress(ChildFault):  # the first chunk that needs them reports it
-            if context.device is not None and context.device.cores_only:
-                self.processes.warm_up(context)
-
     def close(self) -> None:
         """End the children."""
         self.compiler.close()
         self.processes.close()
-
-    def probe(self, device: DeviceHandle) -> str:
-        """Whether the processes that measure can ask the device for its peak."""
-        return self.processes.probe(device)
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
@@ -207,15 +229,6 @@ class CandidateLibrary(Library):
         on_device = self._finals if step.name == FINALS else self._eval
         return self._compile if step.resource is Resource.CPU else on_device
 
-    def most_trials(self, options: Mapping[str, Any]) -> int:
-        """The candidates that the options ask for; of finals, the rivals."""
-        return max(super().most_trials(options), read(self.options, options).candidates)
-
-    def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
-        """False where the job's candidates are compared in another way, and so have no
-        finalists."""
-        return options.get("finalists") != 0
-
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """The step's own limit, or more where candidates may take more: as if each hung and took
         its child with it."""
@@ -224,7 +237,7 @@ class CandidateLibrary(Library):
             calls = _ROUNDS * self.budgets.rival_processes * 2 * len(item.rivals)
             each_s = max(
                 (
-                    self._options(self.of_rival(item, rival)).measure_timeout_s
+                    self._options(of_rival(item, rival, self.steps[-1].name)).measure_timeout_s
                     for rival in item.rivals
                 ),
                 default=0,
@@ -278,7 +291,7 @@ class CandidateLibrary(Library):
         if not any(found["keys"]):
             return dict.fromkeys(params, "")
         # compared here, so that the child has no say in them
-        facts = __version__, self.name, self.toolchain(), item.body or ""
+        facts = __version__, self.name, toolchain_of(self), item.body or ""
         return {
             index: hashlib.sha256(json.dumps([*facts, key]).encode()).hexdigest() if key else ""
             for index, key in zip(params, found["keys"], strict=True)
@@ -355,7 +368,7 @@ class CandidateLibrary(Library):
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """Measure the winners of the config's solvers again, interleaved."""
-        items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
+        items = {rival.index: of_rival(item, rival, self.steps[-1].name) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
         longest_s = max((one.measure_timeout_s for one in asked.values()), default=0.0)
         jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
@@ -431,7 +444,7 @@ class CandidateLibrary(Library):
             facts["files"] = {name: str(stored(digest, context)) for name, digest in pairs}
         return {
             **facts,
-            "conditions": self.conditions_of(item),
+            "conditions": complete(self.conditions, item.conditions),
             "count": asked.candidates,
             "options": asked.model_dump(mode="json", exclude_unset=True),
         }

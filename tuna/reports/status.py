@@ -21,6 +21,7 @@ from tuna.db.types import utc_now
 from tuna.errors import ServiceError, TunaError
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.registry import find_library, get_library
+from tuna.libraries.steps import find_step
 from tuna.policies import StageTimes
 from tuna.queue.reproduction import with_commands
 from tuna.reports.queries import read_peaks
@@ -272,7 +273,7 @@ def _outlook(
     if left.stages and left.is_known(times):
         seconds, queues = left.seconds(times), defaultdict[Resource, set[str]](set)
         for kind in left.stages:
-            queues[library.step(kind.step).resource].add(kind.queue)
+            queues[find_step(library, kind.step).resource].add(kind.queue)
         there = {resource: _workers(info, resource, workers, totals) for resource in queues}
         if all(there.values()):
             eta_s = max(

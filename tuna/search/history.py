@@ -56,6 +56,7 @@ from tuna.db.types import timed
 from tuna.files import gunzip
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
+from tuna.libraries.base import SearchRules
 from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
 
@@ -192,13 +193,13 @@ class _KnownSearch(NamedTuple):
 
 
 def choose_warm_starts(
-    connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
+    connection: sa.Connection, work: SessionWork, rules: SearchRules, rows: Iterable[ClaimedJob]
 ) -> None:
     """Choose and store the warm starts of the searches of which the first round, or the first one
     that is proposed from results of its own, is claimed for the first time."""
     for row in rows:
-        chooses = row.round in (0, 1 + work.library.look_ahead(row.options)) and row.attempt == 0
-        if chooses and row.search_id is not None and work.library.warm_starts(row.options):
+        chooses = row.round in (0, 1 + rules.look_ahead(row.options)) and row.attempt == 0
+        if chooses and row.search_id is not None and rules.warm_starts(row.options):
             chosen = _chosen(connection, row)
             _store(connection, row.search_id, row.round, chosen, _prior(connection, work))
 
