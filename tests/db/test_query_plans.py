@@ -29,6 +29,7 @@ from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import DeviceReport, StepResult, Trial
+from tuna.libraries.params_text import ParamsText
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
 from tuna.queue import claim
@@ -186,7 +187,7 @@ def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:
 def test_claiming_goes_by_index(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(LIBRARY.params, "uses_known", True)
+    monkeypatch.setattr(LIBRARY, "params", ParamsText(uses_known=True), raising=False)
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
 

@@ -114,6 +114,7 @@ def test_the_command_that_reproduces_an_item_quotes_the_target() -> None:
     target = "gfx908'; touch /tmp/X; '"
     item = items("miopen_find_compile", [FIXED])[0].model_copy(update={"target": target})
     assert shlex.split(command_line(MiopenLibrary(), item))[-2:] == ["--target", target]
+    assert command_line(MiopenLibrary(), item, 0) == command_line(MiopenLibrary(), item)
 
 
 @pytest.mark.parametrize("number", [6, 11, 13])

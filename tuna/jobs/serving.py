@@ -104,10 +104,9 @@ class SessionWork:
         first steps."""
         names = [one.name for one in self.library.steps]
         place = names.index(step.name) if step.name in names else 0
-        if step.name not in names or not (place or self.library.search):
-            return False
-        before = every_step(self.library)[place - 1 + (self.library.search is not None)]
-        return before.resource is step.resource
+        search = self.library.search.step if self.library.search else None
+        before = self.library.steps[place - 1] if place else search
+        return step.name in names and before is not None and before.resource is step.resource
 
 
 def read_works(

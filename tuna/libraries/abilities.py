@@ -16,6 +16,9 @@ from tuna.vocabulary import kind_text
 class CrossCompiling(ABC):
     """A library that compiles for devices that this machine lacks."""
 
+    #: Whether each job has one candidate, so that commands that repeat it need not name it.
+    one_candidate: bool = False
+
     @abstractmethod
     def toolchain(self) -> str:
         """Return `Environment.toolchain`, also where there is no device; raises LibraryMissing."""

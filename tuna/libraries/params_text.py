@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tuna.libraries.kernels import CandidateFacts
 
 
+@dataclass(frozen=True)
 class ParamsText:
     """Text of a candidate's params, which may come from another version of the library; it needs
     neither the device nor the library itself."""

@@ -59,12 +59,12 @@ def next_step(result: StepResult, steps: Sequence[str]) -> str | None:
 def steps_to(library: Library, name: str) -> Sequence[str]:
     """Return the steps that a job must go through to get `name` done, it included: what `tuna
     reproduce` runs; raises BadInput, NotFound."""
+    step, names = find_step(library, name), [known.name for known in library.steps]
     if name == FINALS:
         raise BadInput(
             "Finals cannot be repeated by themselves.",
             hint="take the command that their attempt has",
         )
-    step, names = find_step(library, name), [known.name for known in library.steps]
     before = names[: names.index(name)] if step.needs is None else step.needs
     return [*before, name]
 
@@ -77,8 +77,9 @@ def command_line(library: Library, item: WorkItem, index: int | None = None) -> 
     for option, values in (("--option", item.options), ("--condition", item.conditions)):
         for key, value in sorted(values.items()):
             words += [option, f"{key}={value}"]
-    words += [] if index is None else ["--index", str(index)]
+    crossing = library if isinstance(library, CrossCompiling) else None
+    if index is not None and not (crossing and crossing.one_candidate):
+        words += ["--index", str(index)]
     words.append(item.layer.text())
-    if isinstance(library, CrossCompiling) and library.names_target(item):
-        words += ["--target", item.target]
+    words += ["--target", item.target] if crossing and crossing.names_target(item) else []
     return shlex.join(words)

@@ -40,7 +40,7 @@ _VISIBILITY = (
 class Device:
     """A device that one eval worker can have for itself."""
 
-    kind: str  #: as in `Library.device_kind`
+    kind: str  #: as in `DeviceUse.kind`
     name: str  #: its marketing name
     index: int = 0  #: its runtime's number while all devices are visible
     uuid: str = ""  #: as its runtime's visibility variable takes it; empty: it has none

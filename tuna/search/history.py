@@ -2,9 +2,9 @@
 
 Its own history is a block for each earlier round. A block is gzip of one JSON object a line, in the
 order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The round just before
-the one that is proposed (as many as `Library.look_ahead` says) may still be measured, so its block
-has params alone, whether it is or not: what is proposed depends on results, never on when they
-arrived.
+the one that is proposed (as many as `SearchRules.look_ahead` says) may still be measured, so its
+block has params alone, whether it is or not: what is proposed depends on results, never on when
+they arrived.
 
 Its warm start are searches of the same solver that have results, not simulated ones:
 

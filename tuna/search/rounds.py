@@ -4,10 +4,10 @@ A search (table `search`) goes on in rounds. Each is a row of `job` with its own
 attempts and chunk: at most one attempt of a round is live, and everything that claims, leases,
 drains, retries or cancels jobs does so with rounds. `search.stopped` says why the search ended.
 
-A round is opened when all rounds but the one before it (`Library.look_ahead`) are complete, and of
-that one the proposals are known: so one round is built while another is measured, and what a round
-proposes depends on the complete results of those rounds alone, never on which of two results came
-first.
+A round is opened when all rounds but the one before it (`SearchRules.look_ahead`) are complete, and
+of that one the proposals are known: so one round is built while another is measured, and what a
+round proposes depends on the complete results of those rounds alone, never on which of two results
+came first.
 
 Their time goes on only while coordinators serve the session. Each span is a row of `served_time`,
 which coordinators prolong while they are there. It ends when none was there for a minute.

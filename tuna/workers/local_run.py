@@ -39,7 +39,7 @@ def run_steps(
         artifacts = Artifacts(folder_url(Path(folder, "artifacts")), Path(folder, "cache"))
         for data in given:
             artifacts.put(data)
-        for name in steps_to(library, find_step(library, last).name):
+        for name in steps_to(library, last):
             step = find_step(library, name)
             device = (
                 device_for(library, get_settings()) if step.resource is Resource.DEVICE else None

@@ -11,10 +11,19 @@ from tuna.configs import Config, DataType, GemmConfig
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.params_text import ParamsText
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.processes import run
 
 SOLVER = "CGemmTiled"
+
+
+class CGemmParams(ParamsText):
+    """Tile and unroll factor."""
+
+    def readable(self, params: str) -> str:
+        """As reports show them, such as `tile 32, unroll 4`."""
+        return ", ".join(f"{name} {value}" for name, value in self.by_name(params).items())
 
 
 class CGemmLibrary(CandidateLibrary):
@@ -22,6 +31,7 @@ class CGemmLibrary(CandidateLibrary):
 
     name = "cgemm"
     kinds = ("gemm",)
+    params = CGemmParams()
     builder = "tuna_cgemm.kernel:CGemm"
     loader = "tuna_cgemm.kernel:CGemm"
     forkable = True

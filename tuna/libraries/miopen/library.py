@@ -91,10 +91,11 @@ class MiopenDevice(DeviceUse):
         )
 
 
-class MiopenParams(ParamsText):
-    """Params of MIOpen's perf db: a search starts from the session's best."""
-
-    uses_known = True
+def _pair(name: str, chunk: int, *, compile_s: float, eval_s: float) -> tuple[Step, Step]:
+    """A compile step stands alone, an eval step needs its own."""
+    compiles = Step(f"{name}_compile", Resource.CPU, chunk, compile_s, needs=())
+    needs = (compiles.name,)
+    return compiles, Step(f"{name}_eval", Resource.DEVICE, chunk, eval_s, needs=needs)
 
 
 class MiopenLibrary(Library, CrossCompiling):
@@ -104,27 +105,14 @@ class MiopenLibrary(Library, CrossCompiling):
     name = "miopen"
     kinds = ("convolution", "batch_norm")
     device = MiopenDevice(AMD)
+    one_candidate = True
     options = MiopenOptions
     #: With the limits of one call of fin, which the job option `timeout_s` replaces.
     steps = (
-        Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=3600.0),
-        Step(
-            "miopen_perf_eval",
-            Resource.DEVICE,
-            chunk=4,
-            time_limit_s=1800.0,
-            needs=("miopen_perf_compile",),
-        ),
-        Step("miopen_find_compile", Resource.CPU, chunk=8, time_limit_s=600.0, needs=()),
-        Step(
-            "miopen_find_eval",
-            Resource.DEVICE,
-            chunk=8,
-            time_limit_s=300.0,
-            needs=("miopen_find_compile",),
-        ),
+        *_pair("miopen_perf", 4, compile_s=3600.0, eval_s=1800.0),
+        *_pair("miopen_find", 8, compile_s=600.0, eval_s=300.0),
     )
-    params = MiopenParams()
+    params = ParamsText(uses_known=True)
     exporters = (FindExporter(), PerfExporter(), KernelExporter())
 
     def environment(self) -> Environment:
