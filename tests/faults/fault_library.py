@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuna.libraries.base import Step
-from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.context import RunContext
 from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.sandbox.discovery import CPU
@@ -48,17 +48,12 @@ def time_of(code: bytes) -> float:
     return 1.0 + int.from_bytes(code[:4], "big") / 2**32
 
 
-class FaultDevice(DeviceUse):
-    def probe(self, device: DeviceHandle) -> str:
-        return "it is dead" if _is_dead() else ""
-
-
 class FaultLibrary(NoopLibrary):
     """Has the solvers of the no-op library."""
 
     name = "faults"
     kinds = ("gemm",)
-    device = FaultDevice(CPU)
+    device = DeviceUse(CPU, probe=lambda _: "it is dead" if _is_dead() else "")
     steps = (Step("build", Resource.CPU, chunk=20), Step("measure", Resource.DEVICE, chunk=20))
 
     def run(

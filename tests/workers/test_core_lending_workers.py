@@ -62,9 +62,8 @@ def test_a_worker_warms_up_what_it_serves_of_the_libraries_that_it_is_told(
     tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[bool] = []
-    monkeypatch.setattr(
-        DeviceUse, "warm_up", lambda self, context: warmed.append(context.device is not None)
-    )
+    device = DeviceUse(CPU, warm_up=lambda context: warmed.append(context.device is not None))
+    monkeypatch.setattr(NoopLibrary, "device", device)
     get_library.cache_clear()
     served = ServedQueues()
     process = WorkerProcess(get_settings(), served)

@@ -35,18 +35,16 @@ SUCCEEDS = Elsewhere(others=True, succeeds=True)
 FAILS = Elsewhere(others=True, succeeds=False)
 
 
-class CardDevice(DeviceUse):
-    """It says `words` when it is asked."""
+class Card(NoopLibrary):
+    """Its device says `words` when it is asked."""
 
     words = ""
 
+    def __init__(self) -> None:
+        self.device = DeviceUse(probe=self.probe)
+
     def probe(self, device: DeviceHandle) -> str:
         return self.words
-
-
-class Card(NoopLibrary):
-    def __init__(self, device: DeviceUse | None = None) -> None:
-        self.device = device or CardDevice()
 
 
 def failed(
@@ -79,7 +77,7 @@ def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_p
     card, health = Card(), Health([tmp_path], GPU)
     health.require(card)
     assert health.judge(failed(Cause.RUN_ERROR), card, lambda: FAILS) is None
-    card.device.words = "fell off the bus"
+    card.words = "fell off the bus"
     health.require(card)  # once is enough
     assert health.judge(good(), card, lambda: FAILS) is None
     fault = Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")
@@ -92,22 +90,22 @@ def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_p
 def test_a_probe_that_hangs_or_raises_has_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hangs(DeviceUse):
+    class Hangs(Card):
         def probe(self, device: DeviceHandle) -> str:
             time.sleep(5.0)
             return ""
 
-    class Raises(DeviceUse):
+    class Raises(Card):
         def probe(self, device: DeviceHandle) -> str:
             raise RuntimeError("no driver")
 
     with monkeypatch.context() as soon:
         soon.setattr(healths, "PROBE_S", 0.05)
-        assert Health([], GPU).examine(Card(Hangs())) == Fault(
+        assert Health([], GPU).examine(Hangs()) == Fault(
             Cause.DEVICE_LOST,
             "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end",
         )
-    assert Health([], GPU).examine(Card(Raises())) == Fault(
+    assert Health([], GPU).examine(Raises()) == Fault(
         Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver"
     )
 
@@ -366,11 +364,11 @@ def test_of_an_item_one_good_candidate_is_repeated_if_that_is_quick() -> None:
 
 def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.MonkeyPatch) -> None:
     card, pauses = Card(), list[float]()
-    card.device.words = "fell off the bus"
+    card.words = "fell off the bus"
 
     def mend() -> None:
         if len(pauses) == 3:
-            card.device.words = ""
+            card.words = ""
         raise OSError("the hook failed, which is only logged")
 
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: pauses.append(pause_s))
@@ -381,7 +379,7 @@ def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.Mo
 
 
 def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hangs(DeviceUse):
+    class Hangs(Card):
         def probe(self, device: DeviceHandle) -> str:
             threading.Event().wait(60)
             return ""
@@ -392,13 +390,13 @@ def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> N
     started = time.monotonic()
     health.stay_aside(Fault(Cause.DEVICE_LOST, "the board vanished"), Card(), 60.0, lambda: NOBODY)
     assert health.fault, "nothing was examined"
-    assert Health([], GPU, ending=asked.is_set).examine(Card(Hangs()))
+    assert Health([], GPU, ending=asked.is_set).examine(Hangs())
     assert time.monotonic() - started < 50
 
 
 def test_it_stays_aside_for_no_longer_than_it_may() -> None:
     card = Card()
-    card.device.words = "fell off the bus"
+    card.words = "fell off the bus"
     health = Health([], GPU, first_pause_s=0.01)
     health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 0.02, lambda: NOBODY)
     assert health.fault == Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")

@@ -47,20 +47,12 @@ HONEST_MS, WRONG_MS = 2.0, 0.01
 SICK = "gpu2"
 
 
-class FarmDevices(DeviceUse):
-    def __init__(self, farm: Farm) -> None:
-        self._farm = farm
-
-    def probe(self, device: DeviceHandle) -> str:
-        return "no answer" if device.id == SICK and self._farm.sickness == "dead" else ""
-
-
 class Farm(NoopLibrary):
     """Measures on four devices, of which one is sick; what is wrong with it may change."""
 
     def __init__(self, sickness: str, folder: Path) -> None:
         self.sickness, self.folder = sickness, folder
-        self.device = FarmDevices(self)
+        self.device = DeviceUse(probe=self.probe)
         self.measured: Counter[str] = Counter()  # good ones, by device
         self.attempts = 0  # of the sick device
         self.bad_solvers: dict[str, Cause] = {}
@@ -71,6 +63,9 @@ class Farm(NoopLibrary):
         if self.sickness == "full":
             self.folder.unlink()
         self.sickness = ""
+
+    def probe(self, device: DeviceHandle) -> str:
+        return "no answer" if device.id == SICK and self.sickness == "dead" else ""
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[Result]:
         for item in items:

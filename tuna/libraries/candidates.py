@@ -15,7 +15,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ from tuna.libraries.candidate_children import (
     stored,
 )
 from tuna.libraries.contest import FINALISTS, Budgets, Contest
-from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.context import RunContext
 from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import (
     DeviceReport,
@@ -106,32 +106,6 @@ class BuildChild:
     context: RunContext
 
 
-@dataclass(frozen=True)
-class CandidateDevice(DeviceUse):
-    """The device of the processes that measure candidates."""
-
-    processes: MeasuringProcesses = field(kw_only=True)
-
-    def probe(self, device: DeviceHandle) -> str:
-        """Whether the processes that measure can ask the device for its peak."""
-        return self.processes.probe(device)
-
-    def own_device(self) -> DeviceHandle | None:
-        """Return that of the processes."""
-        return self.processes.own_device()
-
-    def warm_up(self, context: RunContext) -> None:
-        """Start the children that measure on cores, which import while the first candidates are
-        built.
-
-        Those beside a device that has a driver are left to the first chunk, and so are those that
-        build: at the start all would import at once, on the cores that the first chunk needs.
-        """
-        with contextlib.suppress(ChildFault):  # the first chunk that needs them reports it
-            if context.device is not None and context.device.cores_only:
-                self.processes.warm_up(context)
-
-
 class CandidateLibrary(Library):
     """Two steps, `compile` on a CPU and `eval` on the device; a subclass provides the kernels.
 
@@ -168,8 +142,12 @@ class CandidateLibrary(Library):
     def __init__(self) -> None:
         self.compiler = CompileProcess(self._kind("tuna.libraries.building", self.builder, BUILD))
         self.processes = self.measuring_processes(self._kind(self.measuring, self.loader, MEASURE))
-        self.device = CandidateDevice(
-            self.device_kind, borrows_cores=True, processes=self.processes
+        self.device = DeviceUse(
+            self.device_kind,
+            borrows_cores=True,
+            probe=self.processes.probe,
+            own_device=self.processes.own_device,
+            warm_up=self._warm_up,
         )
         self._highest_gflops = 0.0
 
@@ -187,6 +165,17 @@ class CandidateLibrary(Library):
         """Environment variables of the children, besides the common ones; `threads` is how many
         they may use."""
         return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+    def _warm_up(self, context: RunContext) -> None:
+        """Start the children that measure on cores, which import while the first candidates are
+        built.
+
+        Those beside a device that has a driver are left to the first chunk, and so are those that
+        build: at the start all would import at once, on the cores that the first chunk needs.
+        """
+        with contextlib.suppress(ChildFault):  # the first chunk that needs them reports it
+            if context.device is not None and context.device.cores_only:
+                self.processes.warm_up(context)
 
     def close(self) -> None:
         """End the children."""

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -18,21 +19,12 @@ class DeviceUse:
     #: Whether builds use measuring cores while nothing is measured there (`RunContext.build` with a
     #: `pid`).
     borrows_cores: bool = False
-
-    def probe(self, device: DeviceHandle) -> str:
-        """Why `device` does not answer, empty when it does.
-
-        Asked before a worker's first chunk, after each failed attempt, and before a worker that was
-        put aside comes back. Takes seconds at most: use a separate child with a time limit. The
-        default does not check, and assumes a healthy device.
-        """
-        return ""
-
-    def own_device(self) -> DeviceHandle | None:
-        """Return the device where it does not belong to this machine; None, the default: it
-        does."""
-        return None
-
-    def warm_up(self, context: RunContext) -> None:
-        """Start what is slow to start, without waiting for it; called once by a worker that will
-        run steps of the library."""
+    #: Why a device does not answer, empty when it does. Asked before a worker's first chunk, after
+    #: each failed attempt, and before a worker that was put aside comes back. Takes seconds at
+    #: most: use a separate child with a time limit. The default assumes a healthy device.
+    probe: Callable[[DeviceHandle], str] = lambda _: ""
+    #: The device where it does not belong to this machine; None: it does.
+    own_device: Callable[[], DeviceHandle | None] = lambda: None
+    #: Starts what is slow to start, without waiting for it; called once by a worker that will run
+    #: steps of the library.
+    warm_up: Callable[[RunContext], None] = lambda _: None

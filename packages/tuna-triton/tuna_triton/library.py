@@ -36,16 +36,13 @@ from tuna_triton.triton_kernel import TritonKernelConfig
 _SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
 
 
-class TritonParams(ParamsText):
-    """Tiles, or a user's axes."""
-
-    def readable(self, params: str) -> str:
-        """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""
-        try:
-            tile = dict(json.loads(params))
-        except (ValueError, TypeError):
-            return params
-        return " ".join(f"{_SHORT.get(name, name + ' ')}{value}" for name, value in tile.items())
+def readable(params: str) -> str:
+    """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""
+    try:
+        tile = dict(json.loads(params))
+    except (ValueError, TypeError):
+        return params
+    return " ".join(f"{_SHORT.get(name, name + ' ')}{value}" for name, value in tile.items())
 
 
 class TritonLibrary(SearchingLibrary, CrossCompiling):
@@ -72,7 +69,7 @@ class TritonLibrary(SearchingLibrary, CrossCompiling):
     suffix: ClassVar[str] = ".tkb"
     #: not after rounds: opening the device takes a second, and its times are steadier
     finals = Finals(baselines=True)
-    params = TritonParams()
+    params = ParamsText(readable)
     #: Repeats on a device are steadier, and a fresh process, which opens the device anew, takes a
     #: second: there is one for each layer's finals.
     budgets: ClassVar[Budgets] = Budgets(

@@ -73,22 +73,16 @@ class MiopenOptions(JobOptions):
     )
 
 
-class MiopenDevice(DeviceUse):
-    """An AMD GPU, as ROCm shows it."""
-
-    def probe(self, device: DeviceHandle) -> str:
-        """Whether ROCm still shows a GPU of the architecture that it showed when this process
-        began."""
-        try:
-            found = environment.find_gpu()
-        except LibraryMissing as error:
-            return str(error)
-        expected = environment.visible_gpu()
-        return (
-            ""
-            if found == expected
-            else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
-        )
+def _probe(_: DeviceHandle) -> str:
+    """Whether ROCm still shows a GPU of the architecture that it showed when this process began."""
+    try:
+        found = environment.find_gpu()
+    except LibraryMissing as error:
+        return str(error)
+    expected = environment.visible_gpu()
+    return (
+        "" if found == expected else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
+    )
 
 
 def _pair(name: str, chunk: int, *, compile_s: float, eval_s: float) -> tuple[Step, Step]:
@@ -104,7 +98,7 @@ class MiopenLibrary(Library, CrossCompiling):
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
-    device = MiopenDevice(AMD)
+    device = DeviceUse(AMD, probe=_probe)
     one_candidate = True
     options = MiopenOptions
     #: With the limits of one call of fin, which the job option `timeout_s` replaces.

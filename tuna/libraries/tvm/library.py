@@ -17,7 +17,6 @@ from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import WorkItem
-from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.measuring_processes import MeasuringProcesses
 from tuna.libraries.options import CACHES, LAYOUTS, Condition
 from tuna.libraries.params_text import ParamsText
@@ -60,26 +59,6 @@ class TvmJobOptions(SearchOptions):
         return strategy
 
 
-class TvmParams(ParamsText):
-    """Points of kernels of ours, and decisions of schedules."""
-
-    def readable(self, params: str) -> str:
-        """The decisions of the schedule."""
-        return readable(params)
-
-    def by_name(self, params: str) -> Mapping[str, Any]:
-        """Return the decisions of a record, or the parameters that it names itself."""
-        return by_name(params)
-
-    def facts(self, params: str) -> CandidateFacts | None:
-        """Return the point of a kernel of ours, or the decisions of a schedule."""
-        return facts_of(params)
-
-    def prior(self) -> bytes | None:
-        """Return the prior of MetaSchedule's schedules on x86-64."""
-        return built_in_prior()
-
-
 class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     """The tuner for TVM on this machine's CPU, or on boards.
 
@@ -94,7 +73,7 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     kinds = ("convolution", "gemm", "task", "model")
     device_kind = CPU
     options = TvmJobOptions
-    params = TvmParams()
+    params = ParamsText(readable, by_name, facts_of, built_in_prior)
     in_rounds = frozenset(row.name for row in (*SEARCHED, FUNCTION))
     exporters = (TvmDatabaseExporter(),)
     conditions = (
