@@ -15,10 +15,10 @@ class OneSolverLibrary(CandidateLibrary):
 
     kinds = ("gemm",)
     solver: ClassVar[str] = "Toy"
-    device: ClassVar[str] = ""
+    device_name: ClassVar[str] = ""
 
     def environment(self) -> Environment:
-        return Environment(self.name, "1", "any", 1, f"{self.name}-1", device=self.device)
+        return Environment(self.name, "1", "any", 1, f"{self.name}-1", device=self.device_name)
 
     def solvers(self) -> Sequence[Solver]:
         return [Solver(self.solver, self.kinds, "GEMM")]

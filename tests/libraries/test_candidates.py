@@ -44,7 +44,7 @@ class ToyLibrary(OneSolverLibrary):
     """A 2 x 2 product that behaves as its options say."""
 
     name = "toy"
-    device = "a toy"
+    device_name = "a toy"
     options = ToyOptions
     builder = "toy_kernel:Toy"
     loader = "toy_kernel:Toy"
