@@ -29,7 +29,7 @@ SESSION, OTHER = 2, 3
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, source: sa.Engine, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(parts, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(parts, "_MIN_BYTES", 1000)
     monkeypatch.setattr(of_api, "open_database", lambda: source)
     with writing(source) as connection:  # whose jobs have ended
         connection.execute(sa.update(Job).values(state="evaluated"))

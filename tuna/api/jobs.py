@@ -28,7 +28,7 @@ from tuna.vocabulary import State
 from tuna.workers.local_run import run_steps
 
 #: Layers that an error names one by one.
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 #: Job options by name; which ones there are, the library says.
 Options = Mapping[str, object]
 
@@ -144,8 +144,8 @@ def load_jobs(
 
 def nothing_to_tune(library: str, layers: Sequence[tuple[str, str]]) -> BadInput:
     """Return the error for layers, each with the reason, of which none has a solver."""
-    shown = [f"{layer}: {reason}" for layer, reason in layers[:_MOST_NAMED]]
-    more = [f"and {len(layers) - _MOST_NAMED} more"] if len(layers) > _MOST_NAMED else []
+    shown = [f"{layer}: {reason}" for layer, reason in layers[:_MAX_NAMED]]
+    more = [f"and {len(layers) - _MAX_NAMED} more"] if len(layers) > _MAX_NAMED else []
     return BadInput(
         f"{library} has a solver for none of these layers.", hint="\n  ".join([*shown, *more])
     )

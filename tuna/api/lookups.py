@@ -25,7 +25,7 @@ from tuna.results.untried import LayerWithoutSolver, TargetMet
 from tuna.settings import get_settings
 
 #: Names that a shell offers at most.
-_MOST_NAMES = 200
+_MAX_NAMES = 200
 
 
 def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
@@ -153,6 +153,6 @@ def _rows(query: sa.Select[Any]) -> Sequence[Any]:
         return []
     try:
         with reading(connect_database()) as connection:
-            return connection.execute(query.limit(_MOST_NAMES)).all()
+            return connection.execute(query.limit(_MAX_NAMES)).all()
     except (TunaError, DBAPIError):
         return []

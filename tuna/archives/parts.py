@@ -26,7 +26,7 @@ INDEX = "index.json"
 _FORMAT = "tuna-session-parts"
 #: A part has a hundredth of what went before, within these bounds: a process that is killed while
 #: it sends one has lost no more, and whoever reads one has it in memory.
-_LEAST_BYTES, _MOST_BYTES, _SHARE = 256 << 10, 16 << 20, 100
+_MIN_BYTES, _MAX_BYTES, _SHARE = 256 << 10, 16 << 20, 100
 #: Largest part that is read.
 _MAX_PART_BYTES = 64 << 20
 _NAME = rf"(?P<session>{SESSION_UUID})-(?P<number>\d{{6}})-(?P<sha256>[0-9a-f]{{64}})\.part"
@@ -97,7 +97,7 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
 
 def _cut(file: BinaryIO) -> Iterator[bytes]:
     done = 0
-    while data := file.read(min(max(done // _SHARE, _LEAST_BYTES), _MOST_BYTES)):
+    while data := file.read(min(max(done // _SHARE, _MIN_BYTES), _MAX_BYTES)):
         yield data
         done += len(data)
 

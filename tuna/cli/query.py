@@ -23,7 +23,7 @@ from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, mom
 from tuna.vocabulary import PREDICTED
 
 #: Layers that needed no trial which are named one by one.
-_MOST_KNOWN = 20
+_MAX_KNOWN = 20
 #: Layers that a prediction is from which are named.
 _NEAREST = 3
 
@@ -196,11 +196,11 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
             )
         measured = {row.config_key for row in rows}
         known = [one for one in api.targets_met(session_id, tag) if one.config_key not in measured]
-        for one in known[:_MOST_KNOWN]:
+        for one in known[:_MAX_KNOWN]:
             say(f"{one.layer}: needed no trial, target met by {one.by}")
-        if len(known) > _MOST_KNOWN:
+        if len(known) > _MAX_KNOWN:
             say(
-                f"and {counted(len(known) - _MOST_KNOWN, 'more layer')}: `tuna report --session-id"
+                f"and {counted(len(known) - _MAX_KNOWN, 'more layer')}: `tuna report --session-id"
                 f" {session_id}`"
             )
         if not rows and not known and not without:

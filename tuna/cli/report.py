@@ -17,7 +17,7 @@ from tuna.reports import formats
 NOISY, _ABOVE = "~", "*"
 _OF_PEAK, _SOLVER, _UNTUNED = "of\npeak", "best solver", "over\nuntuned"
 #: Layers without a winner that are named below a table without their reasons.
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 @click.command()
@@ -83,7 +83,7 @@ def print_winners(figures: api.ReportFigures) -> None:
     titles, rows, right = fitted(columns, figures.layers, terminal_width(), more)
     print_table(titles, rows, right)
     if _SOLVER not in titles:
-        for layer in [layer for layer in figures.layers if layer.no_winner][:_MOST_NAMED]:
+        for layer in [layer for layer in figures.layers if layer.no_winner][:_MAX_NAMED]:
             say(f"{layer.label}: {layer.no_winner}")
     if total:
         say(_sentence(figures, total))

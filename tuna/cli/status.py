@@ -19,8 +19,8 @@ from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
 #: More sessions than this do not fit a screen; those with work to do come first, then the newest.
-_MOST_SESSIONS = 12
-_MOST_WORKERS = 16
+_MAX_SESSIONS = 12
+_MAX_WORKERS = 16
 #: Columns that the jobs by state need at least: they are wrapped.
 _NARROWEST = 20
 #: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers`
@@ -105,9 +105,9 @@ def lines(snapshot: api.LiveSnapshot) -> list[str]:
 def view(snapshot: api.LiveSnapshot, width: int = 160, height: int = 50) -> RenderableType:
     """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left
     out."""
-    workers = _workers(snapshot, width, min(_MOST_WORKERS, max(3, height // 4)))
+    workers = _workers(snapshot, width, min(_MAX_WORKERS, max(3, height // 4)))
     room = height - _lines(workers, width) - 1
-    sessions = (_sessions(snapshot, width, most) for most in range(_MOST_SESSIONS, 0, -1))
+    sessions = (_sessions(snapshot, width, most) for most in range(_MAX_SESSIONS, 0, -1))
     first = next(sessions)
     while _lines(first, width) > room and (smaller := next(sessions, None)) is not None:
         first = smaller
@@ -127,13 +127,13 @@ def _lines(part: RenderableType, width: int) -> int:
     return len(Console(width=width).render_lines(part))
 
 
-def _chosen(snapshot: api.LiveSnapshot, most: int = _MOST_SESSIONS) -> list[api.LiveSession]:
+def _chosen(snapshot: api.LiveSnapshot, most: int = _MAX_SESSIONS) -> list[api.LiveSession]:
     first = sorted(
         snapshot.sessions,
         key=lambda session: (not session.unfinished, -session.overview.session_id),
     )
     return sorted(
-        first[: min(most, _MOST_SESSIONS)], key=lambda session: session.overview.session_id
+        first[: min(most, _MAX_SESSIONS)], key=lambda session: session.overview.session_id
     )
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tuna.db.models import Benchmark, FindDb, Model, ModelConfig
 
 #: Rows that a list or report shows: the latest.
-_MOST_ROWS = 500
+_MAX_ROWS = 500
 #: Digits of a model's version that are shown.
 _VERSION_CHARS = 12
 
@@ -128,7 +128,7 @@ def _with(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[
 
 
 def _read(
-    connection: sa.Connection, *conditions: sa.ColumnElement[bool], most: int | None = _MOST_ROWS
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool], most: int | None = _MAX_ROWS
 ) -> list[ModelTime]:
     query = (
         sa.select(Benchmark, Model.name, Model.version)

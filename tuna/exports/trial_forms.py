@@ -30,7 +30,7 @@ from tuna.vocabulary import Cause
 #: Trials of a study; a layer and solver with more has several.
 STUDY_TRIALS = 10_000
 #: Distinct texts of one parameter in a study: each trial lists them all.
-_MOST_WORDS = 256
+_MAX_WORDS = 256
 #: Larger files are not read.
 _LIMIT_BYTES = 1 << 30
 #: T4's word for a failed trial; the other causes are not the candidate's fault.
@@ -383,7 +383,7 @@ def _distributions(kinds: Any, named: Iterable[Mapping[str, Any]]) -> dict[str, 
             found[name] = kinds.IntDistribution(min(those), max(those))
         elif types <= {int, float} and all(map(math.isfinite, those)):
             found[name] = kinds.FloatDistribution(min(those), max(those))
-        elif len(words := sorted({_word(value) for value in those})) <= _MOST_WORDS:
+        elif len(words := sorted({_word(value) for value in those})) <= _MAX_WORDS:
             found[name] = kinds.CategoricalDistribution(words)
     return found
 

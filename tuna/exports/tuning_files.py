@@ -32,7 +32,7 @@ from tuna.libraries import compressed
 from tuna.libraries.exporter import Entry, Exporter, ExportTally, FileOptions, Pair
 from tuna.libraries.results import NO_TIME, ReportedTime, ResultSource, is_time
 
-_MOST_CHARS = 4000
+_MAX_CHARS = 4000
 _NUMBER = re.compile(r"[0-9.]{1,30}(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
 
 
@@ -220,7 +220,7 @@ def _tunableop_row(line: str, operator: str, rest: Sequence[str]) -> ReportedTim
 
 
 def _is_text(line: str) -> bool:
-    return line.isprintable() and len(line) <= _MOST_CHARS
+    return line.isprintable() and len(line) <= _MAX_CHARS
 
 
 def _time(text: str, in_one_ms: int = 1) -> float:
@@ -276,7 +276,7 @@ class HipblasltExporter(TuningFile):
         for number, text in lines:
             line = text.strip()
             if line.startswith(f"{_GIT}:"):
-                name = line.partition(":")[2].strip()[:_MOST_CHARS]
+                name = line.partition(":")[2].strip()[:_MAX_CHARS]
                 if commit.setdefault(_GIT, name) != name:
                     raise BadInput(
                         f"Line {number} has another {_GIT} than a line before: the file mixes"

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import MOST_PARTS
+from tuna.libraries.items import MAX_PARTS
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.measurement import Call, DeviceGone
 from tuna.sandbox.box import Box
@@ -202,7 +202,7 @@ class _Measured(_Answer):
     report: Annotated[str, Field(max_length=1000)] = ""
     timing: _Timing | None
     ended_early: bool = False
-    parts: Annotated[dict[_Part, _PartMs], Field(max_length=MOST_PARTS)] = {}
+    parts: Annotated[dict[_Part, _PartMs], Field(max_length=MAX_PARTS)] = {}
 
     @model_validator(mode="after")
     def _is_right(self) -> _Measured:

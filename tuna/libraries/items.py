@@ -16,12 +16,12 @@ from tuna.vocabulary import Cause
 WIRE_VERSION = 11
 #: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
 #: code objects.
-MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
+MAX_TRIALS, _MAX_REPEATS, _MAX_KERNELS = 10_000, 4096, 10_000
 #: Artifacts that a config names beside its body, and parts of a run that are timed, at most.
-_MOST_DATA, MOST_PARTS = 16, 10_000
+_MAX_DATA, MAX_PARTS = 16, 10_000
 #: Magnitude of other numbers, above which they count as unknown: so that sums of them stay finite;
 #: GFLOPS of one device.
-_MOST, _MOST_GFLOPS = 1e30, 1e9
+_MAX_MAGNITUDE, _MAX_GFLOPS = 1e30, 1e9
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -41,12 +41,12 @@ def _no_half_characters(text: Any) -> Any:
 
 def _known(value: Any) -> Any:
     """Return None for a value that is not finite, or that nothing measures."""
-    return None if isinstance(value, float) and not abs(value) <= _MOST else value
+    return None if isinstance(value, float) and not abs(value) <= _MAX_MAGNITUDE else value
 
 
 def _possible_peak(value: Any) -> Any:
     """Return None for a peak that no device has."""
-    return None if isinstance(value, float | int) and not 0 < value <= _MOST_GFLOPS else value
+    return None if isinstance(value, float | int) and not 0 < value <= _MAX_GFLOPS else value
 
 
 # Limits of the database's columns: one value that does not fit would lose the results in the same
@@ -110,7 +110,7 @@ class WorkItem(_Wire):
     config: dict[str, Any]  #: `Config.to_json()`; `layer` is the config itself
     body: _Digest | None = None  #: artifact with the config's body, where its kind has one
     #: of a step on a device: artifacts of `Config.data_fields`
-    data: Annotated[tuple[_Digest, ...], Field(max_length=_MOST_DATA)] = ()
+    data: Annotated[tuple[_Digest, ...], Field(max_length=_MAX_DATA)] = ()
     target: str = ""  #: the session's `Environment.target`
     #: the session's `Environment.conditions`
     conditions: dict[str, str] = Field(default_factory=dict)
@@ -154,7 +154,7 @@ class Trial(_Wire):
     cause: Cause | None = None
     output_tail: _Output = ""
     times_ms: Annotated[
-        tuple[float, ...], Field(max_length=_MOST_REPEATS)
+        tuple[float, ...], Field(max_length=_MAX_REPEATS)
     ] = ()  #: every repeat of the measurement that counts
     #: median, of a finalist the median over fresh processes of their medians; None until measured
     time_ms: float | None = None
@@ -173,7 +173,7 @@ class Trial(_Wire):
     build_s: _Known = None
     #: of a candidate that is timed in parts, such as a model by its functions: milliseconds of
     #: each in one run
-    parts: Annotated[dict[_Name, _PartMs], Field(max_length=MOST_PARTS)] = Field(
+    parts: Annotated[dict[_Name, _PartMs], Field(max_length=MAX_PARTS)] = Field(
         default_factory=dict
     )
 
@@ -207,13 +207,13 @@ class StepResult(_Wire):
     #: It failed by the fault of the worker's machine or device, not of the job.
     uncharged: bool = False
     output_tail: _Output = ""
-    trials: Annotated[tuple[Trial, ...], Field(max_length=MOST_TRIALS)] = ()
+    trials: Annotated[tuple[Trial, ...], Field(max_length=MAX_TRIALS)] = ()
     workspace_bytes: _Id = 0
     #: as the library names it; empty: the solver's family
     algorithm: Annotated[str, Field(max_length=64)] = ""
     #: what the best trial needs at run time; None: the artifact of that trial. Of a step before the
     #: last: artifacts that those of its trials refer to, which then live as long
-    kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MOST_KERNELS)] | None = None
+    kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MAX_KERNELS)] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: _Digest | None = None
     device: DeviceReport | None = None

@@ -26,8 +26,8 @@ from tuna.libraries import probe as probes
 from tuna.libraries import reference
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.repeats import (
-    FEWEST,
     HOPELESS,
+    MIN_RUNS,
     REPEAT_S,
     Repeat,
     Sampler,
@@ -194,13 +194,13 @@ def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
     """Time a kernel by its own clock, if it has one, until the interval is narrow or the time is
     spent."""
     started = time.perf_counter()
-    times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)
+    times_ms = contestant.kernel.times_ms(contestant.number, MIN_RUNS)
     if times_ms is None:
         return None
     if contestant.cold and not contestant.kernel.empties_caches:
         raise ValueError("a kernel with its own clock cannot be measured with cold caches")
     while time.perf_counter() - started < budget_s and not is_narrow(times_ms):
-        times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, FEWEST) or ())]
+        times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, MIN_RUNS) or ())]
     return timing(times_ms, "own")
 
 

@@ -18,7 +18,7 @@ from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings
 
 #: Builds that change a kernel's time by more than this disturb.
-MOST_NOISE = 0.03
+MAX_NOISE = 0.03
 _MACHINE_ID = Path("/etc/machine-id")
 
 
@@ -46,7 +46,7 @@ class NoiseRecord:
     @property
     def noisy(self) -> bool:
         """Whether builds disturb measurements here."""
-        return self.worst > MOST_NOISE
+        return self.worst > MAX_NOISE
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def quiet_needed(settings: Settings, *, cores_only: bool = True) -> Quiet:
     words = "more than" if found.noisy else "at most"
     reason = (
         f"TUNA_QUIET=auto, builds changed times by {found.worst:.1%},"
-        f" {words} {MOST_NOISE:.0%} ({found.at[:10]})"
+        f" {words} {MAX_NOISE:.0%} ({found.at[:10]})"
     )
     return Quiet(found.noisy, reason)
 

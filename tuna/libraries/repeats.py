@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 #: Values that an interval of 95 % needs at least; fewer have their whole range instead.
-FEWEST = 6
+MIN_RUNS = 6
 
 #: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
 #: between two preemptions.
@@ -122,7 +122,7 @@ class Sampler:
         if self._is_enough(quiet) or self._is_beyond(cpu):
             return True
         # A core that was not quiet for a third of the time will hardly become so.
-        if self._spent_s >= self._budget_s / 3 and len(quiet) < FEWEST and self._is_enough(cpu):
+        if self._spent_s >= self._budget_s / 3 and len(quiet) < MIN_RUNS and self._is_enough(cpu):
             return True
         return self._spent_s >= self._budget_s and len(self._all) >= _ENOUGH
 
@@ -150,7 +150,7 @@ class Sampler:
         return self._is_beyond(times_ms) or is_narrow(times_ms)
 
     def _is_beyond(self, times_ms: Sequence[float]) -> bool:
-        if self._beyond_ms is None or len(times_ms) < FEWEST:
+        if self._beyond_ms is None or len(times_ms) < MIN_RUNS:
             return False
         return median_interval(times_ms)[0] > self._beyond_ms
 
@@ -167,7 +167,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
     Between two order statistics: the median lies outside of [x(j), x(n+1-j)] with probability 2 P(B
     < j), where B is binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd
-    edition, 2003, section 7.1). Fewer than FEWEST values cannot reach 95 %: then it is their range.
+    edition, 2003, section 7.1). Fewer than MIN_RUNS values cannot reach 95 %: their range is the
+    answer then.
     """
     ordered = sorted(values)
     below = _outside(len(ordered))
@@ -176,7 +177,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def is_narrow(times_ms: Sequence[float]) -> bool:
     """Whether these are enough to know their median."""
-    return len(times_ms) >= FEWEST and half_width(times_ms, statistics.median(times_ms)) <= NARROW
+    return len(times_ms) >= MIN_RUNS and half_width(times_ms, statistics.median(times_ms)) <= NARROW
 
 
 def half_width(values: Sequence[float], median: float) -> float:

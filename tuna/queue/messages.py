@@ -13,7 +13,7 @@ from tuna.messages import one_line
 from tuna.vocabulary import Cause
 
 #: Results of one report, at most.
-_MOST_RESULTS = 1 << 16
+_MAX_RESULTS = 1 << 16
 #: Characters of the texts that Celery's events have of a chunk.
 _SHOWN_CHARS = 300
 
@@ -64,7 +64,7 @@ class Report(_Message):
     place: Annotated[str, Field(max_length=255)] = ""
     #: name of the remote worker, set by the gateway; empty: an own worker's
     remote: Annotated[str, Field(max_length=255)] = ""
-    results: Annotated[tuple[StepResult, ...], Field(max_length=_MOST_RESULTS)] = ()
+    results: Annotated[tuple[StepResult, ...], Field(max_length=_MAX_RESULTS)] = ()
     reason: str = ""  #: why a chunk was returned
     #: of an abandoned chunk
     jobs: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()

@@ -23,7 +23,7 @@ from tuna.messages import counted
 from tuna.results.selectable import SESSIONS, Results
 
 #: Fewer repeats say nothing about their spread.
-FEWEST = 3
+MIN_TIMES = 3
 #: Standard deviations on either side of the middle that hold 95 % of a normal distribution.
 _NORMAL_95 = NormalDist().inv_cdf(0.975)
 #: The name of the total over all layers, each counted once.
@@ -56,7 +56,7 @@ def ratio_of_medians(
     independent: what differs from one process to the next is not in it.
     """
     value = first_ms / second_ms
-    if min(len(first), len(second)) < FEWEST:
+    if min(len(first), len(second)) < MIN_TIMES:
         return Ratio(value)
     half = _NORMAL_95 * math.hypot(_log_error(first), _log_error(second))
     return Ratio(value, value * math.exp(-half), value * math.exp(half))

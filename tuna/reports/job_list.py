@@ -20,7 +20,7 @@ from tuna.messages import choices
 from tuna.vocabulary import State
 
 #: Configs whose label contains a text, of which jobs are looked for.
-_MOST_CONFIGS = 500
+_MAX_CONFIGS = 500
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ _LINE = (
     Job.updated_at,
 )
 #: Trials of one job that are shown with it: the first.
-_MOST_TRIALS = 100
+_MAX_TRIALS = 100
 
 
 def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob]:
@@ -175,10 +175,10 @@ def _conditions(connection: sa.Connection, wanted: JobFilter) -> Iterator[sa.Col
             sa.func.instr(ConfigRow.label, wanted.layer) > 0, ConfigRow.key == wanted.layer
         )
         query = sa.select(ConfigRow.id).where(named).order_by(ConfigRow.id)
-        configs = connection.execute(query.limit(_MOST_CONFIGS + 1)).scalars().all()
-        if len(configs) > _MOST_CONFIGS:
+        configs = connection.execute(query.limit(_MAX_CONFIGS + 1)).scalars().all()
+        if len(configs) > _MAX_CONFIGS:
             raise BadInput(
-                f"More than {_MOST_CONFIGS} layers have {wanted.layer[:80]!r} in their label.",
+                f"More than {_MAX_CONFIGS} layers have {wanted.layer[:80]!r} in their label.",
                 hint="give more of it, or a whole config key",
             )
         yield Job.config_id.in_(configs)
@@ -202,7 +202,7 @@ def read_job(connection: sa.Connection, job_id: int) -> JobFigures:
     return JobFigures(
         **row._mapping,
         attempts=tuple(AttemptFigures(**one._mapping) for one in attempts),
-        trials=_trials(connection, job_id, _MOST_TRIALS).rows,
+        trials=_trials(connection, job_id, _MAX_TRIALS).rows,
         trials_in_all=connection.execute(number).scalar_one(),
     )
 

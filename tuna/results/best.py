@@ -27,15 +27,15 @@ from tuna.results.selectable import BOTH, Results
 from tuna.vocabulary import PREDICTED
 
 #: Layers that are asked for at once.
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 #: Configs that are read at once.
 _BATCH = 5000
 #: As many similar configs are looked at, for so many layers at most; then all that have results.
-_NEAREST = ((8, MOST_LAYERS), (256, 32))
+_NEAREST = ((8, MAX_LAYERS), (256, 32))
 #: Distances that differ by less are equal.
 _ALIKE = 1e-9
 #: Environments are looked up this often, for as many scopes at most.
-_SCOPE_S, _MOST_SCOPES = 1.0, 1000
+_SCOPE_S, _MAX_SCOPES = 1.0, 1000
 _KEY = re.compile("[0-9a-f]{64}", re.ASCII)
 #: Of a result, under the names that rows of `tuna query` have.
 _FIELDS = (
@@ -90,8 +90,8 @@ def best(
     `predict`: a layer that was not measured gets the prediction of a trained predictor, where there
     is a similar layer; NotFound if no predictor answers.
     """
-    if not 1 <= len(asked) <= MOST_LAYERS:
-        raise BadInput(f"1 to {MOST_LAYERS} layers can be asked for, not {len(asked)}.")
+    if not 1 <= len(asked) <= MAX_LAYERS:
+        raise BadInput(f"1 to {MAX_LAYERS} layers can be asked for, not {len(asked)}.")
     named = {text: text if _KEY.fullmatch(text) else _layer(text) for text in asked}
     keys = {text: one if isinstance(one, str) else one.key for text, one in named.items()}
     environments = index.environments(connection, scope)
@@ -269,7 +269,7 @@ class LayerIndex:
         read_at, found = self._environments.get(scope, (0.0, []))
         if not found or time.monotonic() - read_at > _SCOPE_S:
             found = find_environments(connection, scope)
-            if len(self._environments) >= _MOST_SCOPES:
+            if len(self._environments) >= _MAX_SCOPES:
                 self._environments.clear()
             self._environments[scope] = time.monotonic(), found
         return found

@@ -23,7 +23,7 @@ __all__ = ["SOURCES", "Recorded", "ReportedTime", "find", "of_release", "record"
 
 #: Formats of reports.
 SOURCES = ("triton", "tunableop", "hipblaslt")
-_MOST_CHARS = {"device": 128, "who": 255, "origin": 255}
+_MAX_CHARS = {"device": 128, "who": 255, "origin": 255}
 _NAMES = (
     *("source", "subject", "implementation", "time_ms", "who", "origin", "device", "versions"),
     *("config_key", "reported_at"),
@@ -64,7 +64,7 @@ def _check(row: ReportedTime) -> None:
         raise BadInput(f"There are no reports of {row.source!r}.", hint=", ".join(SOURCES))
     if row.time_ms is not None and not is_time(row.time_ms):
         raise BadInput(f"A report cannot be stored: {NO_TIME}.")
-    for name, most in _MOST_CHARS.items():
+    for name, most in _MAX_CHARS.items():
         if len(getattr(row, name)) > most:
             raise BadInput(f"The {name} of a report has at most {most} characters.")
 

@@ -43,7 +43,7 @@ _FEW = 2_000
 #: As many sessions or fewer are looked at one by one.
 _FEW_SESSIONS = 8
 #: Layers that are read at once, first and at most.
-_FIRST, _MOST_LAYERS = 64, 500
+_FIRST, _MAX_LAYERS = 64, 500
 #: Fields of a row that are taken over as they are.
 _COPIED = (
     *("layer", "config_key", "kind", "driver", "library", "solver", "time_ms", "low_ms"),
@@ -169,7 +169,7 @@ def _layers(
         ids = _in_chunks(
             connection, sa.select(config.c.id).where(*meant.configs), config.c.id, first
         )
-    while part := list(itertools.islice(ids, min(number, _MOST_LAYERS))):
+    while part := list(itertools.islice(ids, min(number, _MAX_LAYERS))):
         yield part
         number *= 2
 
@@ -200,7 +200,7 @@ def _in_chunks(
         yield from found
         if len(found) < number:
             return
-        last, number = found[-1], min(8 * number, _MOST_LAYERS)
+        last, number = found[-1], min(8 * number, _MAX_LAYERS)
 
 
 def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:

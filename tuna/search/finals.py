@@ -34,7 +34,7 @@ from tuna.search import rounds
 from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
 #: Rivals at most: the fastest of those close to the config's best.
-MOST = 6
+MAX_RIVALS = 6
 
 
 #: The process whose time a row of find_db has: that of the latest good attempt of the job. By the
@@ -224,7 +224,7 @@ def _close(
         if not library.takes_part_in_finals(row.options):
             continue
         fastest = found[row.config_id]
-        if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MOST):
+        if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MAX_RIVALS):
             fastest.append(row)
     return dict(found)
 

@@ -130,7 +130,7 @@ def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
 
 
 #: Searches of a warm start, and trials that have a time which one needs.
-MOST, _FEWEST = 8, 8
+MAX_SEARCHES, _MIN_TIMED_TRIALS = 8, 8
 #: Of each: the fastest trials, of the slower ones some from all over, and failed ones. With the
 #: fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead of 0.94.
 _FASTEST, _SPREAD, _FAILED = 32, 32, 16
@@ -300,7 +300,7 @@ def _chosen(
                 ranked.append(((*place, distance, -search.id), search, origin))
     found: list[tuple[_KnownSearch, Origin, list[Any]]] = []
     for _, search, origin in sorted(ranked, key=lambda one: one[0]):
-        if len(found) == MOST:
+        if len(found) == MAX_SEARCHES:
             break
         if trials := _trials(connection, search):
             found.append((search, origin, trials))
@@ -362,7 +362,7 @@ def _trials(connection: sa.Connection, search: _KnownSearch) -> list[Any]:
         TrialRow.time_ms, TrialRow.id
     )
     fastest = list(connection.execute(good).scalars())
-    if len(fastest) < _FEWEST:
+    if len(fastest) < _MIN_TIMED_TRIALS:
         return []
     slower = fastest[_FASTEST:]
     spread = slower[:: max(1, math.ceil(len(slower) / _SPREAD))]

@@ -156,7 +156,7 @@ def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
 
 #: Candidates of a part at least: each part's best are measured again, and its start takes a moment
 #: too.
-LEAST = 4
+MIN_CANDIDATES = 4
 #: Columns of a round that its parts have from it.
 _SHARED = (
     "session_id",
@@ -221,7 +221,7 @@ def _divide(connection: sa.Connection, row: Any, most: int) -> int:
     trials = connection.execute(
         sa.select(TrialRow.id, TrialRow.artifact).where(*good).order_by(TrialRow.number)
     ).all()
-    count = min(most, len(trials) // LEAST)
+    count = min(most, len(trials) // MIN_CANDIDATES)
     for number in range(1, count):
         # In turn, for the first ones are expected to be the fastest, and so the longest to measure.
         _move(connection, row, number, trials[number::count])

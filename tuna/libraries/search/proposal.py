@@ -34,7 +34,7 @@ Strategy = Literal["search", "random", "exhaustive"]
 SMALL = 4096
 #: Trials with a time before a model is trained on them; until then the space's prior chooses, or
 #: chance.
-_FEWEST = 8
+_MIN_TIMED = 8
 #: Number of the same problem's fastest candidates in earlier searches that are measured again.
 _AGAIN = 4
 #: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
@@ -170,7 +170,7 @@ def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]
 def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> bool:
     """Whether there is enough to learn from: own trials, or others' in which features can be
     seen."""
-    if sum(trial.time_ms is not None for trial in trials) >= _FEWEST:
+    if sum(trial.time_ms is not None for trial in trials) >= _MIN_TIMED:
         return True
     timed = (
         space.features_of(trial.params, source.config)
@@ -178,7 +178,7 @@ def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> b
         for trial in source.trials
         if trial.time_ms is not None
     )
-    return len(list(itertools.islice(filter(None, timed), _FEWEST))) == _FEWEST
+    return len(list(itertools.islice(filter(None, timed), _MIN_TIMED))) == _MIN_TIMED
 
 
 def _costs(space: Space, model: CostModel, effort: float) -> Costs:

@@ -20,7 +20,7 @@ class Effort(str, Enum):
     FULL = "full"  #: at most 1,024 trials
 
 
-_MOST = {Effort.QUICK: 64, Effort.FULL: 1024}
+_MAX_TRIALS: dict[Effort | None, int] = {Effort.QUICK: 64, Effort.FULL: 1024}
 
 
 class Stop(str, Enum):
@@ -70,7 +70,7 @@ class StopRule:
         """
         if effort is None and trials is None and minutes is None:
             effort = Effort.FULL
-        most = [limit for limit in (trials, _MOST[effort] if effort else None) if limit is not None]
+        most = [limit for limit in (trials, _MAX_TRIALS.get(effort)) if limit is not None]
         return cls(min(most, default=None), minutes, target_ms, until_flat=effort is not None)
 
     def left(self, trials: int) -> int | None:

@@ -45,9 +45,9 @@ MAIN, UNTUNED, TENSORS, SEGMENTS = "main", "untuned", "tensors", "segments"
 #: Files in what is built: everything for the device, and the functions of `main` alone, of which a
 #: library for users is linked.
 _LIBRARY, _OBJECT = "functions.so", "main.o"
-#: Most and fewest runs with each of the program's functions, and seconds after which the fewest
-#: suffice.
-_MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
+#: Maximum and minimum of runs with each of the program's functions, and seconds after which the
+#: minimum suffices.
+_MAX_ROUNDS, _MIN_ROUNDS, _BUDGET_S = 15, 5, 20.0
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ class ModelKernel(Kernel):
         """
         spent: dict[str, list[float]] = defaultdict(list)
         order, started, names = np.random.default_rng(0), time.perf_counter(), [*self._body.timed]
-        for done in range(_MOST):
-            if done >= _FEWEST and time.perf_counter() - started > _BUDGET_S:
+        for done in range(_MAX_ROUNDS):
+            if done >= _MIN_ROUNDS and time.perf_counter() - started > _BUDGET_S:
                 break
             for name in order.permutation(names):
                 for part, ms in self._run_timed(str(name)).items():
