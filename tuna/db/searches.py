@@ -14,8 +14,8 @@ from tuna.db.bulk import rows_among
 from tuna.db.types import UtcDateTime, plain_table
 from tuna.vocabulary import State
 
-#: How `stopped` of a search or a job begins where a known result met the target, and what such
-#: searches are counted as.
+#: Beginning of `stopped` of a search or job whose target a known result met, and the word under
+#: which such searches are counted
 MET = "target met by "
 _MET_SHORT = "target met by a known result"
 
@@ -25,10 +25,10 @@ class Searches:
     """The searches of a session."""
 
     going_on: int = 0
-    ended: Mapping[str, int] = field(default_factory=dict)  #: by why
-    #: by the state of the part that is furthest back
+    ended: Mapping[str, int] = field(default_factory=dict)  #: number of ended searches by reason
+    #: number of rounds by the state of their part that is furthest back
     rounds: Mapping[str, int] = field(default_factory=dict)
-    #: of these, by state; a round that is not divided has one
+    #: number of these rounds' parts by state; an undivided round has one
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -41,8 +41,8 @@ _job = plain_table("job", "id session_id search_id round step state")
 _search = plain_table("search", "id session_id config_id steps begun stopped")
 _config_tag = plain_table("config_tag", "tag config_id")
 _DONE = State.EVALUATED.value
-#: States from furthest back to done. Of a round that has ended, a part that failed is furthest
-#: back.
+#: Rank of each state from furthest back to done; in a round that has ended, a failed part is
+#: furthest back
 _ORDER = {
     state.value: number
     for number, state in enumerate([*(s for s in State if s != State.EVALUATED), State.EVALUATED])
@@ -116,7 +116,7 @@ class _Counts:
         self._going_on = 0
         self._ended: Counter[str] = Counter()
         self._parts_undone: Counter[str] = Counter()
-        #: by search and number, with the state of the part that is furthest back
+        #: state of the part that is furthest back, by search and number of the round
         self._rounds_undone: dict[tuple[int, int], str] = {}
 
     def add_searches(self, stopped: str | None, number: int) -> None:

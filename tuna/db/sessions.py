@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuna.libraries.base import Environment
     from tuna.settings import Settings
 
-#: Fields of an environment that are one text.
+#: Fields of an environment that are one text
 _TEXTS = ("library", "library_version", "arch", "toolchain", "device", "target")
 
 

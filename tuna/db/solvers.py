@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tuna.libraries.base import Library
 
 _BATCH = 5000
-#: Of the column `no_solver.reason`.
+#: Length of the column `no_solver.reason`
 _REASON_CHARS = 255
 
 
@@ -63,7 +63,7 @@ class StoredSolver:
     kinds: tuple[str, ...]
     tunable: bool
     dynamic: bool
-    number: int | None  #: the library's own solver id
+    number: int | None  #: library's own id of the solver; None: it has none
 
 
 def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
@@ -117,11 +117,11 @@ class Applicability:
 
     configs: int
     pairs: int
-    #: count by name of solvers that are not in the database
+    #: number of answers by name of a solver that is not in the database
     unknown: Mapping[str, int] = field(default_factory=dict)
     unanswered: tuple[
         str, ...
-    ] = ()  #: labels of configs for which the library failed to answer; they keep what they had
+    ] = ()  #: labels of configs for which the library failed to answer; their solvers stay
     #: number of configs that no solver takes, by reason
     without: Mapping[str, int] = field(default_factory=dict)
 

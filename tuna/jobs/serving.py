@@ -21,7 +21,8 @@ from tuna.libraries.registry import find_library
 from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
 
-#: A drain writes about 5000 in one transaction at most.
+#: Number of latest attempts that are looked at; a drain writes about 5000 in one transaction at
+#: most
 _LATEST_ATTEMPTS = 10_000
 
 
@@ -45,7 +46,7 @@ class SessionWork:
     environment: Environment
     library: Library
     options: SessionOptions = DEFAULTS
-    #: names of the steps to serve, of those that the library has; all when empty
+    #: names of the steps to serve; empty: all that the library has
     only: Sequence[str] = ()
 
     @property

@@ -35,7 +35,7 @@ class Repeated(NamedTuple):
 
     job_id: int
     step: str
-    candidate: int | None = None  #: its index; None: all
+    candidate: int | None = None  #: index of the candidate; None: all candidates of the job
 
 
 def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repeated, str]:
@@ -69,7 +69,7 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
     """The library, and the item that repeats this trial alone from its params, up to the step that
     the trial is from.
 
-    Raises NotFound if there is no such trial, BadInput if its library does not build candidates
+    Raises NotFound for an unknown trial, BadInput if its library does not build candidates
     from their params.
     """
     query = sa.select(TrialRow.number, TrialRow.params, TrialRow.step, *_COLUMNS)
@@ -78,7 +78,7 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
     ).one_or_none()
     if row is None:
         raise NotFound(
-            f"There is no trial {trial_id}.",
+            f"Unknown trial {trial_id}.",
             hint="take the command that a failure or a result is shown with",
         )
     number, params, of_step, *rest = row

@@ -29,7 +29,7 @@ def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
     return column.in_(sa.bindparam("some", expanding=True))
 
 
-#: Built once: building a statement costs more than running it.
+#: Solvers by id, built once: building a statement costs more than running it
 _SOLVERS = sa.select(SolverRow.id, SolverRow.name).where(_among(SolverRow.id))
 _CONFIGS = sa.select(ConfigRow.id, ConfigRow.key, ConfigRow.json, ConfigRow.body).where(
     _among(ConfigRow.id)

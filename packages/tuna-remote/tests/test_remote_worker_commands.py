@@ -70,7 +70,7 @@ def test_a_token_is_one_line_and_lists_show_no_secret(
     assert type_in("tuna", "token", "revoke", token_id).code == 0
     assert json.loads(type_in("tuna", "token", "list", "--json").out)[0]["state"] == "revoked"
     again = type_in("tuna", "token", "revoke", token_id)
-    assert (again.code, "There is no token" in again.err) == (3, True)
+    assert (again.code, "is unknown or was revoked" in again.err) == (3, True)
 
 
 def test_a_worker_is_listed_cordoned_and_revoked(type_in: Callable, client: redis.Redis) -> None:
