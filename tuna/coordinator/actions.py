@@ -22,10 +22,10 @@ from tuna.libraries.base import Library
 from tuna.search import rounds
 from tuna.vocabulary import BASELINE, GoldenState, State
 
-#: Jobs changed in one transaction, so that claiming and draining can run concurrently.
+#: Maximum of jobs changed in one transaction, so that claiming and draining can run concurrently
 _BATCH = 20_000
-#: In the order of the transitions, so that a job which advances meanwhile is found by a later
-#: query.
+#: States in the order of the transitions, so that a later query finds a job which advances
+#: meanwhile
 _ORDER = (
     State.NEW,
     State.SEARCHING,
@@ -35,7 +35,7 @@ _ORDER = (
     State.EVAL_QUEUED,
     State.EVALUATING,
 )
-#: Columns of a job that is tried as if it had never been.
+#: Values of the columns of a job that is tried again as a new one
 _FORGIVEN = {"failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "avoid": None}
 
 

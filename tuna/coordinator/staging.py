@@ -62,7 +62,7 @@ def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[Wor
                 artifacts.put(blob)
             except StorageFull as error:
                 raise StoreUnavailable(
-                    f"There is no space left for what work items need: {error}"
+                    f"No space is left for what work items need: {error}"
                 ) from error
             put += 1
     if put:

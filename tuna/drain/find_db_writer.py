@@ -20,10 +20,10 @@ from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.libraries.results import is_close, is_time
 from tuna.vocabulary import Cause
 
-#: Bytes that every server accepts. Overhead of a statement that carries an artifact.
+#: Bytes of a statement that every server accepts; overhead of a statement that carries an artifact
 _SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
-#: Artifacts that are read at a time, before a transaction, and about how much of them is held in
-#: memory.
+#: Number of artifacts that are read at a time, before a transaction; bytes of them that are held in
+#: memory, about
 _READERS, _FETCHED_BYTES = 8, 1 << 28
 
 
@@ -40,7 +40,7 @@ class _Built(NamedTuple):
 
     params: str | None
     artifact: str | None
-    workload: str | None  #: of its job
+    workload: str | None  #: digest of the text of its job's problem
 
 
 _NOTHING = _Built(None, None, None)
@@ -50,8 +50,10 @@ _NOTHING = _Built(None, None, None)
 class Fetched:
     """Facts that were read for results before the transaction that writes them."""
 
-    trials: Mapping[tuple[int, int], _Built]  #: by job and number
-    blobs: Mapping[str, bytes | KeyError]  #: artifacts that were not in SQL, or why there is none
+    #: what the earlier steps left of each trial, by job id and trial number
+    trials: Mapping[tuple[int, int], _Built]
+    #: artifacts that were not in SQL by digest; a KeyError says why one is missing
+    blobs: Mapping[str, bytes | KeyError]
 
     def of(self, result: StepResult, trial: Trial) -> _Built:
         """Return the facts of a trial of `result` once that is stored."""
@@ -220,7 +222,7 @@ class MeasuredResult(NamedTuple):
     """A measured result of a solver for a config."""
 
     job_id: int | None
-    search_id: int | None  #: of the job
+    search_id: int | None  #: search of which the job is a round; None: the job is not a round
     trial_number: int | None
     step: str | None
     params: str

@@ -33,12 +33,12 @@ from tuna.libraries.results import is_close
 from tuna.search import rounds
 from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
-#: Rivals at most: the fastest of those close to the config's best.
+#: Maximum of rivals in the finals: the fastest of those close to the config's best
 MAX_RIVALS = 6
 
 
-#: The process whose time a row of find_db has: that of the latest good attempt of the job. By the
-#: unique index of step_result.
+#: Process whose time a row of find_db has: that of the latest good attempt of the job, found by the
+#: unique index of step_result
 _MEASURED_BY = (
     sa.select(Attempt.worker)
     .where(Attempt.job_id == FindDb.measured_by(), Attempt.ok)

@@ -129,14 +129,18 @@ def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
     return [[row for row in each if "params" in row] for each in rows]
 
 
-#: Searches of a warm start, and trials that have a time which one needs.
+#: Maximum of searches in a warm start; minimum of trials with a time in a search that is learned
+#: from
 MAX_SEARCHES, _MIN_TIMED_TRIALS = 8, 8
-#: Of each: the fastest trials, of the slower ones some from all over, and failed ones. With the
-#: fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead of 0.94.
+#: Numbers of trials taken from each search: the fastest, slower ones spread over all times, and
+#: failed ones. With the fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead
+#: of 0.94.
 _FASTEST, _SPREAD, _FAILED = 32, 32, 16
-#: A block that is larger is left out: its candidates' params are no short texts.
+#: Maximum of bytes of a block of trials; a larger one is left out, because its candidates' params
+#: are long
 _LARGEST_BYTES = 1 << 20
-#: Searches that are looked at, the latest ones: of this environment, and of others.
+#: Maximum of searches that are considered, the latest ones, first those of this environment, then
+#: those of others
 _LATEST = 1000
 _LABEL_CHARS = 255
 
@@ -146,8 +150,8 @@ class Origin(str, Enum):
 
     SESSION = "session"  #: the same config, in another session of this environment
     CONFIG = "config"  #: another config, in this environment
-    DEVICE = "device"  #: in another environment
-    PRIOR = "prior"  #: no search, but a trained predictor that is used in searches
+    DEVICE = "device"  #: a search in another environment
+    PRIOR = "prior"  #: a trained predictor that is used in searches, instead of a search
 
 
 class WarmStart(NamedTuple):
@@ -162,8 +166,8 @@ class SiblingFacts(NamedTuple):
     """One search that another learns from."""
 
     origin: str
-    noisy: bool  #: its device was not quiet
-    trials: int  #: of it that are learned from
+    noisy: bool  #: true if the device of that search was not quiet
+    trials: int  #: number of its trials that are learned from
     label: str
 
 
@@ -203,7 +207,7 @@ def choose_warm_starts(
             _store(connection, row.search_id, row.round, chosen, _prior(connection, work))
 
 
-#: Built once: building a statement costs more than running it.
+#: Rounds of searches, built once: building a statement costs more than running it
 _OF_ROUNDS = (
     sa.select(
         *(Job.id, WarmStartRow.round, WarmStartRow.digest),

@@ -42,12 +42,12 @@ from tuna.libraries.base import Found, Library
 from tuna.libraries.results import is_time
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
-#: Why a search ended of which a person canceled a round.
+#: Reason of the end of a search of which a person canceled a round
 CANCELED = "a round was canceled"
-#: Why a search ended that gave up a round.
+#: Reason of the end of a search that gave up a round
 LATE = "the time was over before a further round was done"
-#: States of a round that no worker is known to have begun, or begun again; and of one that is not
-#: being measured.
+#: States of a round that no worker is known to have begun, or begun again; then those of a round
+#: that is not being measured
 _UNBEGUN = frozenset({State.NEW, State.SEARCHING, State.COMPILE_QUEUED})
 _UNMEASURED = _UNBEGUN | {State.COMPILING, State.COMPILED, State.EVAL_QUEUED}
 
@@ -302,7 +302,7 @@ class _Search:
 
 
 _OF_SEARCH = ("id", "session_id", "config_id", "solver_id", "steps", "reason", "options")
-#: Built once, too: the searches that go on, and their rounds.
+#: Searches that go on, with their rounds; built once, too
 _UNENDED = (
     sa.select(*(getattr(Search, name) for name in _OF_SEARCH))
     .where(*unended(sa.bindparam("of_session")))
@@ -380,7 +380,8 @@ def _found(connection: sa.Connection, search: _Search, library: Library) -> Foun
     )
 
 
-#: Seconds without a coordinator after which it is a pause, and between two notes of one.
+#: Seconds without a coordinator that count as a pause; seconds between two records of the served
+#: time
 PAUSE_S, NOTE_EVERY_S = 60.0, 5.0
 
 

@@ -26,10 +26,10 @@ from tuna.libraries.base import Step
 from tuna.policies import OpenStep, SearchProgress
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
-#: Rounds of each step that a policy chooses from: the oldest.
+#: Maximum of rounds of each step that a policy chooses from, the oldest ones
 _LIMIT = 1000
-#: Built once: building a statement costs more than running it. Index ix_job_claim (session_id,
-#: step, state, id).
+#: Rounds that wait. Built once: building a statement costs more than running it. Index ix_job_claim
+#: (session_id, step, state, id).
 _WAITING = (
     sa.select(Job.id, Job.solver_id, Job.steps, Job.search_id, Job.round, Job.updated_at)
     .where(
@@ -154,10 +154,10 @@ def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
     return {config_id: float(weight) for config_id, weight in connection.execute(query)}
 
 
-#: Candidates of a part at least: each part's best are measured again, and its start takes a moment
-#: too.
+#: Minimum of candidates in a part: each part's best are measured again, and the start of a part
+#: takes time
 MIN_CANDIDATES = 4
-#: Columns of a round that its parts have from it.
+#: Columns of a round that its parts inherit
 _SHARED = (
     "session_id",
     "config_id",

@@ -35,15 +35,16 @@ from tuna.workers.link import RecordedStore, Renewals, WorkerLink
 
 log = structlog.get_logger(__name__)
 
-#: Results wait at most this long in the worker; short, because a crash loses them.
+#: Seconds that results wait in the worker at most; few, because a crash loses them
 _FLUSH_S = 0.2
-#: Pause before a chunk is returned because of a fault of the worker, so that others can take it
-#: first.
+#: Seconds before a chunk is returned because of a fault of the worker, so that others can take it
+#: first
 _BACKOFF_S = 2.0
-#: Timeout of the device lock, after which the chunk is returned. Celery's hard limit allows for it.
+#: Seconds of waiting for the device lock, after which the chunk is returned; Celery's hard limit
+#: allows for it
 DEVICE_WAIT_S = 60.0
 _WORKER_FAULTS = (StorageFull, StoreUnavailable, DeviceBusy)
-#: Maximum of times that a worker declines a job that failed here.
+#: Maximum of times that a worker declines a job that failed here
 _MAX_DECLINED = 5
 _MAX_NOTED = 10_000
 _DECLINED = "it failed here before; another worker should try it"
@@ -58,7 +59,7 @@ class ChunkOutcome(str, Enum):
     REFUSED = "refused"  #: this machine cannot run it
     DECLINED = "declined"  #: it failed here before, and others can try it
     RETURNED = "returned"  #: the machine or the store is at fault
-    UNFIT = "unfit"  #: the device or the machine is, and takes nothing for a while
+    UNFIT = "unfit"  #: the device or the machine is at fault, and takes no work for a while
 
 
 class LeaseLost(Exception):
@@ -76,7 +77,8 @@ class _Run:
     lease: WorkerLease
     artifacts: RecordedStore
     renewals: Renewals
-    done: list[StepResult] = dataclasses.field(default_factory=list)  #: not yet reported
+    #: results that are not yet reported
+    done: list[StepResult] = dataclasses.field(default_factory=list)
     flushed_at: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -102,7 +104,7 @@ class Runner:
         self._announcer = announcer
         # (namespace, job, step) that failed here
         self._declined: Counter[tuple[str, int, str]] = Counter()
-        #: the latest that succeeded on the device
+        #: latest item that succeeded on the device, with the store of its artifacts
         self._repeatable: tuple[WorkItem, ArtifactStore] | None = None
 
     def run(
