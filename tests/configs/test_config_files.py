@@ -235,7 +235,7 @@ def test_the_largest_real_list_gives_the_known_counts(driver_commands: Path) -> 
         if not rejection.unsupported
     ]
     assert [text.partition(",")[0] for text in wrong] == [
-        "1341: there is no MIOpenDriver command in the line"
+        "1341: the line has no MIOpenDriver command"
     ]
 
 

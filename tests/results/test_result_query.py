@@ -255,7 +255,7 @@ def test_an_answer_is_cut_at_its_limit_and_says_so(connection: sa.Connection) ->
         ({"model": "alex"}, NotFound, "no model 'alex'"),
         ({"tag": "x"}, NotFound, "tag 'x'"),
         ({"op": "softmax"}, NotFound, "kind of layer 'softmax'"),
-        ({"dtype": "fp3"}, BadInput, "'fp3' is no data type"),
+        ({"dtype": "fp3"}, BadInput, "Unknown data type 'fp3'"),
         ({"shape": ("height=3",)}, BadInput, "field 'height'"),
         ({"arch": "gfx1"}, NotFound, "architecture 'gfx1'"),
         ({"device": "TPU"}, NotFound, "device 'TPU'"),

@@ -29,9 +29,9 @@ class Diff:
 
     a: Path
     b: Path
-    exporter: AnyExporter  #: of both files
-    counts: Counter[tuple[str, str, str]]  #: by what, solver and type
-    faster: int  #: of those changed: the time is less
+    exporter: AnyExporter  #: exporter of both files
+    counts: Counter[tuple[str, str, str]]  #: number of differences by (what, solver, type)
+    faster: int  #: number of changed entries whose time is less in `b`
     slower: int
 
     @property
@@ -146,11 +146,12 @@ def _sorted(found: Iterable[Entry], side: int) -> Iterator[tuple[Entry, int]]:
 class MergeReport:
     """Origin of the entries of a merged database, and dropped ones."""
 
-    kept: int  #: of the master, as they were
-    replaced: int  #: the master had another value
-    added: int  #: the master had none
-    dropped: int  #: of the master, because the target knows their problem
-    unusable: int  #: without a time that is a positive number
+    kept: int  #: number of the master's entries that were kept unchanged
+    replaced: int  #: number of entries whose value in the master was another
+    added: int  #: number of entries that the master did not have
+    #: number of the master's entries that were dropped, because the target knows their problem
+    dropped: int
+    unusable: int  #: number of entries without a time that is a positive number
 
 
 def merge_all(
@@ -192,7 +193,7 @@ def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> 
     name = compressed.plain_name(out)
     if out.name != master.name and not name.endswith(exporter.endings):
         raise BadInput(
-            f"{out.name} is no name of a {exporter.title}: they end in"
+            f"{out.name} is not a name of a {exporter.title}: they end in"
             f" {', '.join(exporter.endings)}."
         )
     counts: Counter[str] = Counter()

@@ -28,7 +28,7 @@ from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import NO_TIME, is_time
 from tuna.vocabulary import canonical_name
 
-#: How the records of a file are read, and how they are stored.
+#: Functions that read the records of a file, and that store them
 _Reading: TypeAlias = tuple[
     Callable[[Path], Iterator[Any]], Callable[[ImportRun, Iterator[Any]], None]
 ]
@@ -50,7 +50,7 @@ def import_db(
     Importing a file again changes nothing. `session_id`: or what makes a session, called when the
     file has been found to be good. Records of another target than `target`, by default the
     session's, are left out, in forms whose records have one. Raises BadInput before anything is
-    stored if the file is damaged, and NotFound if there is no such session.
+    stored if the file is damaged, and NotFound for an unknown session.
     """
     source = source_of(path)
     exporter = registry.exporter_of(path)
@@ -198,7 +198,7 @@ def _made(
         try:
             made[key] = layer(key)
         except BadInput:
-            batch.skipped["its key is no problem of MIOpen's"] += entries
+            batch.skipped["its key is not a problem of MIOpen's"] += entries
     return batch.store_configs(made)
 
 

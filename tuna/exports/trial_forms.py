@@ -27,13 +27,13 @@ from tuna.libraries.results import NO_TIME, ResultSource, TrialRecord, is_time
 from tuna.messages import install_extra
 from tuna.vocabulary import Cause
 
-#: Trials of a study; a layer and solver with more has several.
+#: Maximum of trials in a study; a layer and solver with more has several studies
 STUDY_TRIALS = 10_000
-#: Distinct texts of one parameter in a study: each trial lists them all.
+#: Maximum of distinct texts of one parameter in a study: each trial lists them all
 _MAX_WORDS = 256
-#: Larger files are not read.
+#: Maximum of bytes of a file that is read
 _LIMIT_BYTES = 1 << 30
-#: T4's word for a failed trial; the other causes are not the candidate's fault.
+#: T4's word for a trial that failed with this cause; the other causes are not the candidate's fault
 _INVALID = {
     Cause.BUILD_ERROR: "compile",
     Cause.BUILD_TIMEOUT: "timeout",
@@ -43,7 +43,7 @@ _INVALID = {
     Cause.NOT_APPLICABLE: "constraints",
 }
 _VALID = "correct"
-#: The parameters of a candidate by name.
+#: Function that returns the parameters of a candidate by name
 _Naming: TypeAlias = Callable[[str], Mapping[str, Any]]
 
 
@@ -57,7 +57,7 @@ class _Subject(BaseModel):
     library: str
     arch: str
     num_cu: int
-    environment: str  #: its key
+    environment: str  #: key of the environment
 
 
 _Groups: TypeAlias = Iterable[tuple[_Subject, Iterator[TrialRecord]]]
@@ -67,7 +67,7 @@ class TrialExporter(Exporter[ExportOptions]):
     """All trials, by layer and solver; a subclass says how a file of them looks."""
 
     options = ExportOptions
-    ended: ClassVar[str]  #: how the file's name ends, after the library
+    ended: ClassVar[str]  #: end of the file's name, after the library
 
     def accepts(self, source: ResultSource) -> None:
         """Refuse a golden version: it has no trials."""
@@ -188,7 +188,7 @@ class T4Exporter(TrialExporter):
         """Time, validity and params of each trial."""
         files = sorted(path.glob("*.json")) if path.is_dir() else []
         if not files:
-            raise BadInput(f"{path} is no {self.title}.")
+            raise BadInput(f"{path} is not a {self.title}.")
         for file in files:
             try:
                 if file.stat().st_size > _LIMIT_BYTES:
@@ -199,7 +199,7 @@ class T4Exporter(TrialExporter):
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
                 name = ".".join(map(str, first["loc"]))
-                raise BadInput(f"{file} is no T4 file of Tuna's: {name} {first['msg']}.") from None
+                raise BadInput(f"{file} is not Tuna's T4 file: {name} {first['msg']}.") from None
             for one in found.results:
                 times = [m["value"] for m in one.measurements if m.get("name") == "time"]
                 value = (times[0] if times else math.inf, one.invalidity, one.tuna.params)
@@ -279,7 +279,7 @@ class OptunaExporter(TrialExporter):
         went on in the file."""
         optuna = _optuna()
         if not self.recognises(path, compressed.head(path)):
-            raise BadInput(f"{path} is no {self.title} of Tuna's.")
+            raise BadInput(f"{path} is not an {self.title} of Tuna's.")
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(path))
             studies = optuna.storages.JournalStorage(backend)

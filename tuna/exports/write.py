@@ -40,7 +40,7 @@ class SqlSource:
     """Results through one connection; see `results.ResultSource` for what each method gives."""
 
     connection: sa.Connection
-    found: Results  #: baselines' too
+    found: Results  #: columns of the results, baselines' too
     title: str
     library: str
     arch: str
@@ -141,9 +141,9 @@ class SqlSource:
         ]
 
 
-#: Field of `ResultSource.results` -> column, where they differ.
+#: Column by field of `ResultSource.results`, where the two differ
 _NAMES = {"result_id": "id"}
-#: Of `KernelOf`.
+#: Columns of a `KernelOf`
 _KERNEL = (
     *("id", "solver", "config_key", "driver", "environment", "digest", "code_name", "code_args"),
 )
@@ -187,9 +187,7 @@ def of_golden(
     if golden_id is None:
         query = sa.select(golden.c.version).where(of_library).order_by(golden.c.version)
         there = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
-        raise NotFound(
-            f"There is no golden version {version} of {library}.", hint=f"versions: {there}"
-        )
+        raise NotFound(f"Unknown golden version {version} of {library}.", hint=f"versions: {there}")
     where = [RELEASES["golden_id"] == golden_id, RELEASES["arch"] == arch]
     if num_cu is not None:
         where.append(RELEASES["num_cu"] == num_cu)
@@ -233,7 +231,7 @@ def export(
 
     `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the
     configs with this tag; the rest are the form's own options. Equal results give equal bytes; an
-    older file is replaced at once or not at all. Raises NotFound if there is no such session or
+    older file is replaced at once or not at all. Raises NotFound for an unknown session or
     tag, or nothing to export (then nothing is written), BadInput, also for results of an emulated
     board, or StorageFull.
     """
@@ -261,7 +259,7 @@ def export_golden(
     Without `num_cu` the file is named after the architecture alone and holds the results of all CU
     counts: MIOpen's formats of each key and solver what was measured last, of equally late ones
     that of fewer CUs; a kernel db the code of the winners of each CU count; the generic forms all
-    of them. There is no TVM database of a golden version.
+    of them. A golden version has no TVM database.
     """
     writer = exporter(form)
     given = writer.options_of(options)

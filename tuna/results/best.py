@@ -26,18 +26,19 @@ from tuna.results.core_tables import config, environment
 from tuna.results.selectable import BOTH, Results
 from tuna.vocabulary import PREDICTED
 
-#: Layers that are asked for at once.
+#: Maximum of layers in one question
 MAX_LAYERS = 1000
-#: Configs that are read at once.
+#: Maximum of configs that are read at once
 _BATCH = 5000
-#: As many similar configs are looked at, for so many layers at most; then all that have results.
+#: Number of similar configs that are looked at, with the maximum of layers for which that is done;
+#: then all that have results
 _NEAREST = ((8, MAX_LAYERS), (256, 32))
-#: Distances that differ by less are equal.
+#: Maximum difference of distances that count as equal
 _ALIKE = 1e-9
-#: Environments are looked up this often, for as many scopes at most.
+#: Seconds for which environments of a scope are remembered, and maximum of such scopes
 _SCOPE_S, _MAX_SCOPES = 1.0, 1000
 _KEY = re.compile("[0-9a-f]{64}", re.ASCII)
-#: Of a result, under the names that rows of `tuna query` have.
+#: Fields of a result, named as in rows of `tuna query`
 _FIELDS = (
     *("layer", "config_key", "kind", "driver", "library", "solver", "params", "time_ms"),
     *("low_ms", "high_ms", "noisy", "arch", "environment", "library_version", "session_id"),
@@ -48,9 +49,9 @@ _FIELDS = (
 class Cover(str, enum.Enum):
     """A layer's class, by the results that there are."""
 
-    EXACT = "exact"  #: it was measured on such a device
-    NEAR = "near"  #: a layer that differs in sizes alone was
-    NONE = "none"  #: neither
+    EXACT = "exact"  #: a result of the layer on such a device
+    NEAR = "near"  #: a result of a layer that differs in sizes alone
+    NONE = "none"  #: no result
 
     __str__ = str.__str__
 
@@ -60,7 +61,7 @@ class Scope:
     """Environments that are asked about; None: any."""
 
     arch: str | None = None
-    device: str | None = None  #: text in the device's name
+    device: str | None = None  #: text that the device's name contains
     library: str | None = None
 
 
@@ -69,9 +70,9 @@ class BestResult:
     """A layer that was asked for, with the fastest result of it or of the most similar layer, or a
     prediction."""
 
-    asked: str  #: as it was asked for
+    asked: str  #: layer in the words of the question
     cover: Cover | Literal["predicted"]
-    result: Mapping[str, Any] | None  #: fields as `tuna query` has them; of a prediction its own
+    result: Mapping[str, Any] | None  #: fields as in `tuna query`; a prediction has its own
 
 
 def best(
@@ -215,7 +216,7 @@ class LayerPredictor(Protocol):
     """A predictor that answers for layers that were never tuned."""
 
     def predict(self, layer: Config, arch: str | None, device: str | None) -> dict[str, Any] | None:
-        """Return the fields of a prediction; None where there is no similar layer."""
+        """Return the fields of a prediction; None without a similar layer."""
 
 
 class Predictors(Protocol):
@@ -225,7 +226,7 @@ class Predictors(Protocol):
         """Return those of a library, or of all; raises NotFound if there is none."""
 
 
-#: Classes of `Predictors`, made without arguments.
+#: Classes of `Predictors`, made without arguments
 PREDICTORS: Plugins[type[Any]] = Plugins("tuna.predictors", "predictor", type)
 
 
@@ -318,7 +319,7 @@ class _Family:
 
     ids: NDArray[np.int64]
     labels: tuple[str, ...]
-    sizes: NDArray[np.float64]  #: logarithms; one size of all configs after the other
+    sizes: NDArray[np.float64]  #: logarithms of the sizes; one size of all configs after the other
 
     @classmethod
     def of(cls, layers: Sequence[tuple[int, Config]]) -> _Family:

@@ -31,13 +31,13 @@ class CoveredLayer:
 
     layer: str
     config_key: str
-    weight: int  #: how often the model or network has it; 1 for a tag
-    flops: int  #: operations of one
+    weight: int  #: number of times that the model or network has it; 1 for a tag
+    flops: int  #: number of operations of one layer
     cover: Cover
     solver: str = ""
     time_ms: float | None = None
     noisy: bool = False
-    near: str = ""  #: the most similar layer with a result, where this one has none
+    near: str = ""  #: most similar layer with a result; empty: this one has one, or none is similar
 
 
 @dataclass(frozen=True)

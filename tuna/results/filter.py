@@ -29,7 +29,7 @@ from tuna.results.result_rows import MAX_LIMIT, ResultFilter
 from tuna.results.selectable import Results
 
 _Condition = sa.ColumnElement[bool]
-#: Digits of a config key that name it.
+#: Minimum of digits with which a config key is named
 _KEY_DIGITS = 8
 
 
@@ -40,7 +40,7 @@ class Conditions:
     wanted: ResultFilter
     configs: tuple[_Condition, ...]
     sessions: tuple[int, ...] | None
-    device: str | None  #: the name of one of several devices of an environment
+    device: str | None  #: name of one of several devices of an environment
     solvers: tuple[int, ...] | None
 
     def of(self, results: Results, *, of_layers: bool = False) -> list[_Condition]:
@@ -115,7 +115,7 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
         name = wanted.dtype.upper()
         if name not in DataType.__members__:
             raise BadInput(
-                f"{wanted.dtype!r} is no data type.",
+                f"Unknown data type {wanted.dtype!r}.",
                 hint=f"there are {', '.join(DataType.__members__)}",
             )
         yield _holds(f'"data_type":"{DataType[name].value}"')
@@ -133,7 +133,7 @@ def _kind(op: str) -> str:
     names = sorted(KINDS.names())
     found = [op] if op in names else [name for name in names if name.startswith(op)]
     if len(found) != 1:
-        raise NotFound(f"There is no kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
+        raise NotFound(f"Unknown kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
     return found[0]
 
 
@@ -175,7 +175,7 @@ def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...]
     if not found:
         known = connection.execute(sa.select(solver.c.name).distinct()).scalars()
         raise NotFound(
-            f"There is no solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers")
+            f"Unknown solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers")
         )
     return found
 
@@ -200,9 +200,7 @@ def _sessions(
         if value is not None:
             query = query.where(condition)
             if connection.execute(query.limit(1)).first() is None:
-                raise NotFound(
-                    f"There is no session with the {what} {value!r}.", hint=_there(connection)
-                )
+                raise NotFound(f"No session has the {what} {value!r}.", hint=_there(connection))
     if wanted.device is None:
         return tuple(connection.execute(query).scalars()), None
     described = sa.func.instr(sa.func.lower(environment.c.device), wanted.device.lower()) > 0
@@ -212,9 +210,7 @@ def _sessions(
     named = sa.select(device.c.environment_id).where(device.c.name == wanted.device)
     found = tuple(connection.execute(query.where(environment.c.id.in_(named))).scalars())
     if not found:
-        raise NotFound(
-            f"There is no session with the device {wanted.device!r}.", hint=_there(connection)
-        )
+        raise NotFound(f"No session has the device {wanted.device!r}.", hint=_there(connection))
     return found, wanted.device
 
 

@@ -21,7 +21,7 @@ from tuna.results.core_tables import reported
 
 __all__ = ["SOURCES", "Recorded", "ReportedTime", "find", "of_release", "record"]
 
-#: Formats of reports.
+#: Names of the formats of reports
 SOURCES = ("triton", "tunableop", "hipblaslt")
 _MAX_CHARS = {"device": 128, "who": 255, "origin": 255}
 _NAMES = (
@@ -36,7 +36,7 @@ class Recorded:
     """Numbers of reports that were stored."""
 
     new: int
-    replaced: int  #: the same had been reported before, with this or another time
+    replaced: int  #: number of entries that had been reported before, with this or another time
 
 
 def record(connection: sa.Connection, rows: Iterable[ReportedTime]) -> Recorded:

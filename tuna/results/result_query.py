@@ -37,25 +37,25 @@ from tuna.results.selectable import (
 )
 from tuna.vocabulary import BASELINE
 
-#: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone
-#: through in their order.
+#: Maximum of layers that are named one by one; where a condition leaves more, all layers are read
+#: in their order
 _FEW = 2_000
-#: As many sessions or fewer are looked at one by one.
+#: Maximum of sessions that are looked at one by one
 _FEW_SESSIONS = 8
-#: Layers that are read at once, first and at most.
+#: Number of layers that are read at once: at first, and at most
 _FIRST, _MAX_LAYERS = 64, 500
-#: Fields of a row that are taken over as they are.
+#: Fields of a row that are taken over unchanged
 _COPIED = (
     *("layer", "config_key", "kind", "driver", "library", "solver", "time_ms", "low_ms"),
     *("high_ms", "max_error", "arch", "num_cu", "environment", "library_version", "toolchain"),
     *("session_id", "reason", "job_id", "trial_number", "golden"),
 )
-#: Other columns of any provenance.
+#: Other columns of any provenance
 _READ = (
     *("config_id", "conditions", "environment_device", "family", "params", "workspace_bytes"),
     *("noisy", "simulated", "clock", "source", "kept_at"),
 )
-#: Columns that only golden entries have.
+#: Columns that only golden entries have
 _OF_ENTRY = ("id", "worker", "device")
 
 
@@ -121,7 +121,7 @@ class _Cursor:
     """A place among the rows: the last one that was given."""
 
     place: tuple[Any, ...]
-    given: int  #: rows of its layer, up to this one
+    given: int  #: number of rows of its layer, up to this one
 
     @property
     def layer(self) -> int:
@@ -147,7 +147,7 @@ class _Cursor:
             fits = [type(one) in kind for one, kind in zip(values, kinds, strict=True)]
             if all(fits) and type(given) is int and 0 <= given <= 1 << 40:
                 return cls(tuple(values), given)
-        raise BadInput("This is no cursor of these rows.", hint="begin without one")
+        raise BadInput("The cursor is not one of these rows.", hint="begin without a cursor")
 
     def text(self) -> str:
         """Return the cursor as one word."""
@@ -279,7 +279,7 @@ def _place(row: Any) -> tuple[Any, ...]:
     return (row.config_id, row.time_ms is None, row.time_ms or 0.0, *last)
 
 
-#: Types of the parts of a place, with those that JSON gives for them.
+#: Types of the values of a cursor, with those that JSON gives for them
 _KINDS: tuple[set[type], ...] = ({int}, {bool}, {int, float}, {str}, {int}, {int}, {str})
 _KINDS_OF_TRIAL: tuple[set[type], ...] = ({int}, {int, float}, {str}, {str}, {int}, {int})
 

@@ -29,7 +29,7 @@ _COLUMNS = (
     *("environment_id", "times_ms", "max_error", "trial_at", "job_id", "trial_number"),
     *("worker", "device", "measured_at", "low_ms", "high_ms", "final_job_id"),
 )
-#: Columns of a `TrialRecord`, in its order.
+#: Columns of a `TrialRecord`, in its order
 _TRIAL = (
     *("config_key", "driver", "layer", "solver", "job_id", "trial_number", "params", "cause"),
     *("time_ms", "times_ms", "low_ms", "high_ms", "clock", "ended_early", "max_error"),
