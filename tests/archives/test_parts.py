@@ -152,7 +152,7 @@ def test_another_session_is_refused(tmp_path: Path) -> None:
 def test_a_bad_index_is_refused(text: str) -> None:
     Folder(URL).write(parts.INDEX, text.encode())
     for refused in (lambda: api.restore_session(URL), lambda: api.archive_session(SESSION, URL)):
-        with pytest.raises(BadInput, match="is no index of an archive"):
+        with pytest.raises(BadInput, match="is not an index of an archive"):
             refused()
 
 

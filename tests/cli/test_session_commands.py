@@ -157,7 +157,7 @@ def test_an_unknown_session_and_a_foreign_file_are_refused(loaded: TypeIn, tmp_p
     assert not (tmp_path / "file").exists()
     (tmp_path / "other").write_text("layers")
     ended = loaded("tuna", "session", "restore", tmp_path / "other")
-    assert (ended.code, "is no archive of a session" in ended.err) == (2, True)
+    assert (ended.code, "is not an archive of a session" in ended.err) == (2, True)
 
 
 def test_a_timeline_is_written_of_what_was_done(loaded: TypeIn, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from tuna.files import make_home
 
 INDEX = "index.json"
 _FORMAT = "tuna-session-parts"
-#: A part has a hundredth of what went before, within these bounds: a process that is killed while
-#: it sends one has lost no more, and whoever reads one has it in memory.
+#: Bounds of a part's bytes, and the number by which those sent before are divided: a process that
+#: is killed while it sends a part has lost no more, and a reader has one part in memory
 _MIN_BYTES, _MAX_BYTES, _SHARE = 256 << 10, 16 << 20, 100
-#: Largest part that is read.
+#: Maximum of bytes of a part that is read
 _MAX_PART_BYTES = 64 << 20
 _NAME = rf"(?P<session>{SESSION_UUID})-(?P<number>\d{{6}})-(?P<sha256>[0-9a-f]{{64}})\.part"
 _PART = re.compile(_NAME)
@@ -37,10 +37,10 @@ _PART = re.compile(_NAME)
 class ArchiveIndex:
     """The index of an archive in parts."""
 
-    session: str  #: its UUID
+    session: str  #: UUID of the session
     reason: str
     trials: int
-    parts: list[Annotated[str, Field(pattern=f"^{_NAME}$")]]  #: names, in order
+    parts: list[Annotated[str, Field(pattern=f"^{_NAME}$")]]  #: names of the parts, in order
     format: str = _FORMAT
 
 
@@ -52,7 +52,7 @@ class SentArchive:
     """Sizes of an archive at a URL."""
 
     size_bytes: int
-    sent_bytes: int  #: without the parts that were there
+    sent_bytes: int  #: number of bytes sent, without the parts that were there
 
 
 def is_url(place: str) -> bool:
@@ -112,14 +112,14 @@ def read_index(folder: Folder) -> ArchiveIndex:
         found = _INDEX.validate_json(folder.read(INDEX))
     except FileNotFoundError:
         raise BadInput(
-            f"{folder.shown} has no archive of a session: there is no {INDEX}, which is written"
-            " last.",
+            f"{folder.shown} has no archive of a session: {INDEX}, which is written last, is"
+            " missing.",
             hint="archive the session again: parts that are there are not sent again",
         ) from None
     except ValidationError:
-        raise BadInput(f"{folder.shown}/{INDEX} is no index of an archive.") from None
+        raise BadInput(f"{folder.shown}/{INDEX} is not an index of an archive.") from None
     if found.format != _FORMAT:
-        raise BadInput(f"{folder.shown}/{INDEX} is no index of an archive.")
+        raise BadInput(f"{folder.shown}/{INDEX} is not an index of an archive.")
     return found
 
 

@@ -22,7 +22,7 @@ from tuna.errors import BadInput
 
 _TRIAL = TrialRow.__tablename__
 _ENDED = ("ended", "empty")
-#: Whether a trial may be chosen, as exports choose, and its time.
+#: Condition under which a trial may be chosen, as exports choose, and its time
 _GOOD = (
     sa.and_(
         TrialRow.cause.is_(None), timed(TrialRow.time_ms), TrialRow.ended_early.is_(False)

@@ -23,9 +23,9 @@ _session = plain_table(
 )
 _trial = plain_table("trial", "job_id step params output_tail times_ms")
 _kernel = plain_table("kernel", "digest size_bytes")
-#: States of a session by precedence: its state is the first that one of its jobs has.
+#: States of a session by precedence: its state is the first that one of its jobs has
 _STATES = ("running", "waiting", "ended")
-#: Bytes of a trial besides its texts: numbers, ids and keys.
+#: Bytes of a trial besides its texts: numbers, ids and keys
 _TRIAL_BYTES = 200
 
 
@@ -38,17 +38,17 @@ class SessionSize:
     library: str
     reason: str
     arch: str
-    environment: str  #: key
+    environment: str  #: key of the environment
     created_at: datetime
-    state: str  #: running, waiting, ended, or empty
-    jobs: dict[str, int]  #: by state, without those that search in rounds
+    state: str  #: state of the session: running, waiting, ended, or empty
+    jobs: dict[str, int]  #: number of jobs by state, without those that search in rounds
     searches: Searches
     trials: int
-    trial_bytes: int  #: estimated
+    trial_bytes: int  #: estimated bytes of the trials
     results: int
-    artifacts: int  #: in the database, for its results
+    artifacts: int  #: number of artifacts in the database, for its results
     artifact_bytes: int
-    golden: tuple[int, ...]  #: versions with results of it
+    golden: tuple[int, ...]  #: golden versions with results of the session
     options: SessionOptions
 
 

@@ -17,21 +17,22 @@ from tuna.db.session_options import DEFAULTS
 from tuna.db.types import UtcDateTime
 from tuna.errors import BadInput
 
-#: The columns of each kind of config. Files of older versions have their rows, which are computed.
+#: Tables with the columns of each kind of config; files of older versions have their rows, which
+#: are computed
 DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
-#: Tables in the order in which rows can be inserted. Rows of `SHARED` belong to no session, and
-#: existing ones stay.
+#: Tables in the order in which rows can be inserted; rows of `SHARED` do not belong to a session,
+#: and existing ones stay
 SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
 OWN = (
     *("session", "solver_applicability", "no_solver", "search", "job"),
     *("step_result", "trial", "find_db", "find_db_kernel", "warm_start"),
 )
 _INT64 = 1 << 63
-#: The options of a session that had columns.
+#: Options of a session that had columns
 _FORMER_OPTIONS = ("priority", "deadline")
-#: Tables whose ids are the session's own.
+#: Tables whose ids are the session's own
 WITH_IDS = ("search", "job", "step_result", "trial", "find_db")
-#: Columns that files of older versions have and that are left out.
+#: Columns that files of older versions have and that are left out
 DROPPED: Mapping[str, frozenset[str]] = {"find_db": frozenset({"problem_key"})}
 
 
@@ -146,7 +147,7 @@ def _environment(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"machine_key": environment.machine_key}
 
 
-#: Tables with columns that others of the same row determine.
+#: Tables with columns that others of the same row determine
 _CHECKED: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "config": _config,
     "environment": _environment,

@@ -34,7 +34,7 @@ from tuna.vocabulary import GoldenState
 _COPIED = [
     column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")
 ]
-#: The columns of results that they are copied from.
+#: Columns of results from which entries are copied
 _READ = [{"problem_key": "stored_key"}.get(name, name) for name in _COPIED]
 
 
@@ -46,14 +46,15 @@ class BuildReport:
     version: int
     base_version: int | None
     session_id: int | None
-    new: bool  #: False: a draft was overwritten
-    entries: int  #: entries of the version after the build
+    new: bool  #: true for a new version; false if a draft was overwritten
+    entries: int  #: number of the version's entries after the build
     from_base: int
     from_session: int
-    replaced: int  #: results of the base or of the draft that were replaced by newer ones
-    imported: int  #: those of `entries` that were imported from a file
-    kernels: int  #: code objects of `entries`
-    left_out: int = 0  #: results of the session whose time no run can have taken
+    replaced: int  #: number of results of the base or of the draft that newer ones replaced
+    imported: int  #: number of the entries that were imported from a file
+    kernels: int  #: number of code objects of the entries
+    #: number of the session's results that are left out, because no run can have taken their time
+    left_out: int = 0
 
     def __str__(self) -> str:
         parts = []
@@ -80,7 +81,7 @@ class _Plan:
     library: str
     version: int
     base: Version | None
-    draft: Version | None  #: the version to overwrite; None: a new one
+    draft: Version | None  #: draft that is overwritten; None: a new version
     wanted: ResultSelection | None
 
 

@@ -30,7 +30,7 @@ from tuna.results.selectable import Results
 
 NO_MODEL = "(no model)"
 TOTAL = "total"
-#: Longest list in a report.
+#: Maximum of items in a list of the report
 _MAX_ITEMS = 20
 _MAX_PARAMS_CHARS = 60
 
@@ -96,21 +96,22 @@ class PromotionReport:
     """A golden version, or a session's results, compared with another version."""
 
     library: str
-    version: int | None  #: None: the subject is a session
+    version: int | None  #: number of the version that is compared; None: a session is
     session_id: int | None
-    against: int | None  #: the other version; None: there is none
+    against: int | None  #: number of the version to compare with; None: there is none
     total: ModelTally
     models: tuple[ModelTally, ...]
-    regressions: tuple[Change, ...]  #: the worst, worst first
-    gains: tuple[Change, ...]  #: the best, best first
-    #: fastest solver before, after, for how many layers
+    regressions: tuple[Change, ...]  #: slower layers, the worst first
+    gains: tuple[Change, ...]  #: faster layers, the best first
+    #: changes of the fastest solver: before, after, number of layers
     solver_changes: tuple[tuple[str, str, int], ...]
-    #: the first few of the layers that only the other version has
+    #: first few of the layers that only the other version has
     missing_layers: tuple[ReleaseEntry, ...]
-    #: of every slower layer, largest first
+    #: time over the other version's time of every slower layer, largest first
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)
-    left_out: int = 0  #: results of the session that are not releasable and therefore not compared
-    solvers: tuple[SolverCount, ...] = ()  #: by solver and type of layer
+    #: number of the session's results that are not releasable and therefore not compared
+    left_out: int = 0
+    solvers: tuple[SolverCount, ...] = ()  #: counts by solver and type of layer
 
     def lines(self) -> list[str]:
         """The report as lines of text."""

@@ -23,7 +23,7 @@ from tuna.queue.work_items import seed
 from tuna.results.selectable import last_good_attempts
 from tuna.results.whole_results import spread_of
 
-#: Slower solvers, and failures, that the text names; JSON has all.
+#: Maximum of slower solvers, and of failures, that the text names; JSON has all
 _SHOWN = 3
 
 
@@ -31,10 +31,10 @@ _SHOWN = 3
 class EntryMeasurement:
     """Repeats of the measurement that an entry's time is the median of."""
 
-    low_ms: float | None  #: 95 % interval of the median
+    low_ms: float | None  #: lower end of the median's 95 % interval
     high_ms: float | None
     spread: Spread | None
-    drift: float | None  #: change of the device's speed meanwhile, as a part of it
+    drift: float | None  #: change of the device's speed meanwhile, as a share of the speed
 
     def line(self) -> str:
         """All in one line."""
@@ -59,8 +59,8 @@ class OtherSolver:
     time_ms: float
     low_ms: float | None
     high_ms: float | None
-    margin: float  #: of its time over the entry's, as a part of the latter
-    apart: bool | None  #: the intervals of the two do not overlap; None: not known
+    margin: float  #: part by which its time exceeds the entry's: 0.1 is 10 % slower
+    apart: bool | None  #: true if the intervals of the two do not overlap; None: not known
 
     def line(self) -> str:
         """The solver in one line."""
@@ -76,7 +76,7 @@ class LayerFailure:
     cause: str
     trials: int
     attempts: int
-    output: str  #: the last line of the latest
+    output: str  #: last line of the latest failure's output
 
     def line(self) -> str:
         """The failures in one line."""
@@ -94,9 +94,9 @@ class EntryInVersion:
     promoted_at: datetime | None
     promoted_by: str
     note: str
-    entry_id: int | None  #: None: the version has none, as is the time
+    entry_id: int | None  #: id of the version's entry; None: the version has none, and no time
     time_ms: float | None
-    fastest: str | None  #: solver; None: the version does not have the layer
+    fastest: str | None  #: solver of the fastest entry; None: the version does not have the layer
     fastest_ms: float | None
 
     def line(self) -> str:
@@ -120,12 +120,13 @@ class Evidence:
 
     measurement: (
         EntryMeasurement | None
-    )  #: None: it was imported, or its session has another result now
-    others: tuple[OtherSolver, ...]  #: the fastest first
-    failures: tuple[LayerFailure, ...]  #: the most frequent first
+    )  #: the entry's measurement; None: it was imported, or its session has another result now
+    others: tuple[OtherSolver, ...]  #: other solvers, the fastest first
+    failures: tuple[LayerFailure, ...]  #: failures, the most frequent first
     history: tuple[EntryInVersion, ...]
-    reproduce: str  #: a command line; empty where the library is not installed
-    same_candidate: bool  #: that measures the very candidate; else it begins anew
+    reproduce: str  #: command line that measures again; empty: the library is not installed
+    #: true if the command measures this very candidate; false if it tunes anew
+    same_candidate: bool
 
     def lines(self) -> list[str]:
         """The evidence as lines of text."""

@@ -32,12 +32,13 @@ class Explanation:
     version."""
 
     entry: ReleaseEntry
-    kernels: tuple[str, ...]  #: SHA-256 of each
+    kernels: tuple[str, ...]  #: SHA-256 of each code object
     base_version: int | None
     base: ReleaseEntry | None
     base_kernels: tuple[str, ...]
     evidence: Evidence
-    #: why the search that found it ended; "": none did, or its session has another result now
+    #: reason of the end of the search that found it; empty: no search did, or its session has
+    #: another result now
     search_ended: str = ""
 
     @property
@@ -177,7 +178,7 @@ _KEYS = (
 )
 
 
-#: Layers whose key is the one that a worker reported to an older version.
+#: Layers whose key is the one that a worker reported to an older version
 _KEYLESS = sa.select(ConfigRow.id).where(ConfigRow.problem_key.is_(None))
 
 

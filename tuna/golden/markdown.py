@@ -10,7 +10,7 @@ from tuna.golden.compare import Change, ModelTally, PromotionReport
 from tuna.golden.versions import ReleaseEntry
 from tuna.messages import one_line
 
-#: Sections, in their order; the heading's anchor is how GitHub and others make it.
+#: Sections in their order; the anchor of a heading is formed as GitHub and others do
 _SECTIONS = ("Models", "Solvers", "Gains", "Regressions", "Missing layers")
 _Link = Callable[[ReleaseEntry], str]
 

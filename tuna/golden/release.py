@@ -24,9 +24,9 @@ from tuna.golden.versions import (
 from tuna.messages import choices, counted
 from tuna.vocabulary import GoldenState
 
-#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
+#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms
 _TOLERANCE = 1e-9
-#: Of the column.
+#: Length of the column
 _MAX_BY_CHARS = 255
 
 
@@ -115,8 +115,7 @@ def check_gate(
         ratio = report.total.ratio
         if ratio is None:
             violations.append(
-                "there is no layer to measure a gain on: no version to compare with has one of"
-                " these"
+                "no gain can be measured: no version to compare with has one of these layers"
             )
         elif 1 - ratio < min_gain - _TOLERANCE:
             shrinks = (

@@ -22,11 +22,12 @@ from tuna.libraries.base import Environment
 from tuna.messages import counted
 from tuna.results.selectable import SESSIONS, Results
 
-#: Fewer repeats say nothing about their spread.
+#: Minimum of repeats whose spread means something
 MIN_TIMES = 3
-#: Standard deviations on either side of the middle that hold 95 % of a normal distribution.
+#: Number of standard deviations on either side of the middle that hold 95 % of a normal
+#: distribution
 _NORMAL_95 = NormalDist().inv_cdf(0.975)
-#: The name of the total over all layers, each counted once.
+#: Name of the total over all layers, each counted once
 ALL_LAYERS = "all layers, each once"
 
 
@@ -83,9 +84,9 @@ class ComparedSession:
     device: str
     arch: str
     num_cu: int
-    conditions: Mapping[str, str]  #: of measurement, other than the default
-    layers: int  #: with a result
-    simulated: int  #: results that a stand-in timed
+    conditions: Mapping[str, str]  #: conditions of measurement that differ from the default
+    layers: int  #: number of layers with a result
+    simulated: int  #: number of results that a stand-in timed
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Best:
     solver: str
     params: str
     time_ms: float
-    times_ms: tuple[float, ...]  #: every repeat; empty for an imported result
-    noisy: bool = False  #: measured while the machine was busy
+    times_ms: tuple[float, ...]  #: time of every repeat; empty for an imported result
+    noisy: bool = False  #: true if the machine was busy during the measurement
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,12 @@ class ComparedLayer:
     label: str
     driver: str
     bests: tuple[Best | None, ...]
-    missing: tuple[str, ...]  #: why a session has no result; "" where it has one
-    #: a session's time over the first session's; None for the first, and without both
+    missing: tuple[str, ...]  #: reason, for each session, why it has no result; "" where it has one
+    #: time over the first session's time, for each session; None for the first, and without both
     ratios: tuple[Ratio | None, ...]
-    #: id of the fastest session; None if it is too close to say, or only one has a result
+    #: id of the fastest session; None: too close to say, or only one has a result
     fastest: int | None
-    counts: Mapping[str, int]  #: how often the layer occurs, by network
+    counts: Mapping[str, int]  #: number of times that the layer occurs, by network
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Total:
     """Sums over the layers that all sessions have, each times its count; tuples are in the order of
     the sessions."""
 
-    name: str  #: a network, or ALL_LAYERS
+    name: str  #: name of a network, or ALL_LAYERS
     layers: int
     runs: int  #: sum of the counts
     times_ms: tuple[float, ...]
@@ -138,10 +139,12 @@ class Comparison:
 
     sessions: tuple[ComparedSession, ...]
     layers: tuple[ComparedLayer, ...]
-    totals: tuple[Total, ...]  #: over all layers first, then each network that has some of them
-    #: of the ratios over the layers that all have; 1 for the first session
+    #: totals over all layers, then over each network that has some of them
+    totals: tuple[Total, ...]
+    #: geometric mean, for each session, of the ratios over the layers that all have; 1 for the
+    #: first
     geometric_means: tuple[float, ...]
-    differences: tuple[str, ...]  #: why the comparison is not like for like, a sentence each
+    differences: tuple[str, ...]  #: sentences that say why the comparison is not like for like
 
     @property
     def common(self) -> tuple[ComparedLayer, ...]:
@@ -206,7 +209,7 @@ def compare(
     if not common:
         counts = ", ".join(f"session {one.session_id}: {one.layers}" for one in compared)
         raise NotFound(
-            "There is no layer for which all these sessions have a result.",
+            "These sessions have no layer with a result in all of them.",
             hint=f"layers with one: {counts}",
         )
     return Comparison(

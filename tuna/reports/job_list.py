@@ -19,7 +19,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.messages import choices
 from tuna.vocabulary import State
 
-#: Configs whose label contains a text, of which jobs are looked for.
+#: Maximum of configs whose label contains a text, of which jobs are looked for
 _MAX_CONFIGS = 500
 
 
@@ -29,12 +29,12 @@ class JobFilter:
 
     session_id: int
     state: str | None = None
-    cause: str | None = None  #: of jobs that failed for good
-    step: str | None = None  #: the next or current one
+    cause: str | None = None  #: cause of the failure, of jobs that failed for good
+    step: str | None = None  #: next or current step
     solver: str | None = None
-    layer: str | None = None  #: text in the label, or the whole key
+    layer: str | None = None  #: text in the layer's label, or the whole config key
     limit: int = 100
-    after: int = 0  #: id of the last job of the page before
+    after: int = 0  #: id of the last job of the previous page
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ _LINE = (
     *(Job.id, Job.state, Job.step, Job.cause, Job.attempt, Job.failures, Job.round),
     Job.updated_at,
 )
-#: Trials of one job that are shown with it: the first.
+#: Maximum of trials that are shown with a job, the first ones
 _MAX_TRIALS = 100
 
 
@@ -120,7 +120,7 @@ def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob
     overview.require_session(connection, wanted.session_id)
     if wanted.state is not None and wanted.state not in {state.value for state in State}:
         raise BadInput(
-            f"{wanted.state!r} is no state of a job.",
+            f"Unknown state of a job {wanted.state!r}.",
             hint=choices(wanted.state, (state.value for state in State), "states"),
         )
     where = list(_conditions(connection, wanted))
@@ -166,7 +166,7 @@ def _conditions(connection: sa.Connection, wanted: JobFilter) -> Iterator[sa.Col
         if not found:
             known = connection.execute(sa.select(SolverRow.name).distinct()).scalars()
             raise NotFound(
-                f"There is no solver {wanted.solver!r}.",
+                f"Unknown solver {wanted.solver!r}.",
                 hint=choices(wanted.solver, known, "solvers"),
             )
         yield Job.solver_id.in_(found)
@@ -217,7 +217,7 @@ def read_trials(
 
 
 def _missing(job_id: int) -> NotFound:
-    return NotFound(f"There is no job {job_id}.", hint="see: `tuna status`")
+    return NotFound(f"Unknown job {job_id}.", hint="see: `tuna status`")
 
 
 def _trials(

@@ -31,18 +31,19 @@ from tuna.results.selectable import SESSIONS, last_good_attempts
 from tuna.results.untried import LayerWithoutSolver, without_solver
 from tuna.vocabulary import BASELINE, SEARCH, State
 
-#: Layers whose trials come with their params, for the curves: those that take the longest in the
-#: network.
+#: Maximum of layers whose trials come with their params, for the curves: those that take the
+#: longest in the network
 MAX_CURVES = 60
-#: Characters of params in one line.
+#: Maximum of characters of params in one line
 _SHORT = 160
 _FETCH_ROWS = 5000
-#: Columns of a job's result.
+#: Columns of a job's result
 _OF_WINNER = (
     *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
     *("low_ms", "high_ms"),
 )
-#: How a search with several rounds ended: the first of these that one of them has.
+#: States in the order in which they say how a search with several rounds ended: the first that one
+#: of its rounds has
 _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
@@ -50,9 +51,9 @@ _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 class MeasuredTrial:
     """A good trial."""
 
-    number: int  #: among the candidates of its job
+    number: int  #: index among the candidates of its job
     time_ms: float
-    round: int = 0  #: of a search
+    round: int = 0  #: number of the round in its search; 0: the first, or no search
     job_id: int = 0
 
 
@@ -62,7 +63,7 @@ class _Search:
 
     trials: int = 0
     failed: int = 0
-    early: int = 0  #: that ended early
+    early: int = 0  #: number of trials that ended early
     measured: list[MeasuredTrial] = field(default_factory=list)
 
 
@@ -70,10 +71,11 @@ class _Search:
 class _Facts:
     """Facts about jobs that are not in their rows, by job id."""
 
-    winners: Mapping[int, Mapping[str, Any]]  #: results, of jobs that have one
+    winners: Mapping[int, Mapping[str, Any]]  #: row of the winner, of jobs that have one
     searches: Mapping[int, _Search]
     commands: Mapping[int, str]
-    params: Mapping[tuple[int, int], str]  #: by job id and trial number, where a curve is drawn
+    #: params by job id and trial number, where a curve is drawn
+    params: Mapping[tuple[int, int], str]
     readable: Callable[[str], str]
 
     def winner_ms(self, job_id: int) -> float | None:

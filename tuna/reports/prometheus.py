@@ -38,8 +38,8 @@ from tuna.vocabulary import queue_name
 
 log = structlog.get_logger(__name__)
 
-#: Time budgets of a scrape, whose default timeout is 10 s: for reading new results, and for waiting
-#: for services.
+#: Seconds of a scrape, whose default timeout is 10 s, for reading new results, and for waiting till
+#: a service answers
 _READ_S = 4.0
 _WAIT_S = 2
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -121,7 +121,7 @@ def metrics() -> Mapping[str, Metric]:
     return found
 
 
-#: Without times of creation, which would be one more sample for each counter.
+#: Families without times of creation, which would be one more sample for each counter
 _FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,

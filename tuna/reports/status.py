@@ -32,12 +32,12 @@ from tuna.vocabulary import Resource, State
 if TYPE_CHECKING:
     from tuna.queue.heartbeat import WorkerStatus
 
-#: Window of the rate in seconds, and maximum number of the newest results that it is read from.
+#: Seconds over which the rate is taken, and maximum of the newest results that it is read from
 _RATE_WINDOW_S = 60.0
 _RATE_ROWS = 5000
-#: Failures are read again after this at the latest: a later attempt may have mended them.
+#: Seconds after which failures are read again: a later attempt may have mended them
 _FAILURES_S = 10.0
-#: Seconds to wait for an answer of Redis.
+#: Seconds to wait for an answer of Redis
 _REDIS_S = 1.0
 _ROLES = {Resource.CPU: "compile", Resource.DEVICE: "eval"}
 
@@ -48,9 +48,10 @@ class LiveSession:
 
     overview: overview.Overview
     unfinished: int
-    rate_per_s: float  #: results in the last minute
-    eta_s: float | None  #: None: not known yet, or no live worker
-    totals: SessionTotals | None  #: None: not all results are read yet, or there are none
+    rate_per_s: float  #: results per second in the last minute
+    eta_s: float | None  #: seconds left; None: not known yet, or no live worker
+    #: totals of the session; None: not all results are read yet, or there are none
+    totals: SessionTotals | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class LiveSnapshot:
 
     at: datetime
     sessions: tuple[LiveSession, ...]
-    workers: tuple[WorkerStatus, ...] | None  #: None: Redis is unreachable
+    workers: tuple[WorkerStatus, ...] | None  #: live workers; None: Redis is unreachable
     read_share: float  #: share of the results that the totals cover
 
 
@@ -75,7 +76,7 @@ class Watcher:
         self._one_at_a_time = threading.Lock()
         self._totals = Totals(trials=False)
         self._failures: dict[int, tuple[overview.Failure, ...]] = {}
-        self._failures_of: object = None  #: what they depend on, as it was
+        self._failures_of: object = None  #: last value of what the failures depend on
         self._failures_at = 0.0
 
     def look(
@@ -226,8 +227,8 @@ class Outlook:
     """The rest of a session, if all capable workers work on it alone. Of a search only open
     rounds count."""
 
-    unfinished: int  #: jobs
-    eta_s: float | None  #: None: not known yet, or no live worker
+    unfinished: int  #: number of unfinished jobs
+    eta_s: float | None  #: seconds left; None: not known yet, or no live worker
     #: median of |duration - predicted| / duration of its stages; None: not known
     prediction_error: float | None
     deadline: datetime | None = None
