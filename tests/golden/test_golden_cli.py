@@ -32,7 +32,7 @@ NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("build", 3, "--base", 2, "--library", "tvm"), 3, "no golden version 2 of tvm"),
     (("report", 7), 3, "no golden version 7"),
     (("report", 2, "--max-regression", "much"), 2, "is no share"),
-    (("report", 2, "--min-gain", "5"), 2, "is no share; write 5% or 0.05"),
+    (("report", 2, "--min-gain", "5"), 2, "is not a share; write 5% or 0.05"),
     (("report", 2, "--min-gain", "-1%"), 2, "is no share"),
     (("report", 2, "--min-gain", "inf"), 2, "is no share"),
     (("promote", 7), 3, "no golden version 7"),

@@ -122,7 +122,7 @@ class SessionResults:
 
     session_id: int
     tag: str
-    errored: int  #: jobs of the session that failed for good
+    errored: int  #: number of the session's jobs that failed for good
     check: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def results(self, n_best: int | None = None) -> ResultRows:
@@ -133,7 +133,7 @@ class SessionResults:
         )
 
     def best(self) -> ResultRows:
-        """The fastest result of each layer; a baseline's where there is no other."""
+        """The fastest result of each layer; a baseline's if nothing else has one."""
         self.check()
         return api.winners(self.session_id, self.tag)
 
@@ -281,9 +281,10 @@ class Tuna:
 class ModelHandle:
     """An imported model."""
 
-    name: str  #: `NAME@VERSION`
+    name: str  #: model's name, `NAME@VERSION`
     winograd: bool = field(default=True, kw_only=True)
-    errored: int = field(default=0, kw_only=True)  #: jobs that failed for good when it was tuned
+    #: number of jobs that failed for good when it was tuned
+    errored: int = field(default=0, kw_only=True)
 
     def tune(
         self,

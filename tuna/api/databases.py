@@ -35,7 +35,7 @@ class MergedDatabase:
     """A file that `merge_databases` wrote, and where its entries come from."""
 
     path: Path
-    reports: Mapping[Path, MergeReport]  #: by the file that was merged into it
+    reports: Mapping[Path, MergeReport]  #: report of the merge by the file that was merged
 
 
 def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:

@@ -27,9 +27,9 @@ from tuna.settings import get_settings
 from tuna.vocabulary import State
 from tuna.workers.local_run import run_steps
 
-#: Layers that an error names one by one.
+#: Maximum of layers that an error names one by one
 _MAX_NAMED = 20
-#: Job options by name; which ones there are, the library says.
+#: Job options by name; the library says which there are
 Options = Mapping[str, object]
 
 
@@ -40,7 +40,7 @@ class LoadedJobs:
 
     added: int
     pairs: int
-    #: of each layer whose target a known result meets, so that it needs no trial, which
+    #: known result, as text, of each layer whose target it meets, so that the layer needs no trial
     met: tuple[str, ...] = ()
 
 
@@ -49,7 +49,8 @@ class CanceledJobs:
     """Numbers of canceled jobs by the state that they had."""
 
     states: Mapping[str, int]
-    workers_told: bool  #: False: Redis is unreachable, so workers first finish their chunks
+    #: true if the workers were told; false: Redis is unreachable, so they first finish their chunks
+    workers_told: bool
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class JobOrigin:
 
     seed: int = 0
     conditions: Mapping[str, str] = field(default_factory=dict)
-    target: str | None = None  #: default: this machine's
+    target: str | None = None  #: target of the compiler; None: this machine's
 
 
 _ALL, _HERE = Only(), JobOrigin()

@@ -24,7 +24,7 @@ from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultR
 from tuna.results.untried import LayerWithoutSolver, TargetMet
 from tuna.settings import get_settings
 
-#: Names that a shell offers at most.
+#: Maximum of names that a shell offers
 _MAX_NAMES = 200
 
 
@@ -147,7 +147,7 @@ def known_solvers(library: str | None = None) -> list[str]:
 
 
 def _rows(query: sa.Select[Any]) -> Sequence[Any]:
-    """The first rows; none where there is no database, or none that can be read."""
+    """The first rows; none without a database that can be read."""
     settings = get_settings()
     if settings.embedded_db and not (settings.home / "tuna.sqlite").exists():
         return []

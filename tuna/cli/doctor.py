@@ -13,7 +13,7 @@ from tuna.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 
-#: After so many pairs a line tells how far it is.
+#: Number of pairs after which a line tells the progress
 _EVERY = 5
 
 

@@ -24,7 +24,7 @@ class _Kind(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in api.KINDS.names():
             self.fail(
-                f"there is no kind {value!r}; {choices(value, api.KINDS.names(), 'kinds')}.",
+                f"unknown kind {value!r}; {choices(value, api.KINDS.names(), 'kinds')}.",
                 param,
                 ctx,
             )
@@ -49,7 +49,7 @@ def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> fl
     except ValueError:
         share = math.nan
     if not 0 <= share < math.inf or (share > 1 and not percent):
-        raise click.BadParameter(f"{text!r} is no share; write 5% or 0.05.", param=parameter)
+        raise click.BadParameter(f"{text!r} is not a share; write 5% or 0.05.", param=parameter)
     return share
 
 

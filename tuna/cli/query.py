@@ -22,9 +22,9 @@ from tuna.reports import formats
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 from tuna.vocabulary import PREDICTED
 
-#: Layers that needed no trial which are named one by one.
+#: Maximum of layers without a need for trials that are named one by one
 _MAX_KNOWN = 20
-#: Layers that a prediction is from which are named.
+#: Maximum of layers named as the source of a prediction
 _NEAREST = 3
 
 _arch = click.option("--arch", help="Architecture, such as gfx90a.")
@@ -214,7 +214,7 @@ def _print_best(found: api.BestResult, *, as_json: bool) -> None:
         return
     known = found.result
     if known is None:
-        say("There is no result of this layer, and no similar layer to predict it from.", err=True)
+        say("This layer has no result, and no similar layer to predict it from.", err=True)
         return
     times = [known["time_ms"], known["low_ms"], known["high_ms"]]
     shown = ["" if one is None else f"{one:.3g}" for one in times]

@@ -13,10 +13,10 @@ from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.reports import formats
 
-#: Beside a time measured while the machine was busy, and beside a share of the peak above 1.
+#: Mark of a time measured while the machine was busy, and of a share of the peak above 1
 NOISY, _ABOVE = "~", "*"
 _OF_PEAK, _SOLVER, _UNTUNED = "of\npeak", "best solver", "over\nuntuned"
-#: Layers without a winner that are named below a table without their reasons.
+#: Maximum of layers without a winner that are named below a table without their reasons
 _MAX_NAMED = 20
 
 

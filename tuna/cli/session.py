@@ -19,9 +19,9 @@ from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.reports.formats import duration, size
 
-#: Searches whose warm start is shown one by one.
+#: Maximum of searches whose warm start is shown one by one
 _SHOWN = 5
-#: Where the searches are from that others learn from.
+#: Words for the origin of a search that others learn from
 _ORIGINS = {
     "session": "of the same layer in other sessions",
     "config": "of other layers",
@@ -201,7 +201,7 @@ def trace(session_id: int, file: Path) -> None:
 def delete(session_id: int, cancels: bool, yes: bool) -> None:
     """Delete a session: its jobs, trials and results, and the artifacts that nothing else needs.
 
-    Layers, tags and solvers stay, and golden versions keep what they need. There is no way back but
+    Layers, tags and solvers stay, and golden versions keep what they need. The only way back is
     from an archive.
     """
     (one,) = api.list_sessions(session_id)

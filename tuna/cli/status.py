@@ -18,13 +18,13 @@ from tuna.cli.console import Column, duration, fitted, print_json, say, table
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
-#: More sessions than this do not fit a screen; those with work to do come first, then the newest.
+#: Maximum of sessions that fit a screen; those with work to do come first, then the newest
 _MAX_SESSIONS = 12
 _MAX_WORKERS = 16
-#: Columns that the jobs by state need at least: they are wrapped.
+#: Minimum of columns of the jobs by state, which are wrapped
 _NARROWEST = 20
-#: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers`
-#: has them all.
+#: Maximum of characters of a worker's host, so that the table fits 80 columns; `tuna workers` shows
+#: them all
 _HOST_CHARS = 30
 _DASH = "–"
 

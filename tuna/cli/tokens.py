@@ -73,7 +73,7 @@ def create(
 def _seconds(ttl: str) -> float:
     found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
     if not found:
-        raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
+        raise BadInput(f"{ttl!r} is not a length of time.", hint="examples: 30m, 1h, 2d")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -122,7 +122,7 @@ def join_line(given: str | None) -> str | None:
         return line
     index = api.array_index()
     if not index.isdecimal() or int(index) >= len(lines):
-        task = f"none for task {index}" if index else "this is no task of an array job"
+        task = f"none for task {index}" if index else "this is not a task of an array job"
         raise BadInput(
             f"There are {len(lines)} lines of tokens, and {task}.",
             hint="give an array job as many lines as it has tasks (numbers from 0), or others one",

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from tuna.errors import BadInput, TunaError
 from tuna.messages import install_extra
 
-#: Connections that wait to be accepted: of a cluster whose programs start at the same moment.
+#: Maximum of connections that wait to be accepted, of a cluster whose programs start at the same
+#: moment
 BACKLOG = 1024
 
 
