@@ -36,7 +36,7 @@ def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
         ("status",), ("applicability",), ("load-jobs",), ("run",), ("enqueue",), ("report",),
         ("export", "--form", "find"),
     ):  # fmt: skip
-        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "no session 77")
+        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "Unknown session 77")
 
 
 def test_only_a_coordinator_of_all_sessions_stays(type_in: Type) -> None:

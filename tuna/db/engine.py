@@ -206,7 +206,7 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
         if _is_full(error, text) or ("disk I/O error" in text and _disk_is_full(engine)):
-            raise StorageFull(f"There is no space left for the database {where}.") from error
+            raise StorageFull(f"No space is left for the database {where}.") from error
         if _is_unusable(engine, error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_reason(text)}.") from error
         raise

@@ -57,11 +57,11 @@ from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 log = structlog.get_logger(__name__)
 
-#: A child failed, or wrote no usable file.
+#: Errors of a child that failed, or wrote no usable file
 BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
-#: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
-#: measured again after a drift.
+#: Maximum of measurements of a job's candidates, besides those of finalists in fresh processes: all
+#: are measured again after a drift
 _ROUNDS = 2
 
 
@@ -93,8 +93,9 @@ class BuildChild:
     """The compile child at work on one job."""
 
     call: Call
-    begin: Callable[[], object]  #: asked of a new child, so that its start is no candidate's time
-    limit_s: float  #: of a candidate
+    #: called for a new child, so that its start does not count as a candidate's time
+    begin: Callable[[], object]
+    limit_s: float  #: seconds for building a candidate
     context: RunContext
 
 
@@ -111,24 +112,25 @@ class CandidateLibrary(Library):
     )
     finals: Step | None = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)
     options: type[CandidateOptions] = CandidateOptions
-    conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
-    suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
+    #: conditions that a session may choose; a library for another device leaves CACHES out
+    conditions: Sequence[Condition] = (CACHES,)
+    suffix: ClassVar[str] = ".so"  #: suffix of the files that are built and loaded
     budgets: ClassVar[Budgets] = Budgets()
     borrows_cores = True
-    builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
-    loader: ClassVar[str]  #: the `Loader`
+    builder: ClassVar[str]  #: name of the `Builder`, such as "my_package.kernel:MyBuilder"
+    loader: ClassVar[str]  #: name of the `Loader`, such as "my_package.kernel:MyLoader"
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
-    memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
-    #: for a child's imports and what comes before the first candidate
+    memory_bytes: ClassVar[int] = 8 << 30  #: maximum of bytes of a child's memory
+    #: seconds for a child's imports and what comes before the first candidate
     start_timeout_s: ClassVar[float] = 180.0
-    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if
+    #: true if a process that imported the loader may fork: then fresh processes are cheap. False if
     #: the import or `peak_gflops` opens a device.
     forkable: ClassVar[bool] = False
-    #: Whether candidates are code of the device alone, which cannot change the process that
-    #: measures them: then one process measures those of all items, and answers probes.
+    #: true if candidates are code of the device alone, which cannot change the process that
+    #: measures them: then one process measures those of all items, and answers probes
     device_code_only: ClassVar[bool] = False
-    #: Whether the builder runs code that a config's body has: then a process that builds for one
-    #: body builds for no other, and for no config without one.
+    #: true if the builder runs code that a config's body has: then a process that builds for one
+    #: body builds for no other, and for no config without a body
     runs_bodies: ClassVar[bool] = False
 
     def __init__(self) -> None:

@@ -17,20 +17,21 @@ from tuna.libraries.results import CLOSE
 from tuna.sandbox.processes import ChildFault, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
-#: Above this drift what could be the best is measured again, once; a result that drifts still is
-#: noisy.
+#: Drift above which what could be the best is measured again, once; a result that drifts still is
+#: noisy
 _DRIFT = 0.05
-#: So is one that was measured below this part of the highest peak that this worker has seen: the
-#: device was throttled.
+#: Part of the highest peak that this worker has seen, below which a result is noisy too: the device
+#: was throttled
 _THROTTLED = 0.9
-#: Source of a probe that asked the device; others say nothing of one with a clock of its own.
+#: Source of a probe that asked the device; other probes do not tell about a device with a clock of
+#: its own
 _OF_DEVICE = "device"
 
 Call = Callable[..., dict[str, Any]]
 
 
 class DeviceGone(Exception):
-    """The device vanished, which is no fault of what was measured."""
+    """The device vanished, which is not the fault of what was measured."""
 
 
 class DeviceHeld(Exception):
@@ -43,7 +44,7 @@ class MeasuredItem:
     """The trials of an item, and how quiet the device was."""
 
     trials: tuple[Trial, ...]
-    noisy: bool = False  #: while the best was measured
+    noisy: bool = False  #: true if the best was measured on a device that was not quiet
     drift: float | None = None
     peak_gflops: float | None = None
     peak_source: str = ""
@@ -72,7 +73,7 @@ class Measurement:
         """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the
         caller removes."""
         self._calls, self.contest = calls, contest
-        self._arrays: Any = None  #: of the file `inputs`, once it is written
+        self._arrays: Any = None  #: arrays of the file `inputs`, once it is written
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> MeasuredItem:

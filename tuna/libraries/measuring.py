@@ -43,10 +43,10 @@ from tuna.sandbox.cpu import data_caches
 
 _L3_BYTES = 32 << 20
 
-#: A repeat that takes longer is followed by shorter ones.
+#: Milliseconds above which a repeat is followed by shorter ones
 _LONG_S = 10 * REPEAT_S
 _REPORT_CHARS = 1000
-#: Fields of a job that the right answer may depend on.
+#: Fields of a job that the right answer may depend on
 _OF_REFERENCE = ("config", "target", "body", "files")
 
 

@@ -16,10 +16,10 @@ from tuna.libraries import probe
 from tuna.libraries.repeats import REPEAT_S, Repeat, repeat
 from tuna.sandbox.cpu import data_caches
 
-#: Fewer undisturbed repeats give no median.
+#: Minimum of undisturbed repeats for a median
 _MIN_RUNS = 3
 _L2_BYTES, _L3_BYTES = 512 << 10, 16 << 20
-#: Bytes that the layers of common networks read and write.
+#: Bytes that the layers of common networks read and write, at most
 _MAX_BYTES = 16 << 20
 
 

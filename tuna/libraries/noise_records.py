@@ -17,7 +17,7 @@ from tuna.sandbox.cores import available_cpus, eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings
 
-#: Builds that change a kernel's time by more than this disturb.
+#: Change of a kernel's time, as a share, above which builds disturb
 MAX_NOISE = 0.03
 _MACHINE_ID = Path("/etc/machine-id")
 
@@ -26,13 +26,13 @@ _MACHINE_ID = Path("/etc/machine-id")
 class NoiseRecord:
     """One finding: what builds on the other cores do to fixed kernels."""
 
-    at: str  #: ISO 8601, UTC
-    machine: Mapping[str, str]  #: which machine it is of
-    library: str  #: whose builds ran
-    builds: int  #: number that ran concurrently
+    at: str  #: UTC time in ISO 8601
+    machine: Mapping[str, str]  #: facts that identify the machine
+    library: str  #: library whose builds ran
+    builds: int  #: number of builds that ran concurrently
     pairs: int
-    #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time
-    #: without - 1.
+    #: median over the pairs of time with builds / time without - 1, by kernel and clock (`cpu`,
+    #: `wall`)
     differences: Mapping[str, Mapping[str, float]]
 
     @property

@@ -18,22 +18,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-#: Values that an interval of 95 % needs at least; fewer have their whole range instead.
+#: Minimum of values for an interval of 95 %; fewer have their whole range instead
 MIN_RUNS = 6
 
-#: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
-#: between two preemptions.
+#: Seconds that one repeat lasts, about: short beside a scheduler's time slices, so that some fit
+#: between two preemptions
 REPEAT_S = 0.005
-#: Repeats go on until the 95 % interval of their median is within this part of it, or their budget
-#: is spent.
+#: Half width of the median's 95 % interval, as a part of the median, at which repeats end, unless
+#: their budget is spent before
 NARROW = 0.02
-#: A wider interval than this marks the measurement as noisy.
+#: Half width above which the measurement is marked as noisy
 WIDE = 0.05
-#: A candidate that is this many times slower than the best is measured once.
+#: Factor over the best above which a candidate is measured once
 HOPELESS = 3.0
-#: A repeat with less CPU time than this part of its wall time was preempted.
+#: Share of CPU time in a repeat's wall time below which the repeat was preempted
 _BUSY = 0.97
-#: Number of undisturbed repeats that is enough when the time is spent.
+#: Number of undisturbed repeats that is enough when the time is spent
 _ENOUGH = 3
 
 
@@ -41,7 +41,8 @@ class Repeat(NamedTuple):
     """One repeat: milliseconds for one run."""
 
     wall_ms: float
-    #: of the calling thread; None where other threads worked too, or it waited
+    #: milliseconds of CPU time of the calling thread; None where other threads worked too, or it
+    #: waited
     cpu_ms: float | None
     preempted: bool
 
@@ -51,11 +52,11 @@ class Timing:
     """Summary of a candidate's repeats in one process."""
 
     times_ms: tuple[float, ...]
-    time_ms: float  #: their median
-    low_ms: float  #: 95 % interval of the median
+    time_ms: float  #: median of the repeats
+    low_ms: float  #: lower end of the median's 95 % interval
     high_ms: float
-    clock: str  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
-    noisy: bool  #: never quiet, or the interval is wide
+    clock: str  #: clock: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
+    noisy: bool  #: true if the core was never quiet, or the interval is wide
 
     def as_json(self) -> dict[str, Any]:
         """The answer of a child process."""

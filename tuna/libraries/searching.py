@@ -23,10 +23,10 @@ from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import Cause, Resource
 
 #: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
-#: seconds.
+#: seconds
 _AROUND, _AROUND_S = 0.1, 30.0
-#: Rounds that may be open beside the oldest one where all candidates are tried: what the artifact
-#: store holds of a layer that is built faster than it is measured.
+#: Maximum of rounds open beside the oldest one where all candidates are tried, which bounds what
+#: the artifact store holds of a layer that is built faster than it is measured
 _EXHAUSTIVE_AHEAD = 16
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",

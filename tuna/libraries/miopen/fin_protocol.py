@@ -20,7 +20,7 @@ from tuna.vocabulary import Cause, canonical_name
 Job = dict[str, Any]
 
 #: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs
-#: (`wei_layout`).
+#: (`wei_layout`)
 _CONV = (
     *("spatial_dim", "batchsize", "in_channels", "in_h", "in_w", "in_d"),
     *("out_channels", "fil_h", "fil_w", "fil_d"),
@@ -33,10 +33,10 @@ _BATCH_NORM = (
     *("mode", "run", "save", "alpha", "beta"),
 )
 EVAL_PREPARATION = ("alloc_buf", "fill_buf")
-#: fin's problem type -> Tuna's config kind.
+#: Tuna's config kind by fin's problem type
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
 _SUCCESS = "Success"
-#: Limits of the database's columns: characters of algorithm and params; largest workspace in bytes.
+#: Limits of the database's columns: characters of algorithm and params; largest workspace in bytes
 _MAX_ALGORITHM, _MAX_PARAMS, _MAX_BYTES = 64, 1 << 20, 2**63 - 1
 _MAX_SOLVER_NUMBER = 2**31 - 1
 

@@ -53,7 +53,7 @@ from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 
-#: Configs of one applicability call: fin answers some hundreds in half a second.
+#: Number of configs in one applicability call: fin answers some hundreds in half a second
 _BLOCK = 500
 _ASK_TIMEOUT_S = 600.0
 
@@ -79,7 +79,7 @@ class MiopenLibrary(Library):
     kinds = ("convolution", "batch_norm")
     device_kind = AMD
     options = MiopenOptions
-    #: With the limits of one call of fin, which the job option `timeout_s` replaces.
+    #: steps with the time limits of one call of fin, which the job option `timeout_s` replaces
     steps = (
         Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=3600.0),
         Step("miopen_perf_eval", Resource.DEVICE, chunk=4, time_limit_s=1800.0),

@@ -15,43 +15,44 @@ from tuna.configs import Config
 from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.cost_model import CostModel, Features, in_order, learn
 
-#: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
+#: Decisions of a candidate as whole numbers, whose meaning is the space's own affair
 Point = tuple[int, ...]
-#: Predicted costs of points, in their order: the smaller, the better.
+#: Function that returns the predicted costs of points, in their order: the smaller, the better
 Costs = Callable[[Sequence[Point]], Sequence[float]]
 
 _POPULATION = 512
 _GENERATIONS = 5
-#: The fastest candidates of the history, from which each search starts.
+#: Number of the history's fastest candidates from which each search starts
 _PARENTS = 64
-#: Share of a generation that is crossed; the others are mutated.
+#: Share of a generation that is crossed; the others are mutated
 _CROSSED = 0.15
 
-#: Both others choose by chance, and differ in when a search ends.
+#: Way of choosing candidates; `random` and `exhaustive` choose by chance, and differ in when a
+#: search ends
 Strategy = Literal["search", "random", "exhaustive"]
 
-#: Largest space that is ranked whole; larger ones are bred.
+#: Maximum of points in a space that is ranked whole; larger ones are bred
 SMALL = 4096
-#: Trials with a time before a model is trained on them; until then the space's prior chooses, or
-#: chance.
+#: Minimum of trials with a time for a model to be trained on; until then the space's prior chooses,
+#: or chance
 _MIN_TIMED = 8
-#: Number of the same problem's fastest candidates in earlier searches that are measured again.
+#: Number of the same problem's fastest candidates in earlier searches that are measured again
 _AGAIN = 4
-#: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
+#: Share of a batch that is random, so that a wrong model gets trials outside of its choice
 _RANDOM_SHARE = 0.1
-#: Decisions in which a point is near to another one at most.
+#: Maximum of decisions in which a point that is near to another differs
 _NEAR = 2
-#: Of a batch from a space that is ranked whole: what a candidate costs more for each one before it
+#: Cost that a candidate of a batch from a space that is ranked whole gets for each one before it
 #: that differs in one decision, and in two, as the logarithm of a slowdown. Without it a batch has
 #: the variants of one candidate.
 _ALIKE = {1: 0.05, 2: 0.017}
-#: Points that are drawn for each candidate wanted before a space counts as exhausted.
+#: Number of points that are drawn for each candidate before a space counts as exhausted
 _DRAWS = 50
-#: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of
-#: the very best.
+#: Number of points that are drawn for each candidate where only the prior chooses, which cannot
+#: tell the very best
 _BLIND_DRAWS = 16
-#: By how much of its effort a candidate must be faster: where only the prior chooses, and where its
-#: own trials do.
+#: Part of its effort by which a candidate must be faster: where only the prior chooses, and where
+#: its own trials do
 _BLIND_EFFORT, _EFFORT = 0.5, 0.15
 
 
@@ -59,11 +60,11 @@ class Space(ABC):
     """The candidates of one solver for one problem. Equal problems have equal spaces, in every
     process."""
 
-    #: A cost model that was trained on other problems: it chooses until there are trials, and those
-    #: say how they differ from it.
+    #: cost model that was trained on other problems: it chooses until there are trials, which then
+    #: correct it
     prior: bytes | None = None
-    #: Proposed before all others, such as a known default. What chance chooses in a small space is
-    #: near to them in one half.
+    #: points that are proposed before all others, such as a known default. Points that chance
+    #: chooses in a small space are near to them in one half.
     begins_with: Sequence[Point] = ()
 
     @abstractmethod

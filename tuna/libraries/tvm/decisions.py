@@ -21,18 +21,18 @@ from typing import Any
 
 from tuna.libraries.kernels import CandidateFacts
 
-#: Annotation with which one of our kernels says its parameters; `problems` writes it.
+#: Annotation with which one of our kernels says its parameters; `problems` writes it
 OWN = "tuna.params"
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
-#: Where a block is computed that has no loop to be at: at the root.
+#: Place of a block that is computed outside of all loops
 _ROOT = -1
 
-#: Places of a block that are no loop.
+#: Names of the places of a block that are not loops
 _PLACES = {_ROOT: "at root", -2: "inlined"}
 _SPATIAL, _REDUCTION = 4, 2
-#: Values of fp32 in a vector, from the longest on.
+#: Number of fp32 values in a vector, from the longest on
 _LANES = (16, 8, 4)
 
 
@@ -40,11 +40,12 @@ _LANES = (16, 8, 4)
 class Decision:
     """One sampling instruction of a design."""
 
-    instruction: int  #: its place in the trace
+    instruction: int  #: index of the instruction in the trace
     kind: str
-    label: str  #: what it decides: the block and loop that it tiles, the annotation that it gives
-    parts: int  #: numbers that it has
-    #: every value; of a kind that is not known, the one that there is
+    #: text of what it decides: the block and loop that it tiles, the annotation that it gives
+    label: str
+    parts: int  #: number of its numbers
+    #: all values; for an unknown kind, only the one in the trace
     options: tuple[tuple[int, ...], ...]
 
     def mutated(self, value: tuple[int, ...], chance: Random) -> tuple[int, ...]:
@@ -61,7 +62,8 @@ class Decision:
 class Design:
     """Schedules that differ only in their decisions."""
 
-    instructions: tuple[Any, ...] = field(hash=False)  #: JSON, without those of postprocessing
+    #: instructions as JSON, without those of postprocessing
+    instructions: tuple[Any, ...] = field(hash=False)
     decisions: tuple[Decision, ...]
 
     @classmethod
@@ -344,7 +346,7 @@ def tiling_features(
     }
 
 
-#: Errors of params that are no record.
+#: Errors of params that are not a record
 _NO_RECORD = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 

@@ -27,10 +27,10 @@ import tvm_ffi
 
 from tuna.errors import BadInput
 
-#: Deeper nesting is a loop, or no argument of a model.
+#: Maximum depth of nested arguments; deeper nesting is a loop, or not an argument of a model
 _DEEPEST = 16
 _INT64 = 1 << 63
-#: Bytes of a handle and its bookkeeping on the board.
+#: Bytes of a handle and its bookkeeping on the board
 _HANDLE_BYTES = 64
 
 
@@ -59,7 +59,7 @@ class RemoteValues:
         self._functions: dict[str, Any] = {}
         self._held: list[Any] = []
         self._numbers = itertools.count()
-        self.held_bytes = 0  #: of the values that were sent and not released
+        self.held_bytes = 0  #: bytes of the values that were sent and not released
 
     def function(self, name: str) -> Any:
         """The board's global function of this name."""

@@ -36,13 +36,13 @@ from tuna.libraries.tvm.decisions import (
     values_of,
 )
 
-#: Samples of each design, by which it is known where its blocks can be computed.
+#: Number of samples of each design, by which it is known where its blocks can be computed
 _SAMPLES = 4
 _SEED = 1
-#: Statements of an unrolled nest beyond which LLVM is slow, and how much slower, measured for 3D
-#: convolutions.
+#: Number of statements of an unrolled nest beyond which LLVM is slow, and factor of that, measured
+#: for 3D convolutions
 _MANY, _SLOWER = 64, 2.2
-#: The prior was trained on CPUs of this architecture: `benchmarks/train_prior.py`.
+#: Architecture of the CPUs that the prior was trained on: `benchmarks/train_prior.py`
 _OF_PRIOR = "x86_64"
 
 
@@ -223,8 +223,8 @@ def _record(module: Any, target: Any, trace: Any, arguments: Any) -> str:
 
 
 def schedule_of(module: Any, params: str) -> Schedule:
-    """The schedule with these params; raises BadInput for a text that is no record of a schedule of
-    `module`."""
+    """The schedule with these params; raises BadInput unless the text is a record of a schedule
+    of `module`."""
     try:
         record = ms.database.TuningRecord.from_json(
             json.loads(params), ms.database.Workload(module)

@@ -32,12 +32,12 @@ from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
-#: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
-#: the likely cause).
+#: Newest release of tvm-ffi that works: later 0.1.x releases make TVM 0.27 crash when a TuneContext
+#: is made (an ABI change is the likely cause)
 GOOD_FFI = "0.1.14.post1"
 _HINT = install_extra("tvm")
 _HOST_TIMEOUT_S = 120.0
-#: Attributes of TVM's target `llvm` and their types.
+#: Types of the attributes of TVM's target `llvm`
 _ATTRIBUTES: Mapping[str, type] = {
     **dict.fromkeys(
         ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str
@@ -49,11 +49,11 @@ _ATTRIBUTES: Mapping[str, type] = {
     ),
     **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
 }
-#: Lists whose order has no meaning.
+#: Names of lists whose order has no meaning
 _SETS = ("mattr", "libs")
-#: `device` says no more than the architecture does.
+#: Architectures that imply a `device`, which then says no more
 _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
-#: Older names of an architecture.
+#: Present names of architectures by their older ones
 _ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
 _DEFAULT_SYSTEM = "linux-gnu"
 #: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after
@@ -151,7 +151,7 @@ def _llvm(question: str) -> Any:
     return get_global_func(f"target.llvm_{question}")
 
 
-#: Handlers of the child that asks LLVM.
+#: Handlers of the child that asks LLVM
 HANDLERS = {"cpus": cpus, "host": host}
 
 
@@ -246,7 +246,7 @@ def linker(target: Mapping[str, Any], given: str) -> str:
     name = given or f"{triple(target)}-g++"
     path = shutil.which(name)
     if path is None:
-        text = f"There is no {name} here, which would link for {triple(target)}."
+        text = f"The compiler {name}, which would link for {triple(target)}, is not installed."
         raise LibraryMissing(text, hint=_package(target))
     return path
 
@@ -293,9 +293,9 @@ def _from_json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"The target is no JSON object: {error}.", hint=EXAMPLE) from None
+        raise BadInput(f"The target is not a JSON object: {error}.", hint=EXAMPLE) from None
     if not isinstance(found, dict):
-        raise BadInput("The target is no JSON object.", hint=EXAMPLE)
+        raise BadInput("The target is not a JSON object.", hint=EXAMPLE)
     if "host" in found:
         raise BadInput("A target of a CPU has no host.", hint="leave it out")
     return found
@@ -315,7 +315,7 @@ def _from_words(text: str) -> dict[str, Any]:
         name, equals, value = rest.pop(0).partition("=")
         given: str | bool = value
         if not name.startswith("-") or name.strip("-") == "":
-            raise BadInput(f"{name!r} is no attribute of a target.", hint=EXAMPLE)
+            raise BadInput(f"{name!r} is not an attribute of a target.", hint=EXAMPLE)
         name = name.lstrip("-")
         if not equals:
             follows = bool(rest) and not rest[0].startswith("-")
@@ -344,5 +344,5 @@ def _typed(name: str, value: Any) -> Any:
 def _listed(name: str, value: Any) -> Sequence[str]:
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        raise BadInput(f"The target's {name} is no list of words.", hint=EXAMPLE)
+        raise BadInput(f"The target's {name} is not a list of words.", hint=EXAMPLE)
     return sorted(set(words)) if name in _SETS else words

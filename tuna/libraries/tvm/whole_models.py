@@ -42,8 +42,8 @@ from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
 
 MAIN, UNTUNED, TENSORS, SEGMENTS = "main", "untuned", "tensors", "segments"
-#: Files in what is built: everything for the device, and the functions of `main` alone, of which a
-#: library for users is linked.
+#: Names of the files in what is built: everything for the device, and the functions of `main`
+#: alone, of which a library for users is linked
 _LIBRARY, _OBJECT = "functions.so", "main.o"
 #: Maximum and minimum of runs with each of the program's functions, and seconds after which the
 #: minimum suffices.
@@ -54,11 +54,11 @@ _MAX_ROUNDS, _MIN_ROUNDS, _BUDGET_S = 15, 5, 20.0
 class ModelBody:
     """Functions of a model that are to be compiled."""
 
-    choices: str  #: where its kernels come from, in words
-    #: the functions that each timed function of the program calls, in order
+    choices: str  #: origin of its kernels, in words
+    #: functions that each timed function of the program calls, in order
     timed: Mapping[str, Sequence[str]]
-    functions: str  #: those of `main`, as TVM's JSON of the module
-    others: str  #: those that the program's other functions call beside them
+    functions: str  #: functions of `main`, as TVM's JSON of the module
+    others: str  #: functions that the program's other functions call beside them
     cuts: Sequence[Mapping[str, Any]] = ()  #: quantised tensors, as arguments of `Quantised`
 
     def to_bytes(self) -> bytes:

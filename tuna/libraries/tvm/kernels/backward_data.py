@@ -44,10 +44,11 @@ _UNROLLS = (4, 1)
 class BackwardDataParams:
     """One point of the space."""
 
-    columns: int  #: of a phase in the tile
-    blocks: int  #: of channels of dx in the tile
+    columns: int  #: columns of a phase in the tile
+    blocks: int  #: blocks of channels of dx in the tile
     unroll: int  #: channels of dy in a step of the reduction
-    #: 1: all channels of a row before the next; 0: all rows of a block group before the next
+    #: order of the loops: 1: all channels of a row before the next; 0: all rows of a block group
+    #: before the next
     rows_first: int
 
 
@@ -56,7 +57,7 @@ class _Phase:
     """The taps of one axis that reach positions `phase`, `phase` + stride, ... of dx."""
 
     count: int
-    first: int  #: tap of the filter turned round, the others follow by `step`
+    first: int  #: first tap of the filter turned round, which the others follow by `step`
     step: int
     #: position of dy for the first tap and the first position of the phase, may be negative
     start: int

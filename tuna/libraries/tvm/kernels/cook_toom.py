@@ -26,9 +26,9 @@ _POINTS = tuple(Fraction(text) for text in ("0", "1", "-1", "2", "-2", "1/2", "-
 class Transforms:
     """The three matrices of F(m, r)."""
 
-    output: Matrix  #: AT, m x a
-    filter: Matrix  #: G, a x r
-    input: Matrix  #: BT, a x a
+    output: Matrix  #: matrix AT, m x a
+    filter: Matrix  #: matrix G, a x r
+    input: Matrix  #: matrix BT, a x a
 
 
 @functools.cache

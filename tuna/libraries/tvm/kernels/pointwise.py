@@ -36,7 +36,7 @@ class PointwiseParams:
     """One point of the space."""
 
     rows: int  #: output channels in the tile
-    vectors: int  #: of pixels in the tile
+    vectors: int  #: vectors of pixels in the tile
     unroll: int  #: input channels in a step of the reduction
 
 

@@ -15,12 +15,12 @@ from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
-#: Names of the blocks that a schedule looks for.
+#: Names of the blocks that a schedule looks for
 PAD, OUT, FLAT = "pad", "out", "flat"
-#: Most multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers only in
-#: loops of fewer than 250 loads and stores, and counts those that it has yet to remove.
+#: Maximum of multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers
+#: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
-#: Arguments of LLVM's prefetch: for reading, into L2, data.
+#: Arguments of LLVM's prefetch: for reading, into L2, data
 _READ, _TO_L2, _DATA = 0, 2, 1
 
 Reader = Callable[..., Any]
