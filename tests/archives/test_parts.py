@@ -79,7 +79,7 @@ def test_one_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Folder, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         api.archive_session(SESSION, URL)
-    with pytest.raises(BadInput, match=r"there is no index\.json"):
+    with pytest.raises(BadInput, match=r"index\.json, which is written last"):
         api.restore_session(URL)
     first, second = part_names()
     monkeypatch.setattr(Folder, "write", write)

@@ -137,7 +137,7 @@ def test_a_job_of_another_session_is_refused_and_nothing_changes(
     engine: sa.Engine, decide: object
 ) -> None:
     session_id = make_jobs(engine, 1)
-    with pytest.raises(NotFound, match="Unknown job 4711"):
+    with pytest.raises(NotFound, match="no job 4711"):
         decide(engine, LIBRARY, JobSelection(session_id, jobs=[_jobs(engine)[0].id, 4711]))  # type: ignore[operator]
     assert states(engine) == {"new": 10}
 

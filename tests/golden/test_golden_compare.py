@@ -142,7 +142,7 @@ def test_without_a_base_everything_is_new(scene: Scene) -> None:
     )
     assert "against nothing: it has no base" in found.lines()[0]
     assert check_gate(found, 0.0, None) == []
-    assert "no layer to measure a gain on" in check_gate(found, None, 0.0)[0]
+    assert "no gain can be measured" in check_gate(found, None, 0.0)[0]
 
 
 def test_what_is_not_there_is_not_compared(scene: Scene) -> None:

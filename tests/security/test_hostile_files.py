@@ -219,7 +219,7 @@ def test_triggers_and_virtual_tables_of_a_foreign_file_do_nothing(
     perf.execute("CREATE VIRTUAL TABLE kern_db USING fts5(kernel_name)")
     before = (tmp_path / "perf.db").read_bytes()
     assert len(list(perf_db.read(tmp_path / "perf.db"))) == 1
-    _refused(lambda: list(kernel_db.read(tmp_path / "perf.db")), "no kernel db")
+    _refused(lambda: list(kernel_db.read(tmp_path / "perf.db")), "not a kernel db")
     assert (tmp_path / "perf.db").read_bytes() == before
 
 

@@ -132,5 +132,5 @@ def test_a_task_of_an_array_takes_the_line_of_its_number(
             refused = type_in("tuna", "worker", "eval", "--join", given)
             assert (refused.code, "none for task 3" in refused.err) == (2, True)
             assert not any(line in refused.err for line in lines)
-    with pytest.raises(BadInput, match="3 lines of tokens, and this is no task of an array"):
+    with pytest.raises(BadInput, match="3 lines of tokens, and this is not a task of an array"):
         join_line(given)
