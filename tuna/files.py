@@ -53,11 +53,11 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
         raise NotPlain(f"{path.name} is not a plain file: {error.strerror}") from None
-    found = os.fstat(descriptor)
+    facts = os.fstat(descriptor)
     try:
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(facts.st_mode):
             raise NotPlain(f"{path.name} is not a plain file")
-        if found.st_size > most_bytes:
+        if facts.st_size > most_bytes:
             raise NotPlain(f"{path.name} is longer than {most_bytes} bytes")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(most_bytes)

@@ -202,8 +202,8 @@ class Tuna:
             .import_model(name or path.stem, path, batch=batch, shapes=shapes, values=values)
             .model
         )
-        found = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
-        return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
+        handle = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
+        return handle.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 
     def model(self, name: str) -> ModelHandle:
         """An imported model, `NAME` (the latest) or `NAME@VERSION`."""

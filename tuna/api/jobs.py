@@ -112,7 +112,7 @@ def load_jobs(
         )
     checked = check(library.options, options or {}, library.name)
     whole = library.search is not None and names == [step.name for step in library.steps]
-    searched = library.searched([one.name for one in library.solvers()], checked) if whole else ()
+    searched = library.searched([item.name for item in library.solvers()], checked) if whole else ()
     request = jobs.JobRequest(
         session_id,
         library.name,
@@ -134,7 +134,7 @@ def load_jobs(
         target_ms = checked.get("target_ms")
         met = job_actions.end_met(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:
-        raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
+        raise nothing_to_tune(library.name, [(layer.layer, layer.reason) for layer in without])
     if not pairs:
         hint = f"run: `tuna applicability --session-id {session_id}`"
         raise BadInput(
@@ -211,7 +211,7 @@ def reproduce(
     if solver not in [known.name for known in tuned.solvers()]:
         raise NotFound(
             f"{library} has no solver {solver!r}.",
-            hint=choices(solver, (one.name for one in tuned.solvers()), "solvers"),
+            hint=choices(solver, (entry.name for entry in tuned.solvers()), "solvers"),
         )
     layer = read_one(driver)
     item = WorkItem(

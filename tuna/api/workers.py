@@ -67,10 +67,10 @@ def list_workers() -> list[Worker]:
     settings = get_settings()
     with reading(open_database()) as connection:
         own = sessions.namespace(connection)
-        known = {one.name: one for one in joined_workers.remote_workers(connection)}
+        known = {row.name: row for row in joined_workers.remote_workers(connection)}
     ensure_services(settings)
     client, now = connect(settings), time.time()
-    found = []
+    workers = []
     for status in HeartbeatBoard(client, own, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
         remote = known.get(worker)
@@ -80,9 +80,9 @@ def list_workers() -> list[Worker]:
         else:
             order = "" if remote.state == "active" else remote.state
         state = "aside" if status.aside else "busy" if status.job_ids else "idle"
-        found.append(_live(status, worker, order or state, remote is not None, now))
-    there = {worker.worker for worker in found}
-    return found + [_silent(one, now) for one in known.values() if one.name not in there]
+        workers.append(_live(status, worker, order or state, remote is not None, now))
+    live = {worker.worker for worker in workers}
+    return workers + [_silent(silent, now) for silent in known.values() if silent.name not in live]
 
 
 def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: float) -> Worker:

@@ -155,7 +155,7 @@ def _is_bounded(data: bytes) -> bool:
 
 def _checked(path: Path) -> Iterator[ArchiveLine]:
     """Yield all lines but the last; raises BadInput unless that has their hash."""
-    found, read = hashlib.sha256(), 0
+    digest, read = hashlib.sha256(), 0
     try:
         with gzip.open(path, "rb") as stream:
             for data in bounded_lines(cast(BinaryIO, stream), path, _MAX_LINE_BYTES, _MAX_BYTES):
@@ -163,14 +163,14 @@ def _checked(path: Path) -> Iterator[ArchiveLine]:
                     raise BadInput(f"{path} is damaged: a line has {len(data) >> 20} MiB.")
                 name, value = json.loads(data, parse_constant=_refuse)
                 if name == _END:
-                    if value != found.hexdigest() or stream.read(1):
+                    if value != digest.hexdigest() or stream.read(1):
                         raise BadInput(
                             f"{path} is damaged: its contents do not have the hash that it names."
                         )
                     return
                 if not read and name != _NAME:
                     break
-                found.update(data)
+                digest.update(data)
                 read += 1
                 yield ArchiveLine(name, value, len(data))
     except gzip.BadGzipFile as error:
@@ -301,7 +301,7 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
     put("environment", tables.table("environment").c.id == environment_id)
     put("device", tables.table("device").c.environment_id == environment_id)
     put("session", Session.id == session_id)
-    used = [sa.select(one.solver_id).where(one.session_id == session_id) for one in _OF_SOLVERS]
+    used = [sa.select(ref.solver_id).where(ref.session_id == session_id) for ref in _OF_SOLVERS]
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
     for ids in _configs(connection, session_id):

@@ -70,8 +70,8 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     if not re.fullmatch(SESSION_UUID, header.uuid):  # restored by a version that took any
         raise BadInput(f"The session's UUID, {header.uuid!a}, is none, and would name files.")
     folder = Folder(url)
-    there = folder.sizes()
-    before = read_index(folder) if INDEX in there else None
+    sizes = folder.sizes()
+    before = read_index(folder) if INDEX in sizes else None
     if before is not None:
         _require_session(before, header.uuid, folder.shown)
         if before.trials > trials:
@@ -85,13 +85,13 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     with open(path, "rb") as file:
         for data in _cut(file):
             name = _name(header.uuid, len(index.parts), data)
-            if there.get(name) != len(data) or folder.read(name) != data:
+            if sizes.get(name) != len(data) or folder.read(name) != data:
                 folder.write(name, data)
                 sent += len(data)
             index.parts.append(name)
     folder.write(INDEX, json.dumps(asdict(index), indent=1).encode())
-    mine = [name for name in folder.sizes() if name.startswith(f"{header.uuid}-")]
-    folder.remove(sorted({*mine} - {*index.parts}))
+    names = [name for name in folder.sizes() if name.startswith(f"{header.uuid}-")]
+    folder.remove(sorted({*names} - {*index.parts}))
     return SentArchive(path.stat().st_size, sent)
 
 
@@ -139,23 +139,23 @@ def _fetch(url: str, path: Path, uuid: str | None) -> str:
     of the session `uuid`.
     """
     folder = Folder(url)
-    index, there = read_index(folder), folder.sizes()
+    index, sizes = read_index(folder), folder.sizes()
     if uuid is not None:
         _require_session(index, uuid, folder.shown)
     try:
         with open(path, "wb") as file:
             for number, name in enumerate(index.parts):
-                found = _PART.fullmatch(name)
-                assert found is not None
-                if found["session"] != index.session or int(found["number"]) != number:
+                parts = _PART.fullmatch(name)
+                assert parts is not None
+                if parts["session"] != index.session or int(parts["number"]) != number:
                     raise BadInput(
                         f"{folder.shown} is damaged: {name} is not part {number} of session"
                         f" {index.session}."
                     )
-                if name not in there:
+                if name not in sizes:
                     raise BadInput(f"{folder.shown} is damaged: {name} is missing.")
-                data = folder.read(name) if there[name] <= _MAX_PART_BYTES else b""
-                if hashlib.sha256(data).hexdigest() != found["sha256"]:
+                data = folder.read(name) if sizes[name] <= _MAX_PART_BYTES else b""
+                if hashlib.sha256(data).hexdigest() != parts["sha256"]:
                     raise BadInput(
                         f"{folder.shown} is damaged: {name} has other bytes than its name says."
                     )

@@ -106,8 +106,8 @@ def delete(
         jobs = connection.execute(
             sa.select(sa.func.count()).where(Job.session_id == session_id)
         ).scalar_one()
-    while (found := transaction(engine, _delete_results, session_id)).results:
-        done.add(found)
+    while (deleted := transaction(engine, _delete_results, session_id)).results:
+        done.add(deleted)
     while ids := _next_jobs(engine, session_id):
         # before the rows that name them: killed in between, the same command finds them again
         with reading(engine) as connection:

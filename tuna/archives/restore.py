@@ -332,16 +332,16 @@ class _Restoration:
         if not keys:
             return {}
         if name not in self.new_ids:
-            return {one: one for one in ids if one is not None}
-        there: dict[tuple[Any, ...], int] = {}
+            return {id_: id_ for id_ in ids if id_ is not None}
+        known: dict[tuple[Any, ...], int] = {}
         columns = [table.c[key] for key in keys]
         for part in parts(sorted({row["config_id"] for row in translated})):
-            mine = (table.c.session_id == self.session_id, table.c.config_id.in_(part))
-            for one, *key in self.connection.execute(sa.select(table.c.id, *columns).where(*mine)):
-                there[tuple(key)] = one
+            where = (table.c.session_id == self.session_id, table.c.config_id.in_(part))
+            for id_, *key in self.connection.execute(sa.select(table.c.id, *columns).where(*where)):
+                known[tuple(key)] = id_
         pairs = zip(ids, translated, strict=True)
         return {
-            one: there[tuple(row[key] for key in keys)] for one, row in pairs if one is not None
+            id_: known[tuple(row[key] for key in keys)] for id_, row in pairs if id_ is not None
         }
 
     def _translated(self, name: str, row: _Row) -> _Row:
@@ -378,15 +378,15 @@ def _taken(connection: sa.Connection, path: Path, header: ArchiveHeader) -> set[
     if not unsure:
         return set()
     places = {name: header.columns[name].index("id") for name in unsure}
-    found: set[str] = set()
+    taken: set[str] = set()
     for name, value, _ in rows(path):
-        if name in unsure and name not in found:
+        if name in unsure and name not in taken:
             unsure[name].append(value[places[name]])
             if len(unsure[name]) == IN_LIST:
                 if has(name, columns[name].in_(unsure[name])):
-                    found.add(name)
+                    taken.add(name)
                 unsure[name] = []
-    return found | {name for name, ids in unsure.items() if has(name, columns[name].in_(ids))}
+    return taken | {name for name, ids in unsure.items() if has(name, columns[name].in_(ids))}
 
 
 def _is_empty(connection: sa.Connection, session_id: int) -> bool:

@@ -91,13 +91,13 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     trials, trial_bytes = connection.execute(
         of_trials.select_from(_trial).where(job.c.session_id == row.id)
     ).one()
-    mine = find_db.c.session_id == row.id
-    results = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+    of_session = find_db.c.session_id == row.id
+    results = connection.execute(sa.select(sa.func.count()).where(of_session)).scalar_one()
     code = sa.select(find_db_kernel.c.kernel).join(
         find_db, find_db.c.id == find_db_kernel.c.find_db_id
     )
-    texts_of = sa.select(find_db.c.workload).where(mine, find_db.c.workload.is_not(None))
-    used = sa.union(code.where(mine), texts_of).subquery()
+    texts_of = sa.select(find_db.c.workload).where(of_session, find_db.c.workload.is_not(None))
+    used = sa.union(code.where(of_session), texts_of).subquery()
     artifacts, artifact_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.sum(_kernel.c.size_bytes)).where(
             _kernel.c.digest.in_(used.select())

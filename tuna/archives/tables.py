@@ -67,23 +67,23 @@ class RowReader:
 
         `without`: columns that may be missing, because the caller fills them.
         """
-        there = {one.name: one for one in table(name).columns if one.name not in without}
+        known = {field.name: field for field in table(name).columns if field.name not in without}
         dropped = DROPPED.get(name, frozenset())
-        if unknown := set(names) - there.keys() - dropped:
+        if unknown := set(names) - known.keys() - dropped:
             raise ValueError(f"table {name} has no column {min(unknown)}")
         missing = [
-            one.name
-            for one in there.values()
-            if one.name not in names and not one.nullable and not _default(one)
+            field.name
+            for field in known.values()
+            if field.name not in names and not field.nullable and not _default(field)
         ]
         if missing:
             raise ValueError(f"column {missing[0]} of table {name} is missing")
         self._width = len(names)
         self._checked = _CHECKED.get(name, _as_it_is)
         self._columns: list[tuple[int, str, bool, Callable[[Any], Any]]] = [
-            (place, one, bool(there[one].nullable), _reader(there[one]))
-            for place, one in enumerate(names)
-            if one not in dropped
+            (place, field, bool(known[field].nullable), _reader(known[field]))
+            for place, field in enumerate(names)
+            if field not in dropped
         ]
 
     def read(self, row: Any) -> dict[str, Any]:

@@ -163,16 +163,16 @@ def report(
             "With --session-id, VERSION is what is compared with: leave --against away."
         )
     if session_id is None:
-        found = api.golden.report(version, against, library)
+        comparison = api.golden.report(version, against, library)
     else:
-        found = api.golden.report_session(session_id, version, library)
-    violations = api.golden.check_gate(found, **limits)
+        comparison = api.golden.report_session(session_id, version, library)
+    violations = api.golden.check_gate(comparison, **limits)
     if as_json:
-        print_json(found.as_json() | {"violations": violations})
+        print_json(comparison.as_json() | {"violations": violations})
     elif markdown:
-        say(api.golden.to_markdown(found).rstrip())
+        say(api.golden.to_markdown(comparison).rstrip())
     else:
-        for line in found.lines():
+        for line in comparison.lines():
             say(line)
     for violation in violations:
         say(f"violated: {violation}", err=True)

@@ -135,16 +135,16 @@ def collected(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def wrapped(*args: Any, **rest: Any) -> Any:
-            rest[into] = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
+            rest[into] = cls(**{option.name: rest.pop(option.name) for option in fields(cls)})
             return command(*args, **rest)
 
-        for one in reversed(fields(cls)):
-            names, attributes = one.metadata["option"]
+        for option in reversed(fields(cls)):
+            names, attributes = option.metadata["option"]
             if not any(name.startswith("--") for name in names):
-                names = (*names, f"--{one.name.replace('_', spelling)}")
-            attributes = {**_of_type(types[one.name]), **attributes}
+                names = (*names, f"--{option.name.replace('_', spelling)}")
+            attributes = {**_of_type(types[option.name]), **attributes}
             attributes.setdefault("show_default", attributes.get("default") is not None)
-            wrapped = click.option(*names, one.name, **attributes)(wrapped)
+            wrapped = click.option(*names, option.name, **attributes)(wrapped)
         return wrapped
 
     return decorate

@@ -106,8 +106,8 @@ def query(
     if reported:
         if explain or shape:
             wanted["--explain or --shape"] = True
-        given = {name: value for name, value in wanted.items() if value is not None}
-        _print_reported(given, as_json, as_csv)
+        chosen = {name: value for name, value in wanted.items() if value is not None}
+        _print_reported(chosen, as_json, as_csv)
         return
     if predict is not None:
         scope = {name: wanted.pop(name) for name in ("arch", "device", "library")}
@@ -192,12 +192,12 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
         without = api.without_solver(session_id, tag)
         if rows or without:
             _print_rows(
-                rows, with_params=True, without=[(one.layer, one.reason) for one in without]
+                rows, with_params=True, without=[(layer.layer, layer.reason) for layer in without]
             )
         measured = {row.config_key for row in rows}
-        known = [one for one in api.targets_met(session_id, tag) if one.config_key not in measured]
-        for one in known[:_MAX_KNOWN]:
-            say(f"{one.layer}: needed no trial, target met by {one.by}")
+        known = [met for met in api.targets_met(session_id, tag) if met.config_key not in measured]
+        for met in known[:_MAX_KNOWN]:
+            say(f"{met.layer}: needed no trial, target met by {met.by}")
         if len(known) > _MAX_KNOWN:
             say(
                 f"and {counted(len(known) - _MAX_KNOWN, 'more layer')}: `tuna report --session-id"
@@ -217,7 +217,7 @@ def _print_best(found: api.BestResult, *, as_json: bool) -> None:
         say("This layer has no result, and no similar layer to predict it from.", err=True)
         return
     times = [known["time_ms"], known["low_ms"], known["high_ms"]]
-    shown = ["" if one is None else f"{one:.3g}" for one in times]
+    shown = ["" if time_ms is None else f"{time_ms:.3g}" for time_ms in times]
     params = _readable_text(known["library"], known["params"])
     print_table(
         ("class", "library", "solver", "params", "ms", "from", "to"),
@@ -330,6 +330,6 @@ def _print_coverage(found: api.Coverage) -> None:
     if lacking:
         print_table(
             ("without a result", "weight", "near"),
-            [(one.layer, one.weight, one.near or "-") for one in lacking],
+            [(covered.layer, covered.weight, covered.near or "-") for covered in lacking],
             (1,),
         )

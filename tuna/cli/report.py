@@ -196,8 +196,8 @@ def _of_peak(figures: api.ReportFigures) -> list[str]:
         )
     sentences = [f"of peak: of the {shown} that {reached}"]
     shares = [
-        *(one.peak_share for one in figures.layers),
-        *(one.peak_share for one in figures.totals[:1]),
+        *(part.peak_share for part in figures.layers),
+        *(part.peak_share for part in figures.totals[:1]),
     ]
     if any(share is not None and share > 1 for share in shares):
         sentences.append(
@@ -243,8 +243,8 @@ def _print_comparison(found: api.Comparison) -> None:
             f" {session.reason!r}, {', '.join([where, *chosen, counted(session.layers, 'layer')])}"
         )
     first = found.sessions[0].session_id
-    columns = ["layer", *(f"{one.session_id} {one.library} ms" for one in found.sessions)]
-    columns += [f"{one.session_id} / {first}" for one in found.sessions[1:]]
+    columns = ["layer", *(f"{entry.session_id} {entry.library} ms" for entry in found.sessions)]
+    columns += [f"{entry.session_id} / {first}" for entry in found.sessions[1:]]
     numbers = range(1, len(columns))
     print_table(
         [*columns, "fastest"], [_row(found, layer) for layer in found.layers], right=numbers

@@ -58,8 +58,8 @@ def parse(text: str, source: str) -> Node:
         raise BadInput(f"{source} is not YAML: {str(error).splitlines()[0]}.") from None
     if root is None:
         raise BadInput(f"{source} is empty.")
-    found: Node = root
-    return found
+    document: Node = root
+    return document
 
 
 def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:

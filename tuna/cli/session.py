@@ -60,31 +60,31 @@ def list_sessions(as_json: bool) -> None:
 @options.as_json
 def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
-    (one,) = api.list_sessions(session_id)
+    (info,) = api.list_sessions(session_id)
     if as_json:
-        print_json(size_document(one))
+        print_json(size_document(info))
         return
     outlook = api.outlook(session_id)
-    jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
-    golden = ", ".join(map(str, one.golden))
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(info.jobs.items()))
+    golden = ", ".join(map(str, info.golden))
     for name, text in (
-        ("session", f"{one.id} ({one.library}: {one.reason}), {one.state}"),
-        ("uuid", one.uuid),
-        ("environment", f"{one.environment}, {one.arch}"),
-        ("created", one.created_at.isoformat(timespec="seconds")),
-        ("jobs", f"{sum(one.jobs.values())}{f' ({jobs})' if jobs else ''}"),
-        *(("searches", text) for text in [searches(one.searches)] if text),
+        ("session", f"{info.id} ({info.library}: {info.reason}), {info.state}"),
+        ("uuid", info.uuid),
+        ("environment", f"{info.environment}, {info.arch}"),
+        ("created", info.created_at.isoformat(timespec="seconds")),
+        ("jobs", f"{sum(info.jobs.values())}{f' ({jobs})' if jobs else ''}"),
+        *(("searches", text) for text in [searches(info.searches)] if text),
         *(("warm start", text) for text in _warm_lines(api.warm_starts(session_id))),
-        ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
+        ("trials", f"{info.trials}, {size(info.trial_bytes)}"),
         (
             "results",
             (
-                f"{one.results}, with {counted(one.artifacts, 'artifact')} of"
-                f" {size(one.artifact_bytes)}"
+                f"{info.results}, with {counted(info.artifacts, 'artifact')} of"
+                f" {size(info.artifact_bytes)}"
             ),
         ),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
-        *option_texts(one.options, outlook).items(),
+        *option_texts(info.options, outlook).items(),
         *_outlook_lines(outlook),
     ):
         say(f"{name:12} {text}")
@@ -204,15 +204,15 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
     Layers, tags and solvers stay, and golden versions keep what they need. The only way back is
     from an archive.
     """
-    (one,) = api.list_sessions(session_id)
+    (info,) = api.list_sessions(session_id)
     api.check_deletion(session_id, cancels=cancels)
-    what = f"session {session_id} ({one.library}: {one.reason})"
+    what = f"session {session_id} ({info.library}: {info.reason})"
     if not yes:
         if not sys.stdin.isatty():
             raise BadInput(
                 f"Whether to delete {what} is asked on a terminal only.", hint="add --yes"
             )
-        has = f"{counted(sum(one.jobs.values()), 'job')} and {counted(one.results, 'result')}"
+        has = f"{counted(sum(info.jobs.values()), 'job')} and {counted(info.results, 'result')}"
         click.confirm(f"Delete {what} with {has}?", abort=True)
     if cancels:
         api.cancel(session_id)

@@ -45,13 +45,13 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
     if stays:
         watch(session_id, interval, as_json=as_json)
         return
-    found = api.status(session_id, commands=as_json or session_id is not None)
+    overviews = api.status(session_id, commands=as_json or session_id is not None)
     if as_json:
-        print_json([overview_document(session) for session in found])
+        print_json([overview_document(session) for session in overviews])
     else:
-        show.sessions(found, details=session_id is not None)
+        show.sessions(overviews, details=session_id is not None)
         # or there is nothing that workers could leave undone
-        if in_flight := [session.session_id for session in found if session.in_flight]:
+        if in_flight := [session.session_id for session in overviews if session.in_flight]:
             show.aside(api.workers_aside())
             show.waits(api.waits(in_flight))
     if letters := api.undrained_reports():

@@ -142,9 +142,9 @@ def work_through(
                 events=events,
                 stop=stop,
             )
-    for key, one in sorted(end.sessions.items()):
-        say(_end(key, one))
-        show.failed(one.errored, key)
+    for key, part in sorted(end.sessions.items()):
+        say(_end(key, part))
+        show.failed(part.errored, key)
     if not end.sessions and stop is None:
         say("No session has open jobs.")
     return end.errored

@@ -238,22 +238,22 @@ def _row_of(line: str) -> str | None:
 
 def _read_row(line: str) -> list[GemmConfig]:
     operation, _, params = (_row_of(line) or "").partition(",")
-    found = _OPERATION.fullmatch(operation)
-    if found is None:
+    match = _OPERATION.fullmatch(operation)
+    if match is None:
         raise UnsupportedLine(f"Tuna does not tune TunableOp's {operation[:80]}")
     if "*" in params:
         raise UnsupportedLine("Tuna does not tune products of sizes that vary (*)")
     parts = _ROW_SIZES.fullmatch(params)
     if parts is None:
         raise BadInput(f"the sizes of TunableOp's row cannot be read: {params[:80]}")
-    names = _TYPE_NAME.findall(found[2])
+    names = _TYPE_NAME.findall(match[2])
     a, b, c = names if len(names) == 3 else names * 3 if len(names) == 1 else ("", "", "")
     unknown = [name for name in (a, b, c) if name not in _TORCH_TYPES]
     if unknown:
-        raise UnsupportedLine(f"Tuna has no type for TunableOp's {found[2][:80]}")
+        raise UnsupportedLine(f"Tuna has no type for TunableOp's {match[2][:80]}")
     m, n, k = (int(parts[place]) for place in (3, 4, 5))
     lda, ldb, ldc = (int(parts[place]) if parts[place] else None for place in (7, 8, 9))
-    scale = "" if found[1] != "ScaledGemm" else "vector" if parts[10] == "1" else "tensor"
+    scale = "" if match[1] != "ScaledGemm" else "vector" if parts[10] == "1" else "tensor"
     first = _Matrix(_TORCH_TYPES[a], parts[1] != "n", lda, scale=scale)
     second = _Matrix(_TORCH_TYPES[b], parts[2] != "n", ldb, scale=scale)
     third = _Matrix(_TORCH_TYPES[c], leading=ldc)

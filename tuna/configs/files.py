@@ -77,11 +77,11 @@ class ParsedFile:
 
     def with_others(self, others: ParsedFile) -> ParsedFile:
         """The account of both; what both name has the weight that it has here."""
-        mine = {config.canonical() for config in self.configs}
+        own_texts = {config.canonical() for config in self.configs}
         new = [
             pair
             for pair in zip(others.configs, others.weights, strict=True)
-            if pair[0].canonical() not in mine
+            if pair[0].canonical() not in own_texts
         ]
         weights = (*self.weights, *(weight for _, weight in new))
         counts = LineCounts(

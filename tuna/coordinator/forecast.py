@@ -95,8 +95,8 @@ def left(
         to_come = rounds.to_come(connection, work.session_id, work.library)
         is_bounded = to_come is not None
         for solver_id, number in (to_come or {}).items():
-            for one in (work.library.search, *work.library.steps):
-                stages[stage_kind(work, solver_id, one.name)] += number
+            for library_step in (work.library.search, *work.library.steps):
+                stages[stage_kind(work, solver_id, library_step.name)] += number
         of_searches = rounds.unfinished(connection, work.session_id, work.library)
         unfinished += of_searches.searches - of_searches.rounds
     for state, step in done if stages else ():

@@ -179,7 +179,7 @@ class Publisher:
         """Publish of these steps what the policy chooses, counted in the snapshot's `waiting`;
         returns the number of chunks."""
         sent = 0
-        steps = {id(one): one for one in open_steps}
+        steps = {id(step): step for step in open_steps}
         while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():
                 break

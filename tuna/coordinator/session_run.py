@@ -101,7 +101,7 @@ def progress(
     """Progress of the session in `steps` (all when empty); with `tag` that of jobs and searches
     whose layers carry it."""
     states: Counter[str] = Counter()
-    found = searches.read(connection, [session_id], tag).get(session_id, Searches())
+    of_searches = searches.read(connection, [session_id], tag).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
@@ -116,7 +116,7 @@ def progress(
             unfinished += 0 if is_round else count
     searching = 0
     to_come: int | None = 0
-    if number := found.total:
+    if number := of_searches.total:
         # Where the step `search` is served elsewhere, a search has to do here what is open of it
         # now.
         searching = (
@@ -126,14 +126,14 @@ def progress(
         )
         bound = rounds.to_come(connection, session_id, library, tag) if SEARCH in served else {}
         to_come = _sum(bound)
-    errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
+    errored = states[State.ERRORED.value] + of_searches.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(
         dict(states),
         total_,
         unfinished + searching,
         errored,
-        dict(found.rounds),
+        dict(of_searches.rounds),
         searching,
         to_come,
     )

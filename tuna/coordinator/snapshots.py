@@ -105,7 +105,7 @@ class Snapshots:
                 steps += self._open_steps(policy, work)
         predicts = policy.needs & (Need.LEFT | Need.PROGRESS)
         kinds = {step.kind for step in steps} if predicts else ()
-        predictions = {kind: one.seconds for kind in kinds if (one := self._times.predict(kind))}
+        predictions = {kind: cost.seconds for kind in kinds if (cost := self._times.predict(kind))}
         return Snapshot(
             steps,
             chunks.waiting,

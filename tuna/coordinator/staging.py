@@ -34,7 +34,7 @@ def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[Wor
     unkept: set[str] = set()
     for item in items:
         past |= dict.fromkeys(item.history, item.job_id)
-        others = (one.artifact for one in item.siblings)
+        others = (sibling.artifact for sibling in item.siblings)
         names = (item.body, *item.history, *others, *(rival.artifact for rival in item.rivals))
         pairs |= {(item.job_id, name) for name in (*names, *item.data) if name}
         unkept |= set(item.data)

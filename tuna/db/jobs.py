@@ -155,7 +155,7 @@ def _new_pairs(
     ids = solvers.solver_ids(connection, request.library, request.solvers)
     only = request.only
     pair = SolverApplicability
-    there = sa.exists().where(
+    exists = sa.exists().where(
         model.session_id == pair.session_id,
         model.config_id == pair.config_id,
         model.solver_id == pair.solver_id,
@@ -170,7 +170,7 @@ def _new_pairs(
             SolverRow.valid.is_(True),
             SolverRow.library == request.library,
             which,
-            ~there,
+            ~exists,
         )
         .order_by(pair.config_id, pair.solver_id)
     )

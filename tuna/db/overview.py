@@ -218,11 +218,11 @@ def read(
     with ThreadPoolExecutor(2) as pool, reading(engine) as connection:
         query = _SESSIONS.where(_session.c.id.in_(session_ids)) if session_ids else _SESSIONS
         rows = connection.execute(query).all()
-        there = [row.id for row in rows]
-        for missing in sorted(set(session_ids).difference(there))[:1]:
+        ids = [row.id for row in rows]
+        for missing in sorted(set(session_ids).difference(ids))[:1]:
             raise missing_session(connection, missing)
         pending = pool.submit(_failures, engine, session_ids) if failures is None else None
-        searching = pool.submit(_searches, engine, there)
+        searching = pool.submit(_searches, engine, ids)
         counts = count_jobs(connection, session_ids) if counts is None else counts
 
         def mine(statement: sa.Select[Any], column: sa.ColumnElement[int]) -> Sequence[Any]:
@@ -233,7 +233,7 @@ def read(
         noisy = {row[0]: row[1] for row in mine(NOISY, _find_db.c.session_id)}
         without = {row[0]: row[1] for row in mine(WITHOUT_SOLVER, _no_solver.c.session_id)}
         undrained_of = {row[0]: row[1] for row in mine(UNDRAINED, _letter.c.session_id)}
-        found = searching.result()
+        totals = searching.result()
         failed = pending.result() if pending is not None else failures or {}
     return [
         Overview(
@@ -242,14 +242,14 @@ def read(
             reason=row.reason,
             environment=row.key,
             arch=row.arch,
-            jobs=searches.others(_by_state(counts.get(row.id, {})), found.get(row.id, Searches())),
+            jobs=searches.others(_by_state(counts.get(row.id, {})), totals.get(row.id, Searches())),
             failures=tuple(failed.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
             options=SessionOptions.stored(row.options),
             fault=row.fault or "",
             undrained=undrained_of.get(row.id, 0),
-            searches=found.get(row.id, Searches()),
+            searches=totals.get(row.id, Searches()),
             without_solver=without.get(row.id, 0),
         )
         for row in rows

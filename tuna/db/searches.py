@@ -72,31 +72,31 @@ def read(
     query = sa.select(
         each.c.session_id, sa.func.sum(each.c.rounds), sa.func.sum(each.c.parts)
     ).group_by(each.c.session_id)
-    found = {
+    counters = {
         session_id: _Counts(int(rounds), int(parts_))
         for session_id, rounds, parts_ in connection.execute(query)
     }
-    if not found:
+    if not counters:
         return {}
     steps: set[str] = set()
     ways = (_search.c.session_id, _search.c.steps, _search.c.stopped)
     query = sa.select(*ways, sa.func.count().label("number")).where(of_sessions).group_by(*ways)
     for row in connection.execute(query):
         steps.update(row.steps.split(","))
-        found[row.session_id].add_searches(row.stopped, row.number)
+        counters[row.session_id].add_searches(row.stopped, row.number)
     # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the index of
     # `search_id`.
     undone = (
-        _job.c.session_id.in_(sorted(found)),
+        _job.c.session_id.in_(sorted(counters)),
         _job.c.step.in_(sorted(steps)),
         _job.c.state.in_(list(_ORDER)[:-1]),
         sa.func.coalesce(_job.c.search_id, 0) != 0,
         *([_job.c.search_id.in_(sa.select(_search.c.id).where(of_sessions))] if tag else []),
     )
     rounds = sa.select(_job.c.session_id, _job.c.search_id, _job.c.round, _job.c.state)
-    for one in connection.execute(rounds.where(*undone)):
-        found[one.session_id].add_undone((one.search_id, one.round), one.state)
-    return {session_id: counts.searches() for session_id, counts in found.items()}
+    for part in connection.execute(rounds.where(*undone)):
+        counters[part.session_id].add_undone((part.search_id, part.round), part.state)
+    return {session_id: counts.searches() for session_id, counts in counters.items()}
 
 
 def _tagged(tag: str | None) -> sa.ColumnElement[bool]:

@@ -65,19 +65,19 @@ def doctor(library: str | None = None) -> list[Finding]:
         "sandbox": lambda: of_sandbox(settings),
         "extras": of_extras,
         "plug-ins": lambda: (
-            _broken(*one) for one in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
+            _broken(*failure) for failure in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
         ),
     }
     with ThreadPoolExecutor(_THREADS) as pool:
         asked = {what: pool.submit(_answered, what, checks[what]) for what in _SERVERS}
         # whose first answer on a machine comes from a child
         libraries = pool.map(of_library, [library] if library else names())
-        found = [
+        findings = [
             finding
             for what, look in checks.items()
             for finding in (asked[what].result() if what in asked else _answered(what, look))
         ]
-        return _once([*found, *libraries])
+        return _once([*findings, *libraries])
 
 
 def _once(found: Sequence[Finding]) -> list[Finding]:

@@ -238,18 +238,18 @@ class Drain:
         letters: Sequence[Letter],
     ) -> _Written:
         """Write one batch: which leases were taken, the results, which chunks were returned."""
-        ended = {one.chunk for one in reports if one.kind in _ENDED}
-        taken = [one.chunk for one in reports if one.kind is ReportKind.STARTED]
+        ended = {sent.chunk for sent in reports if sent.kind in _ENDED}
+        taken = [sent.chunk for sent in reports if sent.kind is ReportKind.STARTED]
         write_started(connection, [chunk for chunk in taken if chunk not in ended])
         written = _Written()
         if any(report.results for report in reports):
             self._write_results(connection, reports, fetched, written)
-        returned = {one.chunk: one for one in reports if one.kind is ReportKind.RETURNED}
+        returned = {sent.chunk: sent for sent in reports if sent.kind is ReportKind.RETURNED}
         for report in returned.values():
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
-        written.left += [(one.jobs, one.artifacts) for one in reports if one.artifacts]
+        written.left += [(sent.jobs, sent.artifacts) for sent in reports if sent.artifacts]
         written.abandoned = needed_artifacts.abandoned(connection, written.left)
         keep_letters(connection, (*letters, *written.letters))
         return written
@@ -286,8 +286,8 @@ class Drain:
         of a superseded attempt is refused; one of a library that is not installed
         here becomes a dead letter."""
         ids = sorted({result.job_id for report in reports for result in report.results})
-        found = map(AttemptedJob._make, unpacked(connection, _JOBS, {"ids": ids}))
-        jobs = {job.id: job for job in found}
+        rows = map(AttemptedJob._make, unpacked(connection, _JOBS, {"ids": ids}))
+        jobs = {job.id: job for job in rows}
         unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
         if unknown:
             self._libraries |= libraries_of(connection, unknown)
@@ -316,7 +316,7 @@ class Drain:
                 rest = fitting_parts(connection, report.model_copy(update=facts))
                 fault = f"the library {library} is not installed where this was drained"
                 written.letters += [
-                    Letter(fault, one.to_json().encode(), library, session_id) for one in rest
+                    Letter(fault, report.to_json().encode(), library, session_id) for report in rest
                 ]
         return accepted
 
@@ -343,7 +343,7 @@ class Drain:
     ) -> None:
         """Write trials, times of finals and the find db. An attempt whose artifacts cannot be kept
         has failed, and is replaced in `attempts`."""
-        jobs = {job_id: one.job for job_id, one in attempts.items()}
+        jobs = {job_id: attempt.job for job_id, attempt in attempts.items()}
         good, measured, of_finals = [], [], []
         for job, report, (result, cause, _) in attempts.values():
             if result.step != FINALS:

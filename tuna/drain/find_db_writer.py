@@ -85,12 +85,12 @@ class FindDbWriter:
         ids = {result.job_id for result, _ in timed}
         if not ids:
             return Fetched({}, {})
-        found = TrialRow
-        columns = (found.job_id, found.number, found.params, found.artifact, Job.workload)
+        table = TrialRow
+        columns = (table.job_id, table.number, table.params, table.artifact, Job.workload)
         trials: dict[tuple[int, int], _Built] = {}
         with reading(engine) as connection:
-            query = sa.select(*columns).join(Job, Job.id == found.job_id)
-            for row in rows_among(connection, query, found.job_id, ids):
+            query = sa.select(*columns).join(Job, Job.id == table.job_id)
+            for row in rows_among(connection, query, table.job_id, ids):
                 trials[row.job_id, row.number] = _Built(*row[2:])
             built = Fetched(trials, {})
             digests = {digest for pair in timed for digest in _digests(*pair, built)}
@@ -148,8 +148,8 @@ class FindDbWriter:
             job, built = jobs[result.job_id], fetched.of(result, fastest)
             key = (job.session_id, job.config_id, job.solver_id)
             facts = (built.params or "", fastest.time_ms, result.noisy)
-            found = MeasuredResult(job.id, job.search_id, fastest.index, result.step, *facts)
-            if key in known and not found.replaces(known[key]):
+            measured = MeasuredResult(job.id, job.search_id, fastest.index, result.step, *facts)
+            if key in known and not measured.replaces(known[key]):
                 continue
             workload = job.workload or result.workload
             code = result.kernels
@@ -166,7 +166,7 @@ class FindDbWriter:
             except StorageFull as error:
                 failed[job.id] = result.failed(Cause.INFRA, str(error))
                 continue
-            known[key], kernels[key] = found, code
+            known[key], kernels[key] = measured, code
             rows[key] = {
                 "session_id": job.session_id,
                 "config_id": job.config_id,
@@ -324,12 +324,12 @@ def _write_kernels(
     result are deleted."""
     if not kernels:
         return
-    found = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
+    query = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
         FindDb.session_id.in_({key[0] for key in kernels}),
         FindDb.config_id.in_({key[1] for key in kernels}),
     )
     rows_by_key = {
-        (row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(found)
+        (row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(query)
     }
     ids = {key: rows_by_key[key] for key in kernels}
     connection.execute(sa.delete(FindDbKernel).where(FindDbKernel.find_db_id.in_(ids.values())))

@@ -200,7 +200,7 @@ def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> 
     chosen = _chosen(pairs, exporter, keep_keys, counts)
     with exporter.replacing(out) as path:
         exporter.write_merged(path, chosen, master, target, name)
-    return MergeReport(**{one.name: counts[one.name] for one in fields(MergeReport)})
+    return MergeReport(**{count.name: counts[count.name] for count in fields(MergeReport)})
 
 
 def _chosen(
@@ -243,7 +243,7 @@ def check(directory: Path, known: CheckFacts) -> Findings:
     files = sorted(
         path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings))
     )
-    if any(one.is_directory and one.recognises(directory, b"") for one in registry.exporters()):
+    if any(form.is_directory and form.recognises(directory, b"") for form in registry.exporters()):
         files.append(directory)
     if not files:
         raise BadInput(

@@ -275,10 +275,10 @@ def _import_perf(task: ImportRun, records: Iterator[PerfRecord]) -> None:
         made = _made(batch, missing, _layer_or_problem_of_row)
         ids_of = {key: layers[key] or [made[key]] for key in part if layers[key] or key in made}
         batch.read({config_id for ids in ids_of.values() for config_id in ids})
-        there = {config_id for config_id, _ in batch.before}
+        stored = {config_id for config_id, _ in batch.before}
         for key, ids in ids_of.items():
             batch.counts["configs"] += 1
-            preferred = next((config_id for config_id in ids if config_id in there), ids[0])
+            preferred = next((config_id for config_id in ids if config_id in stored), ids[0])
             for solver, params in wanted[key].items():
                 _put_params(batch, ids, preferred, solver, params)
 

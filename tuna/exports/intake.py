@@ -224,10 +224,10 @@ def import_reported(
     Bad lines are counted. Raises BadInput if there are no others, or for an `arch` that is not the
     file's.
     """
-    found, origin = file.read(path), source_of(path)
-    if not found.rows:
-        raise BadInput(f"{path} has no times: {'; '.join(found.skipped) or 'no line holds one'}.")
-    known = {row.device for row in found.rows} - {""}
+    times, origin = file.read(path), source_of(path)
+    if not times.rows:
+        raise BadInput(f"{path} has no times: {'; '.join(times.skipped) or 'no line holds one'}.")
+    known = {row.device for row in times.rows} - {""}
     if arch is not None and known - {arch}:
         raise BadInput(
             f"{path} is of {', '.join(sorted(known))}, not of {arch}.", hint="leave --arch out"
@@ -240,7 +240,7 @@ def import_reported(
             device=row.device or arch or "",
             config_key=file.layer(row),
         )
-        for row in found.rows
+        for row in times.rows
     ]
     stored = transaction(engine, reported.record, rows)
     return ImportReport(
@@ -251,7 +251,7 @@ def import_reported(
         new_configs=0,
         new_solvers=0,
         zero_times=0,
-        skipped=found.skipped,
+        skipped=times.skipped,
     )
 
 

@@ -186,8 +186,8 @@ def of_golden(
     golden_id = connection.execute(query).scalar_one_or_none()
     if golden_id is None:
         query = sa.select(golden.c.version).where(of_library).order_by(golden.c.version)
-        there = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
-        raise NotFound(f"Unknown golden version {version} of {library}.", hint=f"versions: {there}")
+        known = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
+        raise NotFound(f"Unknown golden version {version} of {library}.", hint=f"versions: {known}")
     where = [RELEASES["golden_id"] == golden_id, RELEASES["arch"] == arch]
     if num_cu is not None:
         where.append(RELEASES["num_cu"] == num_cu)
@@ -195,8 +195,8 @@ def of_golden(
         f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
     )
     facts = (title, library, arch, num_cu or 0, "", "", "", tag)
-    found = RELEASES.only(*where, tag=tag)
-    return SqlSource(connection, found, *facts, mixed=num_cu is None)
+    results = RELEASES.only(*where, tag=tag)
+    return SqlSource(connection, results, *facts, mixed=num_cu is None)
 
 
 def kernels_of(
@@ -236,9 +236,9 @@ def export(
     board, or StorageFull.
     """
     writer = exporter(form)
-    given = writer.options_of(options)
+    chosen = writer.options_of(options)
     source = of_session(connection, session_id, config_tag)
-    return _counted(source, writer.export(source, directory, given, filename))
+    return _counted(source, writer.export(source, directory, chosen, filename))
 
 
 def export_golden(
@@ -262,9 +262,9 @@ def export_golden(
     of them. A golden version has no TVM database.
     """
     writer = exporter(form)
-    given = writer.options_of(options)
+    chosen = writer.options_of(options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
-    return _counted(source, writer.export(source, directory, given, filename))
+    return _counted(source, writer.export(source, directory, chosen, filename))
 
 
 def export_reported(
@@ -284,12 +284,12 @@ def export_reported(
             f"A {writer.title} holds results; reported times are none.",
             hint="--form tunableop and hipblaslt hold them",
         )
-    given = writer.options_of(options)
-    rows, others = reported.of_release(connection, form, arch, given.release)
+    chosen = writer.options_of(options)
+    rows, others = reported.of_release(connection, form, arch, chosen.release)
     facts = ("Reported times", "", rows[0].device if rows else "", 0, "", "", "", None)
     source = SqlSource(connection, SESSIONS.only(sa.false()), *facts, reports=rows)
-    found = writer.export(source, directory, given, filename)
-    return replace(found, skipped={**others, **found.skipped})
+    report = writer.export(source, directory, chosen, filename)
+    return replace(report, skipped={**others, **report.skipped})
 
 
 def _counted(source: SqlSource, report: ExportReport) -> ExportReport:

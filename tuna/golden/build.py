@@ -132,21 +132,21 @@ def _plan(
     overwrite: bool,
 ) -> _Plan:
     library = _library(connection, wanted, base_version, library)
-    there = {one.version: one for one in of_library(connection, library, lock=True)}
+    known = {golden.version: golden for golden in of_library(connection, library, lock=True)}
     base = None
     if base_version is not None:
-        if base_version not in there:
-            raise _no_base(connection, base_version, library, list(there.values()))
+        if base_version not in known:
+            raise _no_base(connection, base_version, library, list(known.values()))
         if base_version >= version:
             relation = "itself" if base_version == version else f"the newer version {base_version}"
             raise BadInput(f"Golden version {version} cannot be built on {relation}.")
-        base = there[base_version]
-    draft = there.get(version)
+        base = known[base_version]
+    draft = known.get(version)
     if draft is not None and draft.state is not GoldenState.DRAFT:
         raise GoldenFrozen(f"The {draft} is {draft.state.value} and never changes.")
     if draft is not None and not overwrite:
         raise GoldenExists(f"The {draft} exists already.")
-    older = [number for number in there if number < version]
+    older = [number for number in known if number < version]
     if draft is None and base is None and older:
         raise BadInput(
             f"Golden version {version} of {library} needs a base, for there are older versions.",

@@ -121,32 +121,32 @@ class PromotionReport:
             if self.version is None
             else f"golden version {self.version}"
         )
-        found = [f"{subject} of {self.library} against {other}", ""]
+        lines = [f"{subject} of {self.library} against {other}", ""]
         if self.left_out:
-            found[1:1] = [
+            lines[1:1] = [
                 f"left out: {counted(self.left_out, 'result')} of the session that cannot become"
                 " golden"
             ]
-        found.append(
+        lines.append(
             f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7} "
             " weighted time"
         )
-        found += [_tally_line(tally) for tally in (*self.models, self.total)]
+        lines += [_tally_line(tally) for tally in (*self.models, self.total)]
         for title, changes in (("worst regressions", self.regressions), ("best gains", self.gains)):
             if changes:
-                found += ["", f"{title}:", *(line for change in changes for line in change.lines())]
+                lines += ["", f"{title}:", *(line for change in changes for line in change.lines())]
         if self.solver_changes:
-            found += ["", "changed fastest solvers:"]
-            found += [
+            lines += ["", "changed fastest solvers:"]
+            lines += [
                 f"{count:7}  {before} -> {after}" for before, after, count in self.solver_changes
             ]
         if self.missing_layers:
-            found += ["", f"missing layers ({len(self.missing_layers)} of {self.total.missing}):"]
-            found += [
+            lines += ["", f"missing layers ({len(self.missing_layers)} of {self.total.missing}):"]
+            lines += [
                 f"      {entry.layer}  {entry.arch} x {entry.num_cu}"
                 for entry in self.missing_layers
             ]
-        return found
+        return lines
 
     def as_json(self) -> dict[str, Any]:
         """The report, JSON-serialisable."""

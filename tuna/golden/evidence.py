@@ -187,7 +187,7 @@ def read_evidence(
     return {
         key: Evidence(
             _measurement(row, drifts) if key in measured else None,
-            tuple(_other(row, one) for one in beside[_layer(row)] if one.id != key),
+            tuple(_other(row, other) for other in beside[_layer(row)] if other.id != key),
             tuple(failures.get((row.session_id, row.config_id), ())),
             tuple(history(_layer(row), row.solver_id)),
             same.get(key) or anew.get(key, ""),
@@ -261,15 +261,15 @@ def _failures(
         table.__tablename__: _outputs(connection, table, counts.values())
         for table in (TrialRow, StepResultRow)
     }
-    found: dict[tuple[int, int], list[LayerFailure]] = defaultdict(list)
+    by_layer: dict[tuple[int, int], list[LayerFailure]] = defaultdict(list)
     for (session, config, solver, cause), kinds in counts.items():
         said = [outputs[name][latest] for name, (_, latest) in kinds.items()]
         trials, attempts = (kinds.get(name, (0, 0))[0] for name in ("trial", "step_result"))
         output = next(filter(None, said), "")
-        found[session, config].append(LayerFailure(solver, cause, trials, attempts, output))
-    for failures in found.values():
+        by_layer[session, config].append(LayerFailure(solver, cause, trials, attempts, output))
+    for failures in by_layer.values():
         failures.sort(key=lambda one: (-one.trials - one.attempts, one.solver, one.cause))
-    return found
+    return by_layer
 
 
 def _outputs(
@@ -290,20 +290,20 @@ def _history(connection: sa.Connection, library: str, configs: Collection[int]) 
     query = sa.select(row.golden_id, *(getattr(row, name) for name in _Layer._fields))
     query = query.add_columns(row.solver_id, row.id, row.time_ms, SolverRow.name)
     query = query.join(SolverRow, SolverRow.id == row.solver_id).where(
-        row.config_id.in_(configs), row.golden_id.in_([one.id for one in versions])
+        row.config_id.in_(configs), row.golden_id.in_([gold.id for gold in versions])
     )
-    there: dict[tuple[int, _Layer], list[Any]] = defaultdict(list)
+    by_layer: dict[tuple[int, _Layer], list[Any]] = defaultdict(list)
     for entry in connection.execute(query.order_by(row.time_ms, row.id)):
-        there[entry.golden_id, _layer(entry)].append(entry)
+        by_layer[entry.golden_id, _layer(entry)].append(entry)
 
     def of(layer: _Layer, solver_id: int) -> Iterable[EntryInVersion]:
-        for one in versions:
-            entries = there.get((one.id, layer), [])
-            mine = next((entry for entry in entries if entry.solver_id == solver_id), None)
+        for gold in versions:
+            entries = by_layer.get((gold.id, layer), [])
+            match = next((entry for entry in entries if entry.solver_id == solver_id), None)
             first = entries[0] if entries else None
             yield EntryInVersion(
-                *(one.version, one.state.value, one.promoted_at, one.promoted_by, one.note),
-                *((mine.id, mine.time_ms) if mine else (None, None)),
+                *(gold.version, gold.state.value, gold.promoted_at, gold.promoted_by, gold.note),
+                *((match.id, match.time_ms) if match else (None, None)),
                 *((first.name, first.time_ms) if first else (None, None)),
             )
 
@@ -328,7 +328,7 @@ def _commands(
         if row.job_id in attempts and _has_step(row.library, attempts[row.job_id].step)
     }
     made = commands(connection, repeated.values())
-    same = {key: made[one] for key, one in repeated.items() if one in made}
+    same = {key: made[request] for key, request in repeated.items() if request in made}
     anew = {}
     for key, row in rows.items():
         library = find_library(row.library)

@@ -51,13 +51,13 @@ def promote(
 
     def release(connection: sa.Connection) -> PromotionReport:
         name = find(connection, version, library).library
-        there = {one.version: one for one in of_library(connection, name, lock=True)}
-        draft = there[version]
+        known = {golden.version: golden for golden in of_library(connection, name, lock=True)}
+        draft = known[version]
         if draft.state is not GoldenState.DRAFT:
             raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
         _check_entries(connection, draft, allow_noisy=allow_noisy)
-        other = current(there.values()) or (
-            there[draft.base_version] if draft.base_version is not None else None
+        other = current(known.values()) or (
+            known[draft.base_version] if draft.base_version is not None else None
         )
         report = compare(connection, draft, other)
         violations = check_gate(report, max_regression, min_gain)

@@ -136,8 +136,8 @@ def abandoned(
     canceled = State.CANCELED.value
     left: set[str] = set()
     for jobs, digests in pairs:
-        found = {states.get(job_id, canceled) for job_id in jobs}
-        if canceled in found and found.isdisjoint(_TRIED):
+        job_states = {states.get(job_id, canceled) for job_id in jobs}
+        if canceled in job_states and job_states.isdisjoint(_TRIED):
             left.update(digests)
     if not left:
         return left

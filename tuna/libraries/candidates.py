@@ -250,7 +250,7 @@ class CandidateLibrary(Library):
         describe = functools.partial(call, "workload", self.start_timeout_s, path=str(path))
         try:
             # that a search proposed
-            params = {one.index: one.params or "" for one in item.candidates}
+            params = {candidate.index: candidate.params or "" for candidate in item.candidates}
             params = params or dict(enumerate(propose()["params"][: asked.candidates]))
             workload = read_plain(path, MAX_BYTES) if params and describe()["bytes"] else b""
             keys = self._build_keys(call, item, params) if params else {}
@@ -263,8 +263,8 @@ class CandidateLibrary(Library):
         if any(keys.values()):
             # workers that build the same candidates of several jobs now begin with different ones
             random.Random(item.seed).shuffle(order)  # noqa: S311
-        built = {one: self._build(building, one, params[one], keys[one]) for one in order}
-        trials = [built[one] for one in params]
+        built = {index: self._build(building, index, params[index], keys[index]) for index in order}
+        trials = [built[index] for index in params]
         facts: dict[str, Any] = {"trials": tuple(trials)}
         if not any(trial.cause is None for trial in trials):
             facts |= _all_failed(trials, "no valid candidate was proposed")
@@ -334,7 +334,7 @@ class CandidateLibrary(Library):
         jobs = dict.fromkeys(
             (candidate.index for candidate in item.candidates), self._job(item, asked, context)
         )
-        artifacts = {one.index: one.artifact or "" for one in item.candidates}
+        artifacts = {candidate.index: candidate.artifact or "" for candidate in item.candidates}
         contest = Contest(
             jobs,
             asked.measure_timeout_s,
@@ -347,13 +347,13 @@ class CandidateLibrary(Library):
         # equal code is measured once, as that of its first candidate
         first = {artifacts[index]: index for index in reversed(artifacts)}
         once = {index: digest for digest, index in first.items()}
-        found = self._measured(contest, dict(sorted(once.items())), context)
-        trials = {trial.index: trial for trial in found["trials"]}
+        results = self._measured(contest, dict(sorted(once.items())), context)
+        trials = {trial.index: trial for trial in results["trials"]}
         same = [
             trials[first[digest]].model_copy(update={"index": index})
             for index, digest in artifacts.items()
         ]
-        return {**found, "trials": tuple(same)}
+        return {**results, "trials": tuple(same)}
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """Measure the winners of the config's solvers again, interleaved."""
@@ -399,21 +399,21 @@ class CandidateLibrary(Library):
     ) -> dict[str, Any]:
         self.processes.begin_item(context, finals=contest.known_ms is not None)
         clock, inputs = time.monotonic(), child_folder(context, MEASURE) / "inputs"
-        found = Measurement(self.processes, contest, paths, inputs).run(self._highest_gflops)
-        self._highest_gflops = max(self._highest_gflops, found.peak_gflops or 0.0)
+        measured = Measurement(self.processes, contest, paths, inputs).run(self._highest_gflops)
+        self._highest_gflops = max(self._highest_gflops, measured.peak_gflops or 0.0)
         facts: dict[str, Any] = {
-            "trials": found.trials,
+            "trials": measured.trials,
             "device": DeviceReport(
                 name=self.environment().device,
-                peak_gflops=found.peak_gflops,
-                peak_source=found.peak_source,
+                peak_gflops=measured.peak_gflops,
+                peak_source=measured.peak_source,
             ),
-            "noisy": found.noisy,
-            "drift": found.drift,
+            "noisy": measured.noisy,
+            "drift": measured.drift,
             "busy_s": time.monotonic() - clock,
         }
-        if not any(trial.cause is None for trial in found.trials):
-            facts |= _all_failed(found.trials, "there was no candidate to measure")
+        if not any(trial.cause is None for trial in measured.trials):
+            facts |= _all_failed(measured.trials, "there was no candidate to measure")
         return facts
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:

@@ -117,7 +117,7 @@ class Standings:
         while finalists and measurements >= len(finalists):
             measurements -= len(finalists)
             left = self._by_time(self.again(finalists, budgets.finalist_s))
-            finalists = [one for one in left[: (len(left) + 1) // 2] if self._could_win(one)]
+            finalists = [index for index in left[: (len(left) + 1) // 2] if self._could_win(index)]
         if finalists and self._is_undecided(finalists[0]):
             finalists = self.again(finalists[:1], budgets.finalist_s)
         if finalists:

@@ -183,7 +183,7 @@ class Measurement:
             if self.contest.finalists:
                 self._saved()  # before a candidate runs there
             path = str(self._paths[index])
-            found = self._calls.shared(
+            answer = self._calls.shared(
                 "measure",
                 self.contest.limit_s,
                 job=job,
@@ -196,15 +196,15 @@ class Measurement:
             if isinstance(error, ChildGarbled) and not again:
                 return self.first(index, best_ms, budget_s, again=True)
             return _failed(index, error), None
-        if found["timing"] is None:
-            text = found.get("report") or _why_wrong(found["error"], found["tolerance"])
+        if answer["timing"] is None:
+            text = answer.get("report") or _why_wrong(answer["error"], answer["tolerance"])
             return Trial(
-                index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]
+                index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=answer["error"]
             ), None
-        facts = {name: found[name] for name in ("ended_early", "parts")}
-        text = found.get("report", "")
-        trial = Trial(index=index, max_error=found["error"], output_tail=text, **facts)
-        return with_timings(trial, [found["timing"]]), found["timing"]
+        facts = {name: answer[name] for name in ("ended_early", "parts")}
+        text = answer.get("report", "")
+        trial = Trial(index=index, max_error=answer["error"], output_tail=text, **facts)
+        return with_timings(trial, [answer["timing"]]), answer["timing"]
 
     def again(
         self, trials: Sequence[Trial], budget_s: float

@@ -172,22 +172,22 @@ class SearchingLibrary(CandidateLibrary):
         own = _written(folder / "own", item.history, context)
         known = [
             {
-                "label": one.label,
-                "same": one.same,
-                "path": _written(folder / str(number), [one.artifact], context),
+                "label": sibling.label,
+                "same": sibling.same,
+                "path": _written(folder / str(number), [sibling.artifact], context),
             }
-            for number, one in enumerate(item.siblings)
-            if not one.prior
+            for number, sibling in enumerate(item.siblings)
+            if not sibling.prior
         ]
-        prior = [artifact(one.artifact, context) for one in item.siblings if one.prior]
+        prior = [artifact(sibling.artifact, context) for sibling in item.siblings if sibling.prior]
         job = self._job(item, asked, context)
         call = self._builder_caller(job, context)
         try:
-            given = {"history": own, "count": count, "known": known}
+            facts = {"history": own, "count": count, "known": known}
             if prior:
                 (folder / "prior").write_bytes(prior[0])
-                given["prior"] = str(folder / "prior")
-            params = call("search", self.start_timeout_s, **given)["params"]
+                facts["prior"] = str(folder / "prior")
+            params = call("search", self.start_timeout_s, **facts)["params"]
         except ChildFault as error:
             return build_fault(error)
         finally:

@@ -112,8 +112,8 @@ def claim(
     ordinary = companies.pop(_Company(), [])
     groups = [
         group
-        for one, pairs in companies.items()
-        for group in _groups(pairs, one.size(size or step.chunk))
+        for company, pairs in companies.items()
+        for group in _groups(pairs, company.size(size or step.chunk))
     ]
     for group in [*groups, *_groups(ordinary, size or step.chunk)][:most]:
         chunk = ClaimedChunk(new_id(), tuple(group))

@@ -188,8 +188,8 @@ def compare(
         configs.require_tag(connection, tag)
     if most_layers is not None:
         _require_few(connection, ids, tag, most_layers)
-    found = _bests(connection, ids, tag)
-    layers = _layers(connection, ids, found)
+    bests = _bests(connection, ids, tag)
+    layers = _layers(connection, ids, bests)
     common = [layer for layer in layers if None not in layer.bests]
     compared = tuple(
         ComparedSession(
@@ -207,7 +207,7 @@ def compare(
         for place, info in enumerate(infos)
     )
     if not common:
-        counts = ", ".join(f"session {one.session_id}: {one.layers}" for one in compared)
+        counts = ", ".join(f"session {entry.session_id}: {entry.layers}" for entry in compared)
         raise NotFound(
             "These sessions have no layer with a result in all of them.",
             hint=f"layers with one: {counts}",
@@ -339,25 +339,25 @@ def _geometric_means(common: Sequence[ComparedLayer]) -> tuple[float, ...]:
 def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tuple[str, ...]:
     """Return the differences of the sessions' machines and ways to measure, a sentence each."""
     facts: dict[str, list[str]] = {
-        "measured on different devices": [one.device for one in environments],
-        "measured on different numbers of compute units": [str(one.num_cu) for one in environments],
+        "measured on different devices": [env.device for env in environments],
+        "measured on different numbers of compute units": [str(env.num_cu) for env in environments],
     }
     # another library may name the same one in another way
-    if len({one.library for one in environments}) == 1:
-        facts["measured on different architectures"] = [one.arch for one in environments]
-    for name in sorted({name for one in environments for name in one.conditions}):
+    if len({env.library for env in environments}) == 1:
+        facts["measured on different architectures"] = [env.arch for env in environments]
+    for name in sorted({name for env in environments for name in env.conditions}):
         facts[f"measured under different conditions of {name}"] = [
-            one.conditions.get(name, "default") for one in environments
+            env.conditions.get(name, "default") for env in environments
         ]
-    found = []
+    sentences = []
     for what, values in facts.items():
         if len(set(values)) > 1:
             each = "; ".join(
                 f"session {number}: {value or 'unknown'}"
                 for number, value in zip(ids, values, strict=True)
             )
-            found.append(f"The sessions were {what} ({each}).")
-    return tuple(found)
+            sentences.append(f"The sessions were {what} ({each}).")
+    return tuple(sentences)
 
 
 def _stand_ins(compared: Sequence[ComparedSession]) -> tuple[str, ...]:

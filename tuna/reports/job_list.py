@@ -162,14 +162,14 @@ def _conditions(connection: sa.Connection, wanted: JobFilter) -> Iterator[sa.Col
         yield Job.cause == wanted.cause
     if wanted.solver is not None:
         query = sa.select(SolverRow.id).where(SolverRow.name == wanted.solver)
-        found = connection.execute(query).scalars().all()
-        if not found:
+        solvers = connection.execute(query).scalars().all()
+        if not solvers:
             known = connection.execute(sa.select(SolverRow.name).distinct()).scalars()
             raise NotFound(
                 f"Unknown solver {wanted.solver!r}.",
                 hint=choices(wanted.solver, known, "solvers"),
             )
-        yield Job.solver_id.in_(found)
+        yield Job.solver_id.in_(solvers)
     if wanted.layer is not None:
         named = sa.or_(
             sa.func.instr(ConfigRow.label, wanted.layer) > 0, ConfigRow.key == wanted.layer
@@ -201,7 +201,7 @@ def read_job(connection: sa.Connection, job_id: int) -> JobFigures:
     number = sa.select(sa.func.count()).where(TrialRow.job_id == job_id)
     return JobFigures(
         **row._mapping,
-        attempts=tuple(AttemptFigures(**one._mapping) for one in attempts),
+        attempts=tuple(AttemptFigures(**attempt._mapping) for attempt in attempts),
         trials=_trials(connection, job_id, _MAX_TRIALS).rows,
         trials_in_all=connection.execute(number).scalar_one(),
     )

@@ -171,8 +171,8 @@ class Collector:
             whole = self._totals.advance(connection, _READ_S)
             self._namespace = sessions.namespace(connection)
             self._queues = _queues(connection)
-            for one in _OF_PACKAGES.all().values():
-                one.read(connection, samples)
+            for source in _OF_PACKAGES.all().values():
+                source.read(connection, samples)
         for session in overview.read(self._engine):
             for state, number in session.jobs.items():
                 samples.set("tuna_jobs", number, session.session_id, state)

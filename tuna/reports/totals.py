@@ -225,8 +225,8 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         if not key.worker:
             continue
         drained += part.attempts
-        mine = devices[key.device, key.worker] if key.device else processes[key.worker]
-        mine.add(*facts)
+        use = devices[key.device, key.worker] if key.device else processes[key.worker]
+        use.add(*facts)
     span_s = sum(device.span_s for device in devices.values())
     used_s = sum(min(device.busy_s, device.span_s) for device in devices.values())
     return SessionTotals(

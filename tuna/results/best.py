@@ -94,20 +94,20 @@ def best(
     if not 1 <= len(asked) <= MAX_LAYERS:
         raise BadInput(f"1 to {MAX_LAYERS} layers can be asked for, not {len(asked)}.")
     named = {text: text if _KEY.fullmatch(text) else _layer(text) for text in asked}
-    keys = {text: one if isinstance(one, str) else one.key for text, one in named.items()}
+    keys = {text: layer if isinstance(layer, str) else layer.key for text, layer in named.items()}
     environments = index.environments(connection, scope)
     exact = fastest(connection, environments, "config_key", list(keys.values()), _FIELDS)
-    layers = [one for one in named.values() if isinstance(one, Config) and one.key not in exact]
+    layers = [cfg for cfg in named.values() if isinstance(cfg, Config) and cfg.key not in exact]
     predicted = index.predicted(connection, layers, scope) if predict else {}
-    layers = [one for one in layers if one not in predicted]
+    layers = [layer for layer in layers if layer not in predicted]
     near = nearest(connection, environments, layers, index, _FIELDS) if layers else {}
     answers = {}
-    for text, one in named.items():
+    for text, layer in named.items():
         row, cover = exact.get(keys[text]), Cover.EXACT
-        if row is None and isinstance(one, Config):
-            row, cover = near.get(one), Cover.NEAR
-        if row is None and one in predicted:
-            answers[text] = BestResult(text, PREDICTED, predicted[one])
+        if row is None and isinstance(layer, Config):
+            row, cover = near.get(layer), Cover.NEAR
+        if row is None and layer in predicted:
+            answers[text] = BestResult(text, PREDICTED, predicted[layer])
             continue
         document = None if row is None else result_document(row, _FIELDS)
         answers[text] = BestResult(text, Cover.NONE if row is None else cover, document)
@@ -347,7 +347,7 @@ class _Family:
         """Return ids of the nearest of each of some layers of the family."""
         # arrays of this size are not had for nothing: they are written anew for each layer
         ratios, distances = np.empty_like(self.sizes), np.empty(len(self.ids))
-        ordered, found = np.empty_like(distances), {}
+        ordered, similar = np.empty_like(distances), {}
         for layer in layers:
             np.subtract(self.sizes, np.array(log_sizes(layer))[:, None], out=ratios)
             np.abs(ratios, out=ratios).sum(axis=0, out=distances)
@@ -362,8 +362,8 @@ class _Family:
                 for place in np.flatnonzero(distances <= farthest).tolist()
                 if distances[place] > _ALIKE
             )
-            found[layer] = [number for _, _, number in order[:most]]
-        return found
+            similar[layer] = [number for _, _, number in order[:most]]
+        return similar
 
 
 def nearest(
@@ -382,9 +382,9 @@ def nearest(
         if not 0 < len(left) <= layers_at_most:
             continue
         close = index.nearest(left, most)
-        there = _with_results(connection, environments, set().union(*close.values()))
+        known = _with_results(connection, environments, set().union(*close.values()))
         for layer, ids in close.items():
-            if usable := [one for one in ids if one in there]:
+            if usable := [number for number in ids if number in known]:
                 chosen[layer] = usable[0]
         left = [layer for layer in close if layer not in chosen]
     if left:

@@ -108,13 +108,13 @@ def coverage(
     exact = fastest(connection, environments, "config_id", list(weights), ["noisy"])
     lacking = [layer for number, layer in layers.items() if number not in exact]
     near = nearest(connection, environments, lacking, index, ["layer"]) if lacking else {}
-    found = [
+    rows = [
         covered(layer, weights[number], exact.get(number), near.get(layer))
         for number, layer in layers.items()
     ]
     order = list(reversed(Cover))
-    found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
-    return Coverage(subject, scope.arch or "", tuple(found))
+    rows.sort(key=lambda row: (order.index(row.cover), -row.weight, row.layer, row.config_key))
+    return Coverage(subject, scope.arch or "", tuple(rows))
 
 
 def covered(layer: Config, weight: int, best: Any, near: Any = None) -> CoveredLayer:

@@ -186,8 +186,8 @@ def _sessions(
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
         require_session(connection, wanted.session_id)
-    given = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
-    if all(value is None for value in given):
+    values = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
+    if all(value is None for value in values):
         return None, None
     query = sa.select(session.c.id).join(environment, environment.c.id == session.c.environment_id)
     of_key = environment.c.key.startswith(wanted.environment or "", autoescape=True)
@@ -204,14 +204,14 @@ def _sessions(
     if wanted.device is None:
         return tuple(connection.execute(query).scalars()), None
     described = sa.func.instr(sa.func.lower(environment.c.device), wanted.device.lower()) > 0
-    found = tuple(connection.execute(query.where(described)).scalars())
-    if found:
-        return found, None
+    ids = tuple(connection.execute(query.where(described)).scalars())
+    if ids:
+        return ids, None
     named = sa.select(device.c.environment_id).where(device.c.name == wanted.device)
-    found = tuple(connection.execute(query.where(environment.c.id.in_(named))).scalars())
-    if not found:
+    ids = tuple(connection.execute(query.where(environment.c.id.in_(named))).scalars())
+    if not ids:
         raise NotFound(f"No session has the device {wanted.device!r}.", hint=_there(connection))
-    return found, wanted.device
+    return ids, wanted.device
 
 
 def _there(connection: sa.Connection) -> str:

@@ -127,10 +127,10 @@ def of_release(
     rows = [ReportedTime(*row) for row in connection.execute(query)]
     asked = [row for row in rows if _is_of(row, arch, release)]
     if not asked:
-        there = sorted({f"{row.device or 'unknown'}: {_words(row.versions)}" for row in rows})
+        releases = sorted({f"{row.device or 'unknown'}: {_words(row.versions)}" for row in rows})
         raise NotFound(
             f"No {source} times of that device and release were reported.",
-            hint=f"there are: {'; '.join(there[:5]) or 'none; see `tuna import-db`'}",
+            hint=f"there are: {'; '.join(releases[:5]) or 'none; see `tuna import-db`'}",
         )
     latest = asked[-1]
     best: dict[str, ReportedTime] = {}

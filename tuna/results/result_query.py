@@ -75,7 +75,7 @@ def query(
     meant = conditions(connection, wanted)
     place = _place_of_trial if wanted.n_best else _place
     after = _Cursor.parse(cursor, place) if cursor else None
-    found: list[Any] = []
+    page: list[Any] = []
     for layers in _layers(connection, meant, after.layer if after else 0):
         before = after.given if after and layers[0] == after.layer else 0
         rows = (
@@ -83,12 +83,12 @@ def query(
             if wanted.n_best
             else _results(connection, meant, layers, wanted.limit + before)
         )
-        found += [row for row in rows if after is None or place(row) > after.place]
-        if len(found) > wanted.limit:
+        page += [row for row in rows if after is None or place(row) > after.place]
+        if len(page) > wanted.limit:
             break
-    more, found = len(found) > wanted.limit, found[: wanted.limit]
-    described = _described(connection, found, with_commands=with_commands)
-    following = _Cursor.behind(found, place, after).text() if more else ""
+    more, page = len(page) > wanted.limit, page[: wanted.limit]
+    described = _described(connection, page, with_commands=with_commands)
+    following = _Cursor.behind(page, place, after).text() if more else ""
     return ResultRows(tuple(described), wanted.limit, more, following)
 
 
@@ -102,15 +102,15 @@ def winners(
     """The fastest result of each layer, a baseline where it is the only one, for `limit` layers
     behind the config `after`; conditions, commands and errors are those of `query`."""
     meant = conditions(connection, wanted)
-    found: dict[int, Any] = {}
+    best: dict[int, Any] = {}
     for layers in _layers(connection, meant, after + 1, wanted.limit + 1):
         for row in sorted(_fastest(connection, meant, layers), key=_place):
-            before = found.setdefault(row.config_id, row)
+            before = best.setdefault(row.config_id, row)
             if before.family == BASELINE != row.family:
-                found[row.config_id] = row
-        if len(found) > wanted.limit:
+                best[row.config_id] = row
+        if len(best) > wanted.limit:
             break
-    rows = list(found.values())
+    rows = list(best.values())
     more, rows = len(rows) > wanted.limit, rows[: wanted.limit]
     described = tuple(_described(connection, rows, with_commands=with_commands))
     return RowPage(described, rows[-1].config_id if more else None)

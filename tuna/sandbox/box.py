@@ -165,7 +165,7 @@ def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tup
     writable = [*box.writable, *_split(settings.sandbox_write)]
     yield from ((str(path), int(landlock.WRITE)) for path in writable)
     patterns = [pattern for vendor in vendors() for pattern in vendor.nodes]
-    nodes = (str(node) for one in (*patterns, _SHARED) for node in Path("/dev").glob(one))
+    nodes = (str(node) for pattern in (*patterns, _SHARED) for node in Path("/dev").glob(pattern))
     devices = (*_DEVICES, *nodes) if box.gpus else _DEVICES
     yield from ((path, int(landlock.DEVICE)) for path in devices)
 

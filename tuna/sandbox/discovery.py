@@ -140,15 +140,15 @@ def from_amdsmi(smi: Any) -> list[Device]:
     except smi.AmdSmiException:
         return []
     try:
-        found = []
+        devices = []
         for handle in smi.amdsmi_get_processor_handles():
             name = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
             order = smi.amdsmi_get_gpu_enumeration_info(handle)
             index, uuid = int(order["hip_id"]), str(order.get("hip_uuid", ""))
             number = int(smi.amdsmi_topo_get_numa_node_number(handle))
             node = None if number < 0 else number
-            found.append(Device(AMD, name, index, uuid, node, variables=_amd_variables(index)))
-        return sorted(found, key=lambda device: device.index)
+            devices.append(Device(AMD, name, index, uuid, node, variables=_amd_variables(index)))
+        return sorted(devices, key=lambda device: device.index)
     except (smi.AmdSmiException, KeyError, ValueError):
         return []
     finally:
@@ -157,7 +157,7 @@ def from_amdsmi(smi: Any) -> list[Device]:
 
 def from_kfd(sys_root: Path = SYS) -> list[Device]:
     """Return AMD's devices from the kernel's compute topology, as far as it is readable."""
-    found: list[Device] = []
+    devices: list[Device] = []
     nodes = [
         path for path in sys_root.glob("class/kfd/kfd/topology/nodes/*") if path.name.isdigit()
     ]
@@ -173,9 +173,9 @@ def from_kfd(sys_root: Path = SYS) -> list[Device]:
         uuid = f"GPU-{unique:016x}" if unique else ""
         memory = sum(_bank_bytes(bank) for bank in path.glob("mem_banks/*/properties"))
         name = f"{arch} x {units}"
-        variables = _amd_variables(len(found))
-        found.append(Device(AMD, name, len(found), uuid, node, arch, units, memory, variables))
-    return found
+        variables = _amd_variables(len(devices))
+        devices.append(Device(AMD, name, len(devices), uuid, node, arch, units, memory, variables))
+    return devices
 
 
 def _amd_variables(index: int) -> Mapping[str, str]:

@@ -137,10 +137,10 @@ def run(
     Raises ChildCancelled within half a second after `cancelled` (such as `RunContext.cancelled`)
     returns True.
     """
-    given = dict(child_env() if env is None else env)
+    variables = dict(child_env() if env is None else env)
     if box is not None:
-        box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], given)))
-    process = _start(["exec", *argv], given, box, cpus, cwd)
+        box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], variables)))
+    process = _start(["exec", *argv], variables, box, cpus, cwd)
     output = _OutputTail(process)
     deadline, timed_out = time.monotonic() + timeout_s, False
     try:

@@ -219,14 +219,14 @@ def _close(
     )
     if configs is not None:
         query = query.where(FindDb.config_id.in_(configs))
-    found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+    by_config: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in connection.execute(query):
         if not library.takes_part_in_finals(row.options):
             continue
-        fastest = found[row.config_id]
+        fastest = by_config[row.config_id]
         if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MAX_RIVALS):
             fastest.append(row)
-    return dict(found)
+    return dict(by_config)
 
 
 def _not_ready(
@@ -252,8 +252,8 @@ def _not_ready(
         searching = searching.where(Search.config_id.in_(configs))
     return {
         config_id
-        for one in (query, searching)
-        for config_id in connection.execute(one.distinct()).scalars()
+        for statement in (query, searching)
+        for config_id in connection.execute(statement.distinct()).scalars()
     }
 
 

@@ -278,7 +278,7 @@ def _chosen(
     connection: sa.Connection, row: ClaimedJob
 ) -> list[tuple[_KnownSearch, Origin, list[Any]]]:
     """The nearest searches, with their trials."""
-    mine = connection.execute(
+    environment = connection.execute(
         sa.select(EnvironmentRow.id, EnvironmentRow.library, EnvironmentRow.library_version)
         .join(Session, Session.environment_id == EnvironmentRow.id)
         .where(Session.id == row.session_id)
@@ -287,10 +287,10 @@ def _chosen(
         sa.select(ConfigRow.json).where(ConfigRow.id == row.config_id)
     ).scalar_one()
     config = from_json_text(text)
-    here = EnvironmentRow.id == mine.id
+    here = EnvironmentRow.id == environment.id
     like = (
-        EnvironmentRow.library == mine.library,
-        EnvironmentRow.library_version == mine.library_version,
+        EnvironmentRow.library == environment.library,
+        EnvironmentRow.library_version == environment.library_version,
     )
     ranked: list[tuple[tuple[Any, ...], _KnownSearch, Origin]] = []
     for which in ((here,), (~here, *like)):
@@ -298,17 +298,17 @@ def _chosen(
             same, other = search.config_id == row.config_id, from_json_text(search.json)
             distance = 0.0 if same else _distance(config, other)
             if distance is not None and (search.session_id != row.session_id or not same):
-                origin = search.origin(row, mine.id)
+                origin = search.origin(row, environment.id)
                 differs = same, not search.noisy, differ_in_batch(config, other)
-                place = list(Origin).index(origin), *(not one for one in differs)
+                place = list(Origin).index(origin), *(not flag for flag in differs)
                 ranked.append(((*place, distance, -search.id), search, origin))
-    found: list[tuple[_KnownSearch, Origin, list[Any]]] = []
-    for _, search, origin in sorted(ranked, key=lambda one: one[0]):
-        if len(found) == MAX_SEARCHES:
+    chosen: list[tuple[_KnownSearch, Origin, list[Any]]] = []
+    for _, search, origin in sorted(ranked, key=lambda entry: entry[0]):
+        if len(chosen) == MAX_SEARCHES:
             break
         if trials := _trials(connection, search):
-            found.append((search, origin, trials))
-    return found
+            chosen.append((search, origin, trials))
+    return chosen
 
 
 def _known(
@@ -387,8 +387,8 @@ def _store(
 ) -> None:
     """Store the warm start of the rounds from this one on, after those of earlier ones; `prior`:
     the row of a predictor, or None."""
-    mine = WarmStartRow.search_id == search_id
-    first = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+    of_search = WarmStartRow.search_id == search_id
+    first = connection.execute(sa.select(sa.func.count()).where(of_search)).scalar_one()
     rows: list[dict[str, Any]] = []
     for search, origin, trials in chosen:
         blob = block(trials, measured=True, config=search.json)

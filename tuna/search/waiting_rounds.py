@@ -63,7 +63,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
 
 def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchProgress]:
     """The progress of each search, by its id, from the trials of its rounds that are complete."""
-    found = weights(connection, work.session_id) if work.library.search else {}
+    usage = weights(connection, work.session_id) if work.library.search else {}
     good = sa.and_(TrialRow.job_id == Job.id, TrialRow.cause.is_(None), timed(TrialRow.time_ms))
     query = (
         sa.select(
@@ -93,7 +93,7 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchPr
         ]:
             best[search].append(min(known))
     return {
-        search: SearchProgress(found.get(configs[search], 0.0), tuple(best[search]), rounds[search])
+        search: SearchProgress(usage.get(configs[search], 0.0), tuple(best[search]), rounds[search])
         for search in rounds
     }
 
@@ -124,7 +124,7 @@ def _open_step(
 ) -> OpenStep:
     steps = [work.library.step(name) for name in row.steps.split(",")]
     place = steps.index(step)
-    resources = {one.resource for one in steps}
+    resources = {step.resource for step in steps}
     # A first step goes on where the round before ended, unless it would keep a process for all
     # rounds.
     before = steps[place - 1] if place else steps[-1] if row.round and len(resources) > 1 else None

@@ -210,8 +210,8 @@ class Health:
         if result.cause is Cause.WRONG_RESULT:
             self._wrong.add(result.job_id)
         cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
-        if not self._has_succeeded and (found := self._doubt(result, elsewhere(), cause)):
-            return found
+        if not self._has_succeeded and (doubt := self._doubt(result, elsewhere(), cause)):
+            return doubt
         count = max(len(self._failed), len(self._wrong))
         if count >= IN_A_ROW and self._succeeds(elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
             return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")

@@ -53,8 +53,8 @@ def execute(command: str, settings: Settings) -> list[Answer]:
             timeout=LIMIT_S + 5,
             limit=len(workers),
         )
-        found = {name: said for reply in replies or () for name, said in reply.items()}
-        answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
+        said_by = {name: said for reply in replies or () for name, said in reply.items()}
+        answers += [_answer(worker, said_by.get(worker)) for worker in sorted(workers)]
     return answers
 
 

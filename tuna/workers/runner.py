@@ -255,14 +255,14 @@ class Runner:
                 for result in results:
                     if (item := open_items.pop(result.job_id, None)) is None:
                         continue
-                    found = judge(result)
+                    machine_fault = judge(result)
                     seconds = time.monotonic() - began_at
                     if result.ok and context.device and (again := to_repeat(item, result, seconds)):
                         self._repeatable = again, context.artifacts
                     began_at += seconds
-                    yield found.charged_to_worker(result) if found else result
-                    if found and found.is_unfit:
-                        raise Unfit(found)
+                    yield machine_fault.charged_to_worker(result) if machine_fault else result
+                    if machine_fault and machine_fault.is_unfit:
+                        raise Unfit(machine_fault)
                     if is_stopped:
                         break
         except (Unfit, *_WORKER_FAULTS):
@@ -282,10 +282,10 @@ class Runner:
                 started_at=started_at,
                 ended_at=time.time(),
             )
-            found = of_error or judge(failed)
-            yield found.charged_to_worker(failed) if found else failed
-            if found and found.is_unfit:
-                raise Unfit(found)
+            machine_fault = of_error or judge(failed)
+            yield machine_fault.charged_to_worker(failed) if machine_fault else failed
+            if machine_fault and machine_fault.is_unfit:
+                raise Unfit(machine_fault)
 
     def _return(self, run: _Run, reason: str, pause_s: float | None = None) -> None:
         """Return the items of the chunk without result, after `pause_s` or _BACKOFF_S."""

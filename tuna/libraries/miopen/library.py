@@ -392,7 +392,7 @@ def _evaluate(attempt: _Attempt, ready: Sequence[_Ready]) -> Iterator[StepResult
     for work in ready:
         try:
             fin_protocol.check_problem(answer, attempt.layer)
-            found = fin_protocol.measured(answer, work.item.step, work.item.solver)
+            measured = fin_protocol.measured(answer, work.item.step, work.item.solver)
         except BadAnswer as failure:
             yield attempt.failed(work.item, failure.cause, str(failure))
             continue
@@ -401,11 +401,11 @@ def _evaluate(attempt: _Attempt, ready: Sequence[_Ready]) -> Iterator[StepResult
         code = work.made.kernels if _is_find(attempt.step) else work.made.param_independent
         yield attempt.done(
             work.item,
-            found,
+            measured,
             code,
-            params=found.params,
-            times_ms=(found.time_ms,),
-            time_ms=found.time_ms,
+            params=measured.params,
+            times_ms=(measured.time_ms,),
+            time_ms=measured.time_ms,
         )
 
 

@@ -235,7 +235,7 @@ def problem_of(key: PerfKey) -> ProblemKey:
     if key.spatial_dim not in LAYOUTS or key.direction not in _DIRECTIONS:
         raise BadInput(f"{key.text()} is not a 2D or 3D problem with a direction F, B or W")
     size = _output if key.direction == Direction.FORWARD else _smallest_input
-    found = ProblemKey(
+    problem = ProblemKey(
         in_channels=key.in_channels,
         in_size=_along(key, "in"),
         fil_size=_along(key, "fil"),
@@ -251,11 +251,11 @@ def problem_of(key: PerfKey) -> ProblemKey:
         group_count=key.group_count,
         bias=key.bias,
     )
-    if parse(found.text()).perf() != key:
+    if parse(problem.text()).perf() != key:
         raise BadInput(
-            f"{key.text()} is not a problem: it reads as {parse(found.text()).perf().text()}"
+            f"{key.text()} is not a problem: it reads as {parse(problem.text()).perf().text()}"
         )
-    return found
+    return problem
 
 
 def _axes(of: ConvConfig | PerfKey) -> str:

@@ -94,12 +94,12 @@ def learn(
         trials = in_order(source.trials)
         known = [(trial, features_of(trial.params, source.config)) for trial in trials]
         best = min(
-            (trial.time_ms for trial, found in known if found and trial.time_ms), default=None
+            (trial.time_ms for trial, features in known if features and trial.time_ms), default=None
         )
         if best is None:
             continue
-        used = [(trial, found) for trial, found in known if found]
-        rows += [found for _, found in used]
+        used = [(trial, features) for trial, features in known if features]
+        rows += [features for _, features in used]
         targets += [_slowdown(trial.time_ms, best) for trial, _ in used]
         weights += [1.0 if source.same else sibling_weight] * len(used)
         about = {"label": source.label, "trials": len(used), "sibling": not source.same}

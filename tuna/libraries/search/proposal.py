@@ -135,18 +135,18 @@ def propose(
     trials = in_order(history)
     taken = {trial.params for trial in history}
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
-    found = _new(space, space.begins_with, count, taken)
-    taken |= set(found)
+    chosen = _new(space, space.begins_with, count, taken)
+    taken |= set(chosen)
     if strategy == "search":
         known = in_order(trial for source in others if source.same for trial in source.trials)
         timed = sorted(
             (trial.time_ms, trial.params) for trial in known if trial.time_ms is not None
         )
-        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken)
+        chosen += _new(space, _points(space, timed[:_AGAIN]), count - len(chosen), taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
         sources = [Known("", learned), *(source for source in others if not source.same)]
-        wanted = count - len(found)
+        wanted = count - len(chosen)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
             model = CostModel(learn(space.features_of, sources, prior=prior), prior)
@@ -155,10 +155,10 @@ def propose(
             ranked = _expected(
                 space, _costs(space, CostModel(prior), _BLIND_EFFORT), chance, wanted
             )
-        found += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(found))
+        chosen += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(chosen))
     return [
-        *found,
-        *_new(space, _drawn(space, chance, count), count - len(found), taken | set(found)),
+        *chosen,
+        *_new(space, _drawn(space, chance, count), count - len(chosen), taken | set(chosen)),
     ]
 
 

@@ -74,7 +74,7 @@ class Design:
         instruction."""
         instructions = before_postproc(trace)
         labels = _labels(instructions)
-        found = []
+        decisions = []
         for place, value in own_decisions(trace):
             name, _, attributes, _ = instructions[place]
             numbers = _numbers(value)
@@ -87,8 +87,8 @@ class Design:
                 options = tuple(
                     (at,) for at in sorted({_ROOT, *numbers, *(locations or {}).get(place, ())})
                 )
-            found.append(Decision(place, name, labels[place], len(numbers), options))
-        return cls(tuple(instructions), tuple(found))
+            decisions.append(Decision(place, name, labels[place], len(numbers), options))
+        return cls(tuple(instructions), tuple(decisions))
 
     @functools.cached_property
     def _name(self) -> str:
@@ -120,7 +120,7 @@ class Design:
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
         """Return the features of a point: logarithms of each tile's factors, of their products from
         the innermost on, and of the extent; the values of other decisions."""
-        found: dict[str, float] = {self._name: 1.0}
+        features: dict[str, float] = {self._name: 1.0}
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
             if decision.kind == _TILE:
@@ -128,16 +128,16 @@ class Design:
                 for part in reversed(range(decision.parts)):
                     factor = math.log2(value[part])
                     inner += factor
-                    found[f"{decision.label}.{part}"] = factor
-                    found[f"{decision.label}.within{part}"] = inner
+                    features[f"{decision.label}.{part}"] = factor
+                    features[f"{decision.label}.within{part}"] = inner
                     name = f"tiles{decision.parts}.{part}"
                     level[name] = level.get(name, 0.0) + factor
             elif decision.kind == _CHOICE:
-                found[decision.label] = self._choice(decision, value)
+                features[decision.label] = self._choice(decision, value)
             else:
                 for part, number in enumerate(value):
-                    found[f"{decision.label}.{part}"] = float(number)
-        return found | level | self._tiling(values)
+                    features[f"{decision.label}.{part}"] = float(number)
+        return features | level | self._tiling(values)
 
     def unrolling(self, values: tuple[int, ...]) -> int:
         """The most statements that a loop nest is unrolled to."""
@@ -322,17 +322,17 @@ def tiling_features(
     if not spatial:
         return {}
     *others, last = spatial
-    found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
+    features = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
     for part in range(_SPATIAL):
-        found[f"tiling.others{part}"] = sum(math.log2(tile[part]) for tile in others)
+        features[f"tiling.others{part}"] = sum(math.log2(tile[part]) for tile in others)
     for part in (2, 3):
-        found[f"tiling.tiled{part}"] = float(sum(tile[part] > 1 for tile in others))
+        features[f"tiling.tiled{part}"] = float(sum(tile[part] > 1 for tile in others))
     inner = sum(math.log2(tile[-1]) for tile in reductions)
-    kept = found["tiling.last3"] + found["tiling.others3"]
+    kept = features["tiling.last3"] + features["tiling.others3"]
     lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
     unrolled = math.log2(unrolling + 1)
     return {
-        **found,
+        **features,
         "tiling.lanes": math.log2(lanes),
         "tiling.inner_reduction": inner,
         "tiling.outer_reduction": sum(math.log2(tile[0]) for tile in reductions),

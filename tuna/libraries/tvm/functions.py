@@ -86,10 +86,10 @@ def in_vectors(function: Any) -> Any:
         depth = 1 + max((depths[name] for name in _names(call.args[0])), default=0)
         if depth > _MAX_NESTED:
             return call
-        found = arithmetic(call.args[0])
-        for name in _names(found):
+        result = arithmetic(call.args[0])
+        for name in _names(result):
             depths.setdefault(name, depth)
-        return found
+        return result
 
     def chosen(cast: Any) -> Any:
         # where a cast of a vector of truth values has a name, TVM's analyzer fails

@@ -143,7 +143,7 @@ class Answers:
         facts = json.loads(str(arrays["facts"]))
 
         def answers(number: int, kind: str, names: Sequence[str]) -> list[RightOutput]:
-            found = []
+            outputs = []
             for place, name in enumerate(names):
                 parts: dict[str, Any] = {
                     part: arrays.get(f"{number}_{kind}_{place}_{part}") for part in _PARTS
@@ -151,8 +151,8 @@ class Answers:
                 for part in _BOUNDS:
                     if parts[part] is not None:
                         parts[part] = parts[part] ^ parts["values"]
-                found.append(RightOutput(name=name, **parts))
-            return found
+                outputs.append(RightOutput(name=name, **parts))
+            return outputs
 
         cases = [
             Case(
@@ -241,7 +241,7 @@ class ModelProblem(Problem):
     def _compared(self, answer: Sequence[Run]) -> list[tuple[bool, str, Difference]]:
         """Whether it is of the first case, a title, and the difference of each tensor; quantised
         ones before outputs."""
-        found = []
+        diffs = []
         for case, run in zip(self.answers.cases, answer, strict=True):
             of, first = (
                 f" on {case.title} inputs" if case.title else "",
@@ -254,15 +254,15 @@ class ModelProblem(Problem):
             ]
             if len(run.outputs) != len(case.outputs):
                 why = f"returns {len(run.outputs)} outputs and should return {len(case.outputs)}"
-                found.append((first, "the model", Difference(float("inf"), why=why)))
+                diffs.append((first, "the model", Difference(float("inf"), why=why)))
             pairs += [("output", *pair) for pair in zip(case.outputs, run.outputs, strict=False)]
             for kind, right, array in pairs:
                 difference = right.compare(array, tolerance)
-                found.append((first, f"the {kind} {right.name}{of}", difference))
+                diffs.append((first, f"the {kind} {right.name}{of}", difference))
             if not run.composed:
                 why = "is not what its segments compute, one after the other"
-                found.append((first, f"the model's answer{of}", Difference(float("inf"), why=why)))
-        return found
+                diffs.append((first, f"the model's answer{of}", Difference(float("inf"), why=why)))
+        return diffs
 
 
 @functools.lru_cache(maxsize=1)

@@ -182,9 +182,9 @@ def _size(value: Any, place: str, depth: int) -> _Size:
     if isinstance(value, Mapping):
         return _size_of_dict(value, place, depth)
     if _is_sequence(value):
-        sizes = [_size(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value)]
+        sizes = [_size(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(value)]
         if _all_arrays(value):
-            kept = [one.kept for one in sizes]
+            kept = [part.kept for part in sizes]
             return _Size(_HANDLE_BYTES + sum(kept), max(kept))
         return _of_objects(value, sizes, place, "tuple")
     raise _refused(place, f"it is of type {type(value).__name__}")

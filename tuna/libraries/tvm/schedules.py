@@ -186,17 +186,17 @@ def import_intrinsics(architecture: str = "") -> bool:
     version; where it differs the plain import is used, which is slow and right.
     """
     names = _BY_MACHINE.get(architecture or platform.machine().lower(), ())
-    there = sys.modules.get(_PACKAGE)
-    if there is not None and getattr(there, "__file__", None) is not None:
+    loaded = sys.modules.get(_PACKAGE)
+    if loaded is not None and getattr(loaded, "__file__", None) is not None:
         return False  # the whole package is there
     import tvm.s_tir
 
-    if there is None:
+    if loaded is None:
         package = types.ModuleType(_PACKAGE)
         package.__path__ = [str(Path(str(tvm.s_tir.__file__)).parent / "tensor_intrin")]
         sys.modules[_PACKAGE] = package
     else:
-        package = there
+        package = loaded
     try:
         if not names:
             raise ImportError("no list of intrinsics for this machine")

@@ -168,8 +168,8 @@ def _ask(tvm: str, request: Mapping[str, str]) -> Mapping[str, str]:
 def parse(text: str) -> dict[str, Any]:
     """The dictionary of a target in either form; raises BadInput for what TVM's `llvm` does not
     know."""
-    given = _from_json(text) if text.lstrip().startswith("{") else _from_words(text)
-    kind = given.pop("kind", "")
+    attributes = _from_json(text) if text.lstrip().startswith("{") else _from_words(text)
+    kind = attributes.pop("kind", "")
     if kind == "lvm":
         log.warning("the target lvm is taken for llvm")
         kind = "llvm"
@@ -177,16 +177,16 @@ def parse(text: str) -> dict[str, Any]:
         raise BadInput(
             f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=EXAMPLE
         )
-    found: dict[str, Any] = {"kind": kind}
-    for name, value in given.items():
+    target: dict[str, Any] = {"kind": kind}
+    for name, value in attributes.items():
         if name not in _ATTRIBUTES:
             raise BadInput(
                 f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has")
             )
-        found[name] = _typed(name, value)
-    if architecture(found) in _IMPLIED_DEVICES.get(found.get("device", ""), ()):
-        del found["device"]
-    return dict(sorted(found.items()))
+        target[name] = _typed(name, value)
+    if architecture(target) in _IMPLIED_DEVICES.get(target.get("device", ""), ()):
+        del target["device"]
+    return dict(sorted(target.items()))
 
 
 def to_text(target: Mapping[str, Any]) -> str:
@@ -309,21 +309,21 @@ def _from_words(text: str) -> dict[str, Any]:
         raise BadInput(f"The target {text!r} cannot be read: {error}.", hint=EXAMPLE) from None
     if not words:
         raise BadInput("The target is empty.", hint=EXAMPLE)
-    found: dict[str, Any] = {"kind": words[0]}
+    attributes: dict[str, Any] = {"kind": words[0]}
     rest = words[1:]
     while rest:
         name, equals, value = rest.pop(0).partition("=")
-        given: str | bool = value
+        setting: str | bool = value
         if not name.startswith("-") or name.strip("-") == "":
             raise BadInput(f"{name!r} is not an attribute of a target.", hint=EXAMPLE)
         name = name.lstrip("-")
         if not equals:
             follows = bool(rest) and not rest[0].startswith("-")
-            given = rest.pop(0) if follows else True
-        if name in found:
+            setting = rest.pop(0) if follows else True
+        if name in attributes:
             raise BadInput(f"The target has {name!r} twice.")
-        found[name] = given
-    return found
+        attributes[name] = setting
+    return attributes
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -288,7 +288,7 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
         """Every record; the layers are those of the listing, where there is one."""
         workloads = [_workload(line) for line in _lines(path / WORKLOADS)]
         listed = read(path) if (path / LAYERS).is_file() else ()
-        layers = {workload_text(one.workload.encode()): one for one in listed}
+        layers = {workload_text(layer.workload.encode()): layer for layer in listed}
         for number, line in enumerate(_lines(path / RECORDS), 1):
             try:
                 index, (trace, seconds, target, arguments) = json.loads(line)

@@ -142,19 +142,19 @@ class ModelKernel(Kernel):
             self.call(function, [*inputs, *map(self.sent, given)])
             return self.outputs(function)
 
-        found = returned(MAIN)
+        outputs = returned(MAIN)
         cuts = [Quantised(**cut) for cut in self._body.cuts]
         if not (cuts and case.cuts):
-            return Run(found)
+            return Run(outputs)
         whole = returned(TENSORS)
-        again = returned(SEGMENTS, whole[len(found) :])
+        again = returned(SEGMENTS, whole[len(outputs) :])
         right = {answer.name: answer.values for answer in case.cuts}
         segments = returned(SEGMENTS, [cut.to_floats(right[cut.name]) for cut in cuts])
-        tensors = zip(cuts, segments[len(found) :], strict=True)
+        tensors = zip(cuts, segments[len(outputs) :], strict=True)
         return Run(
-            segments[: len(found)],
+            segments[: len(outputs)],
             {cut.name: cut.to_whole(array, right[cut.name].dtype) for cut, array in tensors},
-            _equal(whole, again) and _equal(whole[: len(found)], found),
+            _equal(whole, again) and _equal(whole[: len(outputs)], outputs),
         )
 
     def parts_ms(self) -> Mapping[str, float]:

@@ -153,7 +153,7 @@ class _Check:
         }
         known = self._known.kernels_of(arch, num_cu, list(winners))
         names = (_base(path), base_name(arch, num_cu or 0), base_name(arch, 0))
-        there = next((self._code[name] for name in names if name in self._code), set())
+        code = next((self._code[name] for name in names if name in self._code), set())
         for key, solver in winners.items():
             recorded = known.get((key, solver))
             needed = [
@@ -164,8 +164,8 @@ class _Check:
                 self._findings.left_out[
                     "problems, whether their kernels are there: no session recorded them"
                 ] += 1
-            elif not any(there.issuperset(kernels) for kernels in needed):
-                missing = sorted(set(needed[-1]) - there)[0]
+            elif not any(code.issuperset(kernels) for kernels in needed):
+                missing = sorted(set(needed[-1]) - code)[0]
                 self._fault(
                     path,
                     "kernel",

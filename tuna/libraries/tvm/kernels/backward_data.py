@@ -74,7 +74,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     if copies(layer):
         data = stages.padded_copy(read, layer, extent, pad=pad)
         read = lambda *index: data[index]  # noqa: E731
-    found = {
+    phases = {
         (a, b): _phase_sums(layer, read, w, phase, pad, f"{_SUMS}_{a}_{b}")
         for (a, b), phase in _pairs(shape).items()
     }
@@ -82,7 +82,7 @@ def workload(layer: Layer) -> tvm.IRModule:
 
     def whole(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
         value = tirx.const(0.0, "float32")
-        for (a, b), sums in found.items():
+        for (a, b), sums in phases.items():
             here = tirx.all(tirx.floormod(h, high) == a, tirx.floormod(v, wide) == b)
             value = tirx.Select(
                 here, sums[n, k, tirx.floordiv(h, high), tirx.floordiv(v, wide), lane], value

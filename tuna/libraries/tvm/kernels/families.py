@@ -251,7 +251,7 @@ def packing_of(
     The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
     """
     native = mode is Mode.NATIVE
-    given, weights, bias, answer = None, None, None, None
+    inputs, weights, bias, answer = None, None, None, None
     if isinstance(core, GemmConfig):
         weights = _panels(core, width) if native else None
     elif isinstance(core, ConvConfig) and family.packing is not None:
@@ -261,11 +261,11 @@ def packing_of(
         turned = {"turned": core.group_count} if backward else {}
         weights = {**order, **turned, **family.packing(sizes)}
         if native:
-            given = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
+            inputs = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
             bias = channels_in_blocks(sizes.out_blocks, width)
             answer = in_blocks(sizes.native_output(), core.in_layout)
     added = {BIAS: bias, RESIDUAL: answer}
-    return [given, weights, *(added[part] for part in added if part in epilogue), answer]
+    return [inputs, weights, *(added[part] for part in added if part in epilogue), answer]
 
 
 def packing_for(

@@ -105,10 +105,10 @@ def workload(product: Product) -> tvm.IRModule:
     residual: Any = te.placeholder(extents, name="R") if wanted.residual else None
 
     def written(*index: Any) -> Any:
-        found = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
-        return wanted.apply(found, lambda: bias[index[-1]], lambda: residual[index])
+        total = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
+        return wanted.apply(total, lambda: bias[index[-1]], lambda: residual[index])
 
-    added = [given for given in (bias, residual) if given is not None]
+    added = [tensor for tensor in (bias, residual) if tensor is not None]
     return stages.module_of([a, b, *added, te.compute(extents, written, name=_OUT)])
 
 
