@@ -27,7 +27,7 @@ def checked(url: str) -> str:
             raise ValueError(f"{name} is for rediss:// and amqps://")
         if name not in _FILES and _VERIFIED.get(name) != value.lower():
             raise ValueError(
-                f"{name}={value[:20]} cannot be: servers are always verified, see"
+                f"{name}={value[:20]} is not allowed: servers are always verified, see"
                 f" {', '.join(_FILES)}"
             )
     return url

@@ -127,13 +127,13 @@ def import_database(
     if isinstance(exporter, TuningFile):
         if session_id is not None or target or facts.keys() - {"arch"}:
             raise BadInput(
-                f"The times of a {exporter.title} are reported ones, and belong to no session.",
+                f"A {exporter.title} holds reported times, which do not belong to a session.",
                 hint="give --arch alone, where the file does not name its device",
             )
         return import_reported(engine, path, exporter, user(), facts.get("arch"))
     if session_id is None and exporter.importable:
         raise BadInput(
-            f"A {exporter.title} goes into a session that is there.",
+            f"A {exporter.title} can be imported into an existing session only.",
             hint="give it with --session-id",
         )
     if session_id is None:

@@ -44,8 +44,8 @@ from tuna.version import __version__
 SESSION_UUID = r"[0-9a-f-]{1,36}"
 _NAME, _VERSION = "tuna-session", 1
 BATCH, _END = "batch", "end"
-#: Maximum of bytes of an artifact, since lines are read into memory and a few kilobytes can unpack
-#: to gigabytes
+#: Maximum of bytes of an artifact, since lines are read into memory and a few kilobytes can
+#: unpack to gigabytes
 _MAX_ARTIFACT_BYTES = 64 << 20
 #: Maximum of bytes of the longest line, which has the largest artifact in base64 and its row; of
 #: any other line; and of all lines

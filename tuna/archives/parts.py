@@ -68,7 +68,7 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     of another session, or with trials that this one has no more, and StoreUnavailable.
     """
     if not re.fullmatch(SESSION_UUID, header.uuid):  # restored by a version that took any
-        raise BadInput(f"The session's UUID, {header.uuid!a}, is none, and would name files.")
+        raise BadInput(f"The session's UUID, {header.uuid!a}, is invalid, and it would name files.")
     folder = Folder(url)
     sizes = folder.sizes()
     before = read_index(folder) if INDEX in sizes else None

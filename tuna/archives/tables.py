@@ -89,7 +89,7 @@ class RowReader:
     def read(self, row: Any) -> dict[str, Any]:
         """The row by column; raises ValueError for values that the columns cannot have."""
         if not isinstance(row, list) or len(row) != self._width:
-            raise ValueError("a row has not one value for each column")
+            raise ValueError("a row does not have one value for each column")
         found: dict[str, Any] = {}
         for place, name, nullable, reader in self._columns:
             value = row[place]
@@ -108,7 +108,7 @@ class FormerSessions(RowReader):
 
     def read(self, row: Any) -> dict[str, Any]:
         if not isinstance(row, list) or len(row) != len(self._names):
-            raise ValueError("a row has not one value for each column")
+            raise ValueError("a row does not have one value for each column")
         pairs = list(zip(self._names, row, strict=True))
         options = {name: value for name, value in pairs if name in _FORMER_OPTIONS}
         rest = super().read([value for name, value in pairs if name not in _FORMER_OPTIONS])

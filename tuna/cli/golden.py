@@ -35,7 +35,7 @@ KINDS = _Kind()
 _NUMBER = options.GOLDEN
 _version = click.argument("version", type=_NUMBER)
 _library = click.option(
-    "--library", help="Whose version, where several libraries have one of this number."
+    "--library", help="Library of the version, where several have one of this number."
 )
 
 
@@ -55,12 +55,12 @@ def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> fl
 
 def _gate(command: Callable[..., int | None]) -> Callable[..., int | None]:
     gain = click.option(
-        "--min-gain", callback=_share, help="The total weighted time must shrink by so much."
+        "--min-gain", callback=_share, help="Minimum drop of weighted time, such as 5%."
     )
     loss = click.option(
         "--max-regression",
         callback=_share,
-        help="No layer may be slower by more, and none missing.",
+        help="Maximum by which a layer may be slower, such as 5%; none may be missing.",
     )
     return loss(gain(command))
 
@@ -186,7 +186,7 @@ def report(
     is_flag=True,
     help="Accept results that were measured on a device that was not quiet.",
 )
-@click.option("--note", default="", help="Why, for `golden list` and `golden explain`.")
+@click.option("--note", default="", help="Reason, for `golden list` and `golden explain`.")
 @_gate
 @_library
 def promote(version: int, library: str | None, **wishes: Any) -> None:

@@ -70,9 +70,9 @@ OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = (
     _Output(folder=True),
     _Output(folder=None),
 )
-session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
+session_id = click.option("--session-id", "session_id", type=ID, required=True, help="Session id.")
 _several = click.option(
-    "--session-id", "session_ids", type=ID, multiple=True, help="The session; may be repeated."
+    "--session-id", "session_ids", type=ID, multiple=True, help="Id of a session; may be repeated."
 )
 _every = click.option(
     "--all", "every", is_flag=True, help="Every session that has open jobs, also later ones."
@@ -306,7 +306,7 @@ class _Policy(click.Choice[str]):
 policy = click.option(
     "--policy",
     type=_Policy(PUBLISHING_POLICIES),
-    help="What is published next; default: TUNA_POLICY.",
+    help="Policy that chooses what is published next; default: TUNA_POLICY.",
 )
 
 
@@ -347,7 +347,7 @@ log_to = click.option(
     "stored",
     metavar="URL",
     callback=_log_to,
-    help="Log all trials there: a folder, or s3://bucket/folder.",
+    help="Place where all trials are logged: a folder, or s3://bucket/folder.",
 )
 
 

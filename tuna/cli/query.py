@@ -52,14 +52,14 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
 @_of_library
 @_arch
 @_device
-@click.option("--environment", help="Key of an environment, or how it begins.")
+@click.option("--environment", help="Key of an environment, or its beginning.")
 @click.option("--solver", help="Only results of this solver.")
 @click.option("--session-id", type=options.ID, help="Only results of this session.")
 @click.option(
     "--since",
     callback=since,
     metavar="TIME",
-    help="Measured since: 2026-03-31, or 7d for seven days ago.",
+    help="Only results measured since 2026-03-31, or 7d: seven days ago.",
 )
 @click.option(
     "--n-best", type=options.COUNT, help="Fastest N trials of each layer, solver and environment."
@@ -81,7 +81,7 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
     metavar="DRIVER",
     help="Best configuration of this layer, predicted if it was never tuned.",
 )
-@click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
+@click.option("--explain", is_flag=True, help="Show all that is known of each row, not a table.")
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def query(

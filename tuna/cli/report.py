@@ -22,7 +22,7 @@ _MAX_NAMED = 20
 
 @click.command()
 @options.session_id
-@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Default: session-N.html.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, help="File; default: session-N.html.")
 @click.option(
     "--against",
     type=options.ID,
@@ -50,7 +50,7 @@ def report(session_id: int, output: Path | None, against: int | None, as_json: b
     type=options.ID,
     multiple=True,
     required=True,
-    help="Repeat it; the first is the baseline.",
+    help="Id of a session; repeat it, the first is the baseline.",
 )
 @click.option("-t", "--tag", help="Only layers with this tag.")
 @options.as_json

@@ -64,7 +64,7 @@ def parse(text: str, source: str) -> Node:
 
 def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
     """Key and value of a mapping, in order; raises BadInput for what is none, and for a key that
-    stands there twice."""
+    is given twice."""
     if not isinstance(node, MappingNode) or node.tag != f"{_STANDARD}map":
         raise BadInput(
             f"{path}:{line(node)}: a mapping is expected here: name: value.{_about_tag(node)}"
@@ -74,7 +74,7 @@ def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
         if not isinstance(key, ScalarNode) or not _tag(key).startswith(_STANDARD):
             raise BadInput(f"{path}:{line(key)}: a name is expected here.")
         if key.value in seen:
-            raise BadInput(f"{path}:{line(key)}: {key.value!r} stands there twice.")
+            raise BadInput(f"{path}:{line(key)}: {key.value!r} is given twice.")
         seen.add(key.value)
         yield key, value
 

@@ -129,7 +129,7 @@ def archive(session_id: int, place: str) -> None:
 @click.argument("place", metavar="FILE|URL", type=_ARCHIVE)
 @click.option(
     "--reason",
-    help="Another reason than the session had, where one of its environment has that here.",
+    help="New reason of the session, where one of its environment has the old one here.",
 )
 def restore(place: str, reason: str | None) -> None:
     """Restore the session that FILE or the URL holds.
@@ -156,7 +156,7 @@ def restore(place: str, reason: str | None) -> None:
     type=options.COUNT,
     default=20,
     show_default=True,
-    help="Trials of each layer and solver that stay: the fastest.",
+    help="Number of trials kept for each layer and solver, the fastest.",
 )
 @click.option(
     "--archived",
@@ -196,7 +196,7 @@ def trace(session_id: int, file: Path) -> None:
 
 @session.command()
 @_ID
-@click.option("--cancel", "cancels", is_flag=True, help="Cancel its jobs first.")
+@click.option("--cancel", "cancels", is_flag=True, help="Cancel the session's jobs first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(session_id: int, cancels: bool, yes: bool) -> None:
     """Delete a session: its jobs, trials and results, and the artifacts that nothing else needs.

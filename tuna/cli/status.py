@@ -31,13 +31,13 @@ _DASH = "–"
 
 @click.command()
 @click.option("--session-id", type=options.ID, help="Only this session, with its failures.")
-@click.option("--watch", "stays", is_flag=True, help="Stay and show how things go, until Ctrl-C.")
+@click.option("--watch", "stays", is_flag=True, help="Keep showing the progress until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.2),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
 @options.as_json
 def status(session_id: int | None, stays: bool, interval: float, as_json: bool) -> None:

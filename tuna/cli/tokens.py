@@ -30,7 +30,7 @@ def token() -> None:
     help="compile, eval: a worker; client: both, for one `tuna rpc-client`; the others: a visitor"
     " of `tuna serve`, who asks for layers and models, sees everything, or changes everything.",
 )
-@click.option("--ttl", help="How long it can be used: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
+@click.option("--ttl", help="Time until it expires: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
 @click.option(
     "--space",
     metavar="NAME",
@@ -41,9 +41,9 @@ def token() -> None:
     help="How workers reach the gateway (default: the one of this TUNA_HOME), or holders of a"
     " space's token the service (default: http://127.0.0.1:8080).",
 )
-@click.option("--label", default="", help="Whom a visitor's is for, as lists show it.")
+@click.option("--label", default="", help="Name of the visitor, as lists show it.")
 @click.option(
-    "--count", type=click.IntRange(1, 10_000), default=1, help="How many, for an array of workers."
+    "--count", type=click.IntRange(1, 10_000), default=1, help="Number of tokens, one per worker."
 )
 def create(
     role: Literal[api.Role, "client", api.VisitorRole],

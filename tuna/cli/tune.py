@@ -187,7 +187,7 @@ tune = _ByFile("tune", _help())
     type=options.COUNT,
     default=_CANDIDATES,
     show_default=True,
-    help="Per layer and solver.",
+    help="Candidates per layer and solver.",
 )
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.

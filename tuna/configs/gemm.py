@@ -15,7 +15,6 @@ from tuna.configs.values import DATA_TYPES, MAX_COUNT, MAX_SIZE, DataType, check
 from tuna.errors import BadInput
 
 #: Commands by type of the inputs: MIOpenDriver itself has the first two; the others are Tuna's own
-#: in the same style
 COMMANDS: dict[DataType, str] = {
     DataType.FP32: "gemm",
     DataType.FP16: "gemmfp16",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Seconds of silence after which a connection attempt is given up and a running statement is looked
-#: for by another login; looked for again when the silence is twice as long
+#: Seconds of silence after which a connection attempt is given up and another login looks for a
+#: running statement; it looks again when the silence is twice as long
 SILENCE_S = 4.0
 _WRITE_S = 60.0
 #: Numbers of the client's own errors (errmsg.h), such as "cannot connect"

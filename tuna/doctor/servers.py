@@ -26,8 +26,7 @@ from tuna.settings import Settings
 _MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)
 _BROKER_WAIT_S = 3
 _COLLATION = "utf8mb4_bin"
-#: Minimum of bytes in a packet: the largest kernels have some MiB, and a statement may need twice
-#: as many
+#: Minimum of bytes in a packet: the largest kernels have some MiB, and a statement may take double
 _PACKET_BYTES = 64 << 20
 
 

@@ -161,8 +161,8 @@ def _failed(trial: items.Trial) -> items.Trial:
     return trial.model_copy(update={**facts, "cause": Cause.RUN_ERROR, "output_tail": text})
 
 
-#: Bytes of a malformed report that are kept, and maximum of such reports: workers must not be able
-#: to fill the database
+#: Bytes of a malformed report that are kept, and maximum of such reports, so that workers
+#: cannot fill the database
 KEPT_BYTES, KEPT = 1 << 20, 1000
 
 

@@ -155,7 +155,7 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
     if emulator := one.flags.get("emulator"):
         raise BadInput(
             f"Session {session_id} was measured on a board that {emulator} emulates: its times are"
-            " no device's.",
+            " not a device's.",
             hint="see them with `tuna report`; what is exported is measured on a real board",
         )
     mine = SESSIONS["session_id"] == session_id
@@ -281,7 +281,7 @@ def export_reported(
     writer = exporter(form)
     if not isinstance(writer, TuningFile):
         raise BadInput(
-            f"A {writer.title} holds results; reported times are none.",
+            f"A {writer.title} holds results, not reported times.",
             hint="--form tunableop and hipblaslt hold them",
         )
     chosen = writer.options_of(options)

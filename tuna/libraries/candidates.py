@@ -83,7 +83,7 @@ class CandidateOptions(JobOptions):
         ge=0,
         le=100,
         description=(
-            "of the best, how many are measured again in fresh processes; 0: none, and no finals"
+            "number of the best that are measured again in fresh processes; 0: none, and no finals"
         ),
     )
 

@@ -69,8 +69,8 @@ class RunContext:
     #: lease lost. Pass it to every call of the sandbox, which kills the child and raises
     #: ChildCancelled; do not catch that.
     cancelled: Callable[[], bool] = lambda: False
-    #: function that returns true once the worker is to end: a step may finish, and what only waits
-    #: for a device gives up
+    #: function that returns true once the worker is to end: a step may finish, and one that only
+    #: waits for a device gives up
     ending: Callable[[], bool] = lambda: False
     #: called with the device that is measured on now, by a library that chooses among several
     uses: Callable[[str], None] = lambda _device: None

@@ -293,7 +293,7 @@ class Exporter(ABC, Generic[Options]):
                 raise BadInput(
                     f"at least one entry for each config has to be kept, not {given['top']}."
                 ) from None
-            raise BadInput(f"The option {name!r} cannot be so: {first['msg'].lower()}.") from None
+            raise BadInput(f"The option {name!r} is invalid: {first['msg'].lower()}.") from None
 
     def base(self, source: ResultSource) -> str:
         """Return the beginning of the file's name, which names the device."""

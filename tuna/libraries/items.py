@@ -216,8 +216,8 @@ class StepResult(_Wire):
     workspace_bytes: _Id = 0
     #: algorithm as the library names it; empty: the solver's family
     algorithm: Annotated[str, Field(max_length=64)] = ""
-    #: code that the best trial needs at run time; None: the artifact of that trial. For a step
-    #: before the last: artifacts that those of its trials refer to, which then live as long
+    #: code that the best trial needs at run time; None: the artifact of that trial. In a result of
+    #: an earlier step: artifacts that those of its trials refer to, which then live as long
     kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MAX_KERNELS)] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: _Digest | None = None

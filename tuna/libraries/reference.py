@@ -49,8 +49,8 @@ _Product = TypeVar("_Product", ConvConfig, GemmConfig)
 _REACH = 12.0
 _FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
 
-#: Types by config's data type: of the inputs, of the answer, and of sums. INT8 answers in 32 bits,
-#: as MIOpen's int8 convolutions do; the others answer in their own type after one rounding.
+#: Types by config's data type: of the inputs, the answer and sums. INT8 answers in 32 bits, like
+#: MIOpen's int8 convolutions; the others answer in their own type after one rounding.
 DTYPES: dict[DataType, tuple[str, str, str]] = {
     DataType.FP32: ("float32", "float32", "float32"),
     DataType.FP16: ("float16", "float16", "float32"),

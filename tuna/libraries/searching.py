@@ -46,30 +46,30 @@ class SearchOptions(CandidateOptions):
     strategy: Literal["search", "random", "exhaustive"] = Field(
         "search",
         description=(
-            "how candidates of a large space are chosen: by a search that learns, at random, or all"
-            " that there are"
+            "way of choosing candidates of a large space: by a search that learns, at random, or"
+            " all of them"
         ),
     )
     effort: Literal["quick", "full"] | None = Field(
         None,
         description=(
-            "of a search that learns: it ends when flat, quick after 64 trials at most; default:"
-            " quick, if no limit is set"
+            "effort of a search that learns, which ends when flat, quick after 64 trials at most;"
+            " default: quick, if no limit is set"
         ),
     )
     minutes: float | None = Field(
         None,
         gt=0,
         le=1e6,
-        description="of a search: no round is opened that would end later, but for the first",
+        description="minutes of a search: no round but the first is opened that would end later",
     )
     target_ms: float | None = Field(
-        None, gt=0, le=1e9, description="of a search: it ends with a result as fast as this"
+        None, gt=0, le=1e9, description="time of a result, in ms, at which a search ends"
     )
     warm_start: bool = Field(
         True,
         description=(
-            "of a search: whether it learns from earlier searches of like layers, here and on other"
+            "whether a search learns from earlier searches of similar layers, here and on other"
             " devices"
         ),
     )

@@ -135,7 +135,7 @@ class Need(Flag):
     LEFT = auto()  #: work that is left of each session, with the predicted duration of its stages
     #: results of each search so far, with the work that is left of sessions that search
     PROGRESS = auto()
-    #: rounds that wait, each as an open step of its own; without it the jobs of a session that wait
+    #: rounds that wait, each as an open step of its own; without it all jobs of a session that wait
     #: for a step are alike
     ROUNDS = auto()
 

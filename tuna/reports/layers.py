@@ -42,8 +42,8 @@ _OF_WINNER = (
     *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
     *("low_ms", "high_ms"),
 )
-#: States in the order in which they say how a search with several rounds ended: the first that one
-#: of its rounds has
+#: States in the order in which they say how a search with several rounds ended: the first that any
+#: round has
 _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 

@@ -134,8 +134,6 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
         query = sa.select(config_tag.c.config_id).where(config_tag.c.tag == name)
         tagged = dict.fromkeys(connection.execute(query).scalars(), 1)
         if not tagged:
-            raise NotFound(
-                f"There is neither a model nor a tag {name!r}.", hint=error.hint
-            ) from None
+            raise NotFound(f"Unknown model or tag {name!r}.", hint=error.hint) from None
         return f"tag {name}", tagged
     return f"model {model.name} {model.version[:12]}", networks.weights(connection, model_id)

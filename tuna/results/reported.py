@@ -61,7 +61,7 @@ def record(connection: sa.Connection, rows: Iterable[ReportedTime]) -> Recorded:
 
 def _check(row: ReportedTime) -> None:
     if row.source not in SOURCES:
-        raise BadInput(f"There are no reports of {row.source!r}.", hint=", ".join(SOURCES))
+        raise BadInput(f"Unknown source of reports {row.source!r}.", hint=", ".join(SOURCES))
     if row.time_ms is not None and not is_time(row.time_ms):
         raise BadInput(f"A report cannot be stored: {NO_TIME}.")
     for name, most in _MAX_CHARS.items():

@@ -37,8 +37,8 @@ from tuna.results.selectable import (
 )
 from tuna.vocabulary import BASELINE
 
-#: Maximum of layers that are named one by one; where a condition leaves more, all layers are read
-#: in their order
+#: Maximum of layers that are named one by one; where a condition leaves more, all layers are read,
+#: ordered
 _FEW = 2_000
 #: Maximum of sessions that are looked at one by one
 _FEW_SESSIONS = 8

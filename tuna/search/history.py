@@ -133,8 +133,8 @@ def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
 #: from
 MAX_SEARCHES, _MIN_TIMED_TRIALS = 8, 8
 #: Numbers of trials taken from each search: the fastest, slower ones spread over all times, and
-#: failed ones. With the fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead
-#: of 0.94.
+#: failed ones. With the fastest 64 alone, the mean area of `scripts/bench search` is 0.92, not
+#: 0.94.
 _FASTEST, _SPREAD, _FAILED = 32, 32, 16
 #: Maximum of bytes of a block of trials; a larger one is left out, because its candidates' params
 #: are long

@@ -84,7 +84,7 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
         raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
     if on_boards and devices is not None:
         raise BadInput(
-            "Boards are none of this machine's devices.",
+            "Boards are not among this machine's devices.",
             hint="leave out --devices, or --tvm-tracker",
         )
     if queue != "eval" and devices is not None:

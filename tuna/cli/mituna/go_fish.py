@@ -108,7 +108,7 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
             raise BadInput(f"Options belong after {ctx.invoked_subcommand}.")
         return None
     if len(wanted) != 1:
-        raise BadInput("Say one thing to do.", hint=f"see: ./go_fish.py {ctx.obj} --help")
+        raise BadInput("Give exactly one action.", hint=f"see: ./go_fish.py {ctx.obj} --help")
     return _ACTIONS[wanted[0]](str(ctx.obj), given) or 0
 
 

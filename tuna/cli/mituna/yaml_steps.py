@@ -180,8 +180,7 @@ def _load(path: Path) -> dict[str, Any]:
     except DuplicateKeyError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise BadInput(
-            f"{path}: {where}a key stands there twice; give a list of mappings for several such"
-            " steps."
+            f"{path}: {where}a key is given twice; give a list of mappings for several such steps."
         ) from None
     except (YAMLError, ValueError) as error:
         raise BadInput(f"{path} is not YAML: {str(error).splitlines()[0]}.") from None

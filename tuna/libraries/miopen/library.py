@@ -67,7 +67,7 @@ class MiopenOptions(JobOptions):
         None,
         gt=0,
         le=604_800,
-        description="limit of one call of fin; default: by step, from 300 to 3600",
+        description="seconds for one call of fin; default: by step, from 300 to 3600",
     )
 
 

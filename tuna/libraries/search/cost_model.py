@@ -141,7 +141,7 @@ class CostModel:
         self._prior = CostModel(prior) if prior else None
         header, newline, trees = data.removeprefix(_FORMAT).partition(b"\n")
         if not data.startswith(_FORMAT) or not newline:
-            raise BadInput("These bytes are no cost model.")
+            raise BadInput("These bytes are not a cost model.")
         try:
             self.header: Mapping[str, Any] = json.loads(header)
             self._names: Sequence[str] = list(self.header["features"])

@@ -37,7 +37,7 @@ from tuna.libraries.tvm.kernels.machine import Machine
 _BYTES, _OPERATIONS = 8.0, 8.0
 
 #: Arithmetic of functions of single values, and names of all that take so long that a value is kept
-#: for its second reader
+#: until its second reader
 _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.exp": epilogue.exp,
     "tirx.erf": epilogue.erf,

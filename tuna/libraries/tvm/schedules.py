@@ -39,8 +39,8 @@ from tuna.libraries.tvm.decisions import (
 #: Number of samples of each design, by which it is known where its blocks can be computed
 _SAMPLES = 4
 _SEED = 1
-#: Number of statements of an unrolled nest beyond which LLVM is slow, and factor of that, measured
-#: for 3D convolutions
+#: Number of statements of an unrolled nest beyond which LLVM is slow, and factor of that, on
+#: 3D convolutions (measured)
 _MANY, _SLOWER = 64, 2.2
 #: Architecture of the CPUs that the prior was trained on: `benchmarks/train_prior.py`
 _OF_PRIOR = "x86_64"
@@ -233,7 +233,7 @@ def schedule_of(module: Any, params: str) -> Schedule:
         record.trace.apply_to_schedule(schedule, remove_postproc=False)
     except Exception as error:  # TVM's reader and its primitives have many ways to fail
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-        raise BadInput(f"The params are no schedule of this problem: {reason}") from error
+        raise BadInput(f"The params are not a schedule of this problem: {reason}") from error
     return schedule
 
 

@@ -88,7 +88,7 @@ def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
     if isinstance(value, list) and len(value) == 2:
         value = [value, None, _target(target), []]
     if not isinstance(value, list) or len(value) != 4:
-        raise BadInput("the params are no TVM record")
+        raise BadInput("the params are not a TVM record")
     return TunedRecord(_compact([value[0], None, value[2], value[3]]), seconds)
 
 

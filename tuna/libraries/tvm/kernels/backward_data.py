@@ -47,8 +47,8 @@ class BackwardDataParams:
     columns: int  #: columns of a phase in the tile
     blocks: int  #: blocks of channels of dx in the tile
     unroll: int  #: channels of dy in a step of the reduction
-    #: order of the loops: 1: all channels of a row before the next; 0: all rows of a block group
-    #: before the next
+    #: order of the loops: 1: all channels of a row before the next row; 0: all rows of a block
+    #: group before the next group
     rows_first: int
 
 
