@@ -88,10 +88,10 @@ class RequestState(str, Enum):
 
     ACCEPTED = "accepted"  #: written down; its file is being read
     KNOWN = "known"  #: answered by what was known, without a trial
-    TUNING = "tuning"  #: its jobs are worked on, or its model is built
+    TUNING = "tuning"  #: jobs are worked on, or the model is built
     BUILT = "built"  #: answered by what was tuned for it, as far as its budget allowed
     FAILED = "failed"  #: failed without an answer; its message says why
-    CANCELED = "canceled"  #: its visitor, or an admin, ended it
+    CANCELED = "canceled"  #: ended by its visitor, or by an admin
 
     __str__ = str.__str__
 

@@ -41,7 +41,7 @@ class TaskConfig(Config):
     core: ConvConfig | GemmConfig | None = None
     layouts: str = ""
     epilogue: tuple[str, ...] = ()
-    name: str = ""  #: what a task without a core does, such as `add_relu`
+    name: str = ""  #: description of a task without a core, such as `add_relu`
     body: str = ""  #: SHA-256 of the task's text
     structure: str = ""  #: TVM's structural hash of the text, hex, which does not depend on names
 

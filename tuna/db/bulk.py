@@ -81,8 +81,8 @@ class RowPage(Generic[T]):
     """Rows of a list, and where the list goes on."""
 
     rows: tuple[T, ...]
-    #: where the next page goes on: the id of the last of these rows, or another cursor; None: this
-    #: is the last page
+    #: cursor of the next page: the id of the last of these rows, or another one; None: this is the
+    #: last page
     next: Any
 
     def map(self, change: Callable[[T], Any]) -> RowPage[Any]:

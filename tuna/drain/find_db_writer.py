@@ -50,7 +50,7 @@ _NOTHING = _Built(None, None, None)
 class Fetched:
     """Facts that were read for results before the transaction that writes them."""
 
-    #: what the earlier steps left of each trial, by job id and trial number
+    #: facts that the earlier steps left of each trial, by job id and trial number
     trials: Mapping[tuple[int, int], _Built]
     #: artifacts that were not in SQL by digest; a KeyError says why one is missing
     blobs: Mapping[str, bytes | KeyError]

@@ -156,7 +156,7 @@ class DatabaseFault:
     #: name of the rule: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time,
     #: solver, perf-row, kernel, kernel-db
     rule: str
-    text: str  #: what is wrong, and where
+    text: str  #: description of the fault, with its place
 
 
 @dataclass

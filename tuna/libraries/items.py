@@ -188,7 +188,8 @@ class DeviceReport(_Wire):
     name: _Name
     #: fp32 peak, measured beside the result
     peak_gflops: Annotated[float | None, BeforeValidator(_possible_peak)] = None
-    peak_source: Annotated[str, Field(max_length=8)] = ""  #: see `probe.Probe.source`
+    #: method that found the peak: `probe.Probe.source`
+    peak_source: Annotated[str, Field(max_length=8)] = ""
 
 
 class CodeObject(_Wire):

@@ -66,7 +66,7 @@ class Report(_Message):
     #: name of the remote worker, set by the gateway; empty: the worker is not remote
     remote: Annotated[str, Field(max_length=255)] = ""
     results: Annotated[tuple[StepResult, ...], Field(max_length=_MAX_RESULTS)] = ()
-    reason: str = ""  #: why a chunk was returned
+    reason: str = ""  #: reason for which a chunk was returned
     #: ids of the jobs of an abandoned chunk
     jobs: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
     #: digests of what was stored for an abandoned chunk, with results or without

@@ -78,7 +78,7 @@ class ResultRow:
     reason: str  #: reason of the session
     job_id: int | None
     trial_number: int | None
-    search_ended: str  #: why its search ended; empty: it goes on, or there was none
+    search_ended: str  #: reason for which its search ended; empty: it goes on, or there was none
     golden: int | None  #: number of the golden version that has the entry; None: a session has it
     imported_from: str | None  #: name and digest of the imported file; None: measured here
     worker: str

@@ -55,9 +55,9 @@ class ChunkOutcome(str, Enum):
 
     FINISHED = "finished"  #: each item has a result
     STALE = "stale"  #: another worker has it, or it was canceled
-    LOST = "lost"  #: its lease was lost meanwhile
+    LOST = "lost"  #: the lease was lost meanwhile
     REFUSED = "refused"  #: this machine cannot run it
-    DECLINED = "declined"  #: it failed here before, and others can try it
+    DECLINED = "declined"  #: the items failed here before, and others can try them
     RETURNED = "returned"  #: the machine or the store is at fault
     UNFIT = "unfit"  #: the device or the machine is at fault, and takes no work for a while
 

@@ -148,7 +148,7 @@ class Search(Base):
     reason: Mapped[str] = text(255)  #: reason of each round
     options: Mapped[dict[str, Any]]  #: options of each round
     begun: Mapped[datetime | None]  #: time at which a worker began the first round
-    #: why no further round is opened; NULL: the search goes on
+    #: reason for which no further round is opened; NULL: the search goes on
     stopped: Mapped[str | None] = text(255)
     __table_args__ = table(UniqueConstraint("session_id", "config_id", "solver_id", "steps"))
 
@@ -194,7 +194,7 @@ class Job(Base):
     cause: Mapped[str | None] = text(32)
     #: artifact hash of the problem's text, from the compile step
     workload: Mapped[str | None] = text(64)
-    #: why the job ended without an attempt; NULL: it did not, or it is a round
+    #: reason for which the job ended without an attempt; NULL: it did not, or it is a round
     stopped: Mapped[str | None] = text(255)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
@@ -316,7 +316,7 @@ class DeviceRow(Base):
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
     name: Mapped[str] = text(255)
     peak_gflops: Mapped[float | None]  #: highest throughput that was measured beside a result
-    #: how the peak was measured: `libraries.probe.Probe.source`
+    #: method by which the peak was measured: `libraries.probe.Probe.source`
     peak_source: Mapped[str] = text(8, default="", server_default="")
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("environment_id", "name"))
@@ -402,7 +402,7 @@ class RequestRow(Base):
     )
     #: tag of its layers, once they are stored
     tag: Mapped[str] = text(128, server_default="")
-    #: why it failed, or which part of its target it missed
+    #: reason of the failure, or the part of its target that it missed
     message: Mapped[str] = mapped_column(LongText)
     progress: Mapped[str] = mapped_column(LongText)  #: JSON of the numbers of jobs, trials, ...
     #: JSON of the name, digest and bytes of each file of the answer

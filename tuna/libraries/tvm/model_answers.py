@@ -77,7 +77,7 @@ class Difference:
 
     error: float  #: error relative to the largest magnitude; infinite for another fault
     others: int = 0  #: number of whole numbers that differ, right or not
-    why: str = ""  #: what is wrong; empty: nothing
+    why: str = ""  #: description of the fault; empty: none
 
 
 def distance(found: Any, right: Any) -> float:
