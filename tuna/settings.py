@@ -434,7 +434,7 @@ _ALIKE = 0.88
 
 
 def misspelt() -> dict[str, str]:
-    """Variables of this process that look like a setting's name and are none, each with that
+    """Unknown variables of this process that look like a setting's name, each with that
     name."""
     known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
     unknown = {name for name in os.environ if name.startswith("TUNA_") and name not in known}

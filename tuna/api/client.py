@@ -87,7 +87,7 @@ class SessionPlan:
         the same call goes on.
 
         `processes`: compile processes; `on_progress` is called a few times a second at most. Raises
-        NotFound for a tag or solver that there is not, BadInput for layers or options that cannot
+        NotFound for an unknown tag or solver, BadInput for layers or options that cannot
         be.
         """
         self.check()

@@ -84,7 +84,7 @@ def query(wanted: ResultFilter, *, with_commands: bool = True, cursor: str = "")
 
     They come by layer in the order of its import, then by time, solver and session. With `n_best`
     they are trials. Without commands `ResultRow.command` is empty, and no library is loaded. Raises
-    NotFound for a name that there is not, BadInput for a value that cannot be.
+    NotFound for an unknown name, BadInput for an invalid value.
     """
     with reading(open_database()) as connection:
         return result_query.query(connection, wanted, with_commands=with_commands, cursor=cursor)

@@ -64,7 +64,7 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     """Send an archive's file, but for the parts that are there; the index of an earlier one holds
     until all are.
 
-    `trials`: of its session. Raises BadInput for a UUID that is none, for a place with the archive
+    `trials`: of its session. Raises BadInput for an invalid UUID, for a place with the archive
     of another session, or with trials that this one has no more, and StoreUnavailable.
     """
     if not re.fullmatch(SESSION_UUID, header.uuid):  # restored by a version that took any

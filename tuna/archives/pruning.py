@@ -81,7 +81,7 @@ def _require_whole(
     other = found.columns != now.columns and "columns"
     if table := other or _first_missing(rows(now_path), rows(path)):
         raise BadInput(
-            f"{path} has not all of session {session.id} as it is now: {table} differ.",
+            f"{path} lacks some of session {session.id} as it is now: {table} differ.",
             hint=f"archive it again: `tuna session archive {session.id} ...`",
         )
 

@@ -63,7 +63,7 @@ def parse(text: str, source: str) -> Node:
 
 
 def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
-    """Key and value of a mapping, in order; raises BadInput for what is none, and for a key that
+    """Key and value of a mapping, in order; raises BadInput for another node, and a key that
     is given twice."""
     if not isinstance(node, MappingNode) or node.tag != f"{_STANDARD}map":
         raise BadInput(

@@ -98,7 +98,7 @@ class TaskConfig(Config):
 
     @property
     def flops(self) -> int:
-        """Operations of the core; 0 where there is none, for they are not counted."""
+        """Operations of the core; 0 without a core, whose operations are not counted."""
         return self.core.flops if self.core is not None else 0
 
 

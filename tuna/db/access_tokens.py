@@ -50,7 +50,7 @@ class AccessToken:
 
 
 def check_space(name: str) -> str:
-    """Return the name of a space; raises BadInput for what is none."""
+    """Return the name of a space; raises BadInput for an invalid name."""
     if not _SPACE.fullmatch(name):
         raise BadInput(
             f"{name[:80]!a} is not a name of a space.",

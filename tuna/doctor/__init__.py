@@ -120,7 +120,7 @@ def of_installation() -> Iterator[Finding]:
 
 
 def of_settings() -> Iterator[Finding]:
-    """Variables whose names look like a setting's, and are none."""
+    """Variables whose names look like those of settings, but are unknown."""
     wrong = [f"unknown setting {name}" for name in misspelt()]
     hint = f"did you mean {', '.join(misspelt().values())}?"
     yield judge(

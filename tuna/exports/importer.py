@@ -352,7 +352,7 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
     if solver_id is None:
         return
     if record.config not in ids:
-        batch.skipped["its config is none that Tuna can read"] += 1
+        batch.skipped["Tuna cannot read its config"] += 1
     elif record.simulated:
         batch.skipped["its time is simulated"] += 1
     elif record.time_ms is not None and not is_time(record.time_ms):

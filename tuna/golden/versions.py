@@ -238,7 +238,7 @@ class EntryFilter:
 
 
 def entry_page(connection: sa.Connection, wanted: EntryFilter) -> RowPage[ReleaseEntry]:
-    """Return entries by id; raises NotFound for a version that there is not."""
+    """Return entries by id; raises NotFound for an unknown version."""
     results = entries_of(find(connection, wanted.version, wanted.library))
     named = {"arch": wanted.arch, "solver": wanted.solver}
     equal = {name: value for name, value in named.items() if value is not None}

@@ -255,7 +255,7 @@ def _has_winner(trials: Sequence[Trial]) -> bool:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-    """The fastest eligible trial; where there is none, the fastest one."""
+    """The fastest eligible trial, or without one the fastest of all."""
     return min(
         (t for t in trials if t.time_ms is not None),
         key=lambda t: (not t.eligible, t.time_ms, t.index),

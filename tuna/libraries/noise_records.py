@@ -82,7 +82,7 @@ def store(record: NoiseRecord, settings: Settings) -> None:
 
 
 def last(settings: Settings) -> NoiseRecord | None:
-    """The last finding for this machine as it is; None where there is none, or a damaged one."""
+    """The last finding for this machine as it is; None if it is missing or damaged."""
     machine = machine_identity(settings)
     try:
         facts = json.loads(_path(settings, machine).read_text())

@@ -170,7 +170,7 @@ class ResultSource(Protocol):
     title: str  #: title for people, such as `Session 3`
     library: str
     arch: str
-    num_cu: int  #: number of compute units; 0: of none, or of all
+    num_cu: int  #: number of compute units; 0: any, or none
     target: str  #: target of a session's compiler
     environment_key: str  #: environment key of a session; empty: every result has its own
     toolchain: str  #: toolchain of a session; empty: every result has its own

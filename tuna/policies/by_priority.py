@@ -73,7 +73,7 @@ def gradient(snapshot: Snapshot) -> list[Share]:
 
 def expected_gain_ms(progress: SearchProgress | None) -> float:
     """Milliseconds of a run of the model that the next round is expected to gain; infinite while
-    there is no result."""
+    results are missing."""
     if progress is None or not progress.rounds or not progress.best_ms:
         return math.inf
     times = progress.best_ms[-1 - _WINDOW :]

@@ -115,8 +115,8 @@ _MAX_TRIALS = 100
 
 
 def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob]:
-    """Return a page of jobs; raises NotFound for a session or solver that there is not, BadInput
-    for a state that is none."""
+    """Return a page of jobs; raises NotFound for an unknown session or solver, BadInput
+    for an unknown state."""
     overview.require_session(connection, wanted.session_id)
     if wanted.state is not None and wanted.state not in {state.value for state in State}:
         raise BadInput(

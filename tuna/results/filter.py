@@ -71,7 +71,7 @@ def _measured_on(results: Results, name: str) -> _Condition:
 
 
 def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
-    """The filter as SQL; raises NotFound for a name that there is not, with those there are, and
+    """The filter as SQL; raises NotFound for an unknown name, with the known ones, and
     BadInput."""
     if not 1 <= wanted.limit <= MAX_LIMIT:
         raise BadInput(

@@ -66,7 +66,7 @@ def query(
     with_commands: bool = True,
     cursor: str = "",
 ) -> ResultRows:
-    """The rows that meet the filter; raises NotFound for a name that there is not, BadInput for a
+    """The rows that meet the filter; raises NotFound for an unknown name, BadInput for a
     value that cannot be.
 
     Without commands `ResultRow.command` is empty; to make them loads the libraries. `cursor`: that

@@ -419,7 +419,7 @@ def _store(
 
 
 def _prior(connection: sa.Connection, work: SessionWork) -> Any:
-    """The predictor that is used in searches in the session's environment, None: there is none."""
+    """The predictor that is used in searches in the session's environment; None without one."""
     used = sa.select(PredictorRow.name, PredictorRow.model, PredictorRow.trials).where(
         PredictorRow.library == work.library.name,
         PredictorRow.arch.in_(("", work.environment.arch)),

@@ -53,7 +53,7 @@ def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
 def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
     """Whether a job is one of `SessionWork.further_rounds`, if it waits to be proposed.
 
-    One that has not all steps may have all of them in one queue.
+    A job without all steps may have all of its own in one queue.
     """
     if work.library.search is None or not work.rounds_go_on:
         return sa.false()

@@ -268,7 +268,7 @@ def to_text(function: Any) -> str:
 
 
 def module_of(text: str) -> tvm.IRModule:
-    """A module with the function of a text; raises BadInput for a text that is none."""
+    """A module with the function of a text; raises BadInput for an invalid text."""
     try:
         return tvm.IRModule({"main": tvm.ir.load_json(text)})
     except Exception as error:  # TVM's reader has many ways to fail
