@@ -24,7 +24,7 @@ from typing import BinaryIO
 from tuna.errors import BadInput, StorageFull, TunaError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: As the kernel follows.
+#: Maximum of links that are followed, as in the kernel
 _MAX_LINKS = 40
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -52,12 +52,12 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
-        raise NotPlain(f"{path.name} is no plain file: {error.strerror}") from None
-    found = os.fstat(descriptor)
+        raise NotPlain(f"{path.name} is not a plain file: {error.strerror}") from None
+    facts = os.fstat(descriptor)
     try:
-        if not stat.S_ISREG(found.st_mode):
-            raise NotPlain(f"{path.name} is no plain file")
-        if found.st_size > most_bytes:
+        if not stat.S_ISREG(facts.st_mode):
+            raise NotPlain(f"{path.name} is not a plain file")
+        if facts.st_size > most_bytes:
             raise NotPlain(f"{path.name} is longer than {most_bytes} bytes")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(most_bytes)
@@ -79,7 +79,7 @@ def empty(folder: Path) -> None:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, which it replaces if the block succeeds.
 
-    Missing directories are created. Raises StorageFull if there is no space left and BadInput if
+    Missing directories are created. Raises StorageFull without space and BadInput if
     `path` cannot be written; an existing file at `path` is then unchanged.
     """
     if not path.name:
@@ -126,7 +126,7 @@ def _errors(path: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         if error.errno in _FULL if isinstance(error, OSError) else "full" in str(error):
             raise StorageFull(
-                f"There is no space left to write {path}.", hint="free some space and run it again"
+                f"No space is left to write {path}.", hint="free some space and run it again"
             ) from error
         reason = isinstance(error, OSError) and error.strerror
         raise BadInput(f"{path} cannot be written: {reason or error}.") from error

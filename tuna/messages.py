@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from tuna.version import DISTRIBUTION
 
 #: Escape sequences of terminals (ECMA-48): CSI, then OSC, DCS, SOS, PM and APC with their text,
-#: then short ones.
+#: then short ones
 _SEQUENCES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-#: Control characters but tab and newline, separators of lines, and what turns the direction of
-#: writing.
+#: Control characters but tab and newline, separators of lines, and characters that turn the
+#: direction of writing
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-#: Characters of a text from outside that is to be one line.
+#: Maximum of characters of a text from outside that is to be one line
 _LINE_CHARS = 2000
-#: The same of a command to paste.
+#: Maximum of characters of a command to paste
 COMMAND_CHARS = 100_000
 
 

@@ -10,7 +10,7 @@ import platformdirs
 from tuna.errors import BadInput
 from tuna.files import check_own
 
-#: Largest settings file.
+#: Maximum of bytes of a settings file
 _MAX_BYTES = 1 << 20
 _NAME = "tuna.toml"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 
-#: One signal may arrive several times: as above, or since Slurm signals every process and the
-#: parent passes its own on. Seconds within which it counts as one.
+#: Seconds within which several signals count as one: one may arrive several times as above, or
+#: since Slurm signals every process and the parent passes its own on
 ECHO_S = 0.3
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 #: Options of a URL's query, files in PEM format: the certificates of authorities, by default the
-#: system's; and for servers that want a client certificate, that and its private key.
+#: system's; and for servers that want a client certificate, that and its private key
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SCHEMES = ("rediss", "amqps")
-#: Explicit defaults, as Celery's documentation asks for them.
+#: Explicit defaults, as Celery's documentation asks for them
 _VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 
 
@@ -27,7 +27,7 @@ def checked(url: str) -> str:
             raise ValueError(f"{name} is for rediss:// and amqps://")
         if name not in _FILES and _VERIFIED.get(name) != value.lower():
             raise ValueError(
-                f"{name}={value[:20]} cannot be: servers are always verified, see"
+                f"{name}={value[:20]} is not allowed: servers are always verified, see"
                 f" {', '.join(_FILES)}"
             )
     return url

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-#: The name to install: on PyPI, `tuna` is a viewer of Python profiles.
+#: Name to install: on PyPI, `tuna` is a viewer of Python profiles
 DISTRIBUTION = "tuna-autotuner"
 
 try:

@@ -275,7 +275,7 @@ def test_nothing_to_export_writes_nothing_and_keeps_what_was_there(
 
 
 def test_an_unknown_session_is_not_found(build: DatabaseBuilder, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no session 7"):
+    with pytest.raises(NotFound, match="Unknown session 7"):
         export(build.connection, 7, "find", tmp_path)
 
 
@@ -367,7 +367,7 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_else(
         raise error
 
     monkeypatch.setattr("tuna.files._sync", full)
-    with pytest.raises(StorageFull, match="no space left"):
+    with pytest.raises(StorageFull, match="No space is left"):
         export(build.connection, session, form, tmp_path)
     assert contents(report.path) == before
     assert list(tmp_path.iterdir()) == [report.path]

@@ -149,7 +149,7 @@ def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
     ],
 )
 def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
-    with pytest.raises(BadInput, match="no schedule of this problem"):
+    with pytest.raises(BadInput, match="not a schedule of this problem"):
         schedules.schedule_of(module_of(job()), params)
     assert searched_space().point_of(params) is None
 

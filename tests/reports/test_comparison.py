@@ -150,7 +150,7 @@ def test_what_cannot_be_compared_is_refused(build: DatabaseBuilder) -> None:
     result(build, theirs, DRIVERS[1], "S", 1.0)
     with pytest.raises(BadInput, match="at least two"):
         compare(build.connection, [ours, ours])
-    with pytest.raises(NotFound, match="no session 99"):
+    with pytest.raises(NotFound, match="Unknown session 99"):
         compare(build.connection, [ours, 99])
     with pytest.raises(NotFound, match="no layer") as nothing:
         compare(build.connection, [ours, theirs])

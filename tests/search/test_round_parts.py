@@ -39,7 +39,7 @@ def scene(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Scene:
     """A search of which a part has two candidates at least."""
-    monkeypatch.setattr(waiting_rounds, "LEAST", 2)
+    monkeypatch.setattr(waiting_rounds, "MIN_CANDIDATES", 2)
     return open_scene(engine, redis_client, tmp_path, monkeypatch)
 
 

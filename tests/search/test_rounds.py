@@ -431,7 +431,7 @@ def test_a_trial_that_there_is_not_and_words_that_do_not_fit_are_refused(
 ) -> None:
     monkeypatch.setattr("tuna.db.database.connect_database", lambda: scene.engine)
     for words, code, said in (
-        ("--trial 77", NotFound.exit_code, "There is no trial 77."),
+        ("--trial 77", NotFound.exit_code, "Unknown trial 77."),
         ("--trial 1 --step build", 2, "--trial says everything"),
         ("--step build", 2, "or --trial alone"),
     ):

@@ -213,7 +213,7 @@ def test_a_warm_start_is_bounded_and_has_fast_slow_and_failed_trials(room: Room)
         )
     room.open()
     item = room.claim()
-    assert len(item.siblings) == history.MOST
+    assert len(item.siblings) == history.MAX_SEARCHES
     for block in room.learned(item):
         found = sorted(trial["time_ms"] for trial in block if trial["time_ms"])
         assert found[:32] == times[:32]

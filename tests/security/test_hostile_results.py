@@ -296,7 +296,7 @@ def test_a_message_that_is_no_chunk_is_dropped_with_a_word(message: Any) -> None
     ("facts", "word"),
     [
         ({"version": WIRE_VERSION + 1}, f"version {WIRE_VERSION + 1}"),
-        ({"library": "../../evil"}, "no library"),
+        ({"library": "../../evil"}, "Unknown library"),
         ({"step": "os.system"}, "no step"),
         ({"items": [{"job_id": 1}]}, "required"),
         ({"surprise": 1}, "not permitted"),

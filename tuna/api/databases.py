@@ -35,7 +35,7 @@ class MergedDatabase:
     """A file that `merge_databases` wrote, and where its entries come from."""
 
     path: Path
-    reports: Mapping[Path, MergeReport]  #: by the file that was merged into it
+    reports: Mapping[Path, MergeReport]  #: report of the merge by the file that was merged
 
 
 def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:
@@ -127,13 +127,13 @@ def import_database(
     if isinstance(exporter, TuningFile):
         if session_id is not None or target or facts.keys() - {"arch"}:
             raise BadInput(
-                f"The times of a {exporter.title} are reported ones, and belong to no session.",
+                f"A {exporter.title} holds reported times, which do not belong to a session.",
                 hint="give --arch alone, where the file does not name its device",
             )
         return import_reported(engine, path, exporter, user(), facts.get("arch"))
     if session_id is None and exporter.importable:
         raise BadInput(
-            f"A {exporter.title} goes into a session that is there.",
+            f"A {exporter.title} can be imported into an existing session only.",
             hint="give it with --session-id",
         )
     if session_id is None:

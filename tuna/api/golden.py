@@ -53,7 +53,7 @@ def versions(library: str | None = None) -> list[Version]:
     with reading(open_database()) as connection:
         found = golden.versions(connection, library)
     if not found and library is not None:
-        raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
+        raise NotFound(f"{library} has no golden version.", hint="see: `tuna golden list`")
     return found
 
 

@@ -44,10 +44,10 @@ class Tuning:
     """A session that is wanted, and its jobs."""
 
     library: str = "tvm"
-    reason: str = ""  #: default: made from the tag
+    reason: str = ""  #: reason of the session; empty: made from the tag
     options: Options = field(default_factory=dict)
     conditions: Mapping[str, str] = field(default_factory=dict)
-    solvers: Sequence[str] = ()  #: default: every applicable one
+    solvers: Sequence[str] = ()  #: names of solvers; empty: every applicable one
 
 
 _TVM = Tuning()

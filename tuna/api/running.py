@@ -65,7 +65,7 @@ def run(
         settings = settings.model_copy(update={"policy": policy})
     engine = open_database()
     with _log_kept(settings, on_log):
-        found = run_sessions(
+        progress = run_sessions(
             engine,
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
@@ -75,14 +75,14 @@ def run(
             events=events,
         )
     if session_id is None:
-        return found
-    empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
+        return progress
+    empty = [key for key, state in sorted(progress.sessions.items()) if not state.total]
     if empty:
         raise BadInput(
             f"Session {empty[0]} has no jobs.",
             hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
         )
-    return found
+    return progress
 
 
 def enqueue(

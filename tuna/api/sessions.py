@@ -24,7 +24,7 @@ from tuna.reports.timeline import Timeline
 from tuna.search.history import WarmStart, warm_starts_of_session
 from tuna.settings import get_settings
 
-#: Gets the number of jobs that are done, and of all.
+#: Callback that gets the number of jobs that are done, and of all
 OnJobs = Callable[[int, int], None]
 
 

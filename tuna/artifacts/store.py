@@ -17,7 +17,7 @@ from tuna.files import own_folder
 from tuna.services import redis_client
 from tuna.settings import Settings
 
-#: Threads that read small files of many artifacts.
+#: Number of threads that read small files of many artifacts
 _THREADS = 8
 
 

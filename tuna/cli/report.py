@@ -13,16 +13,16 @@ from tuna.errors import BadInput
 from tuna.messages import counted
 from tuna.reports import formats
 
-#: Beside a time measured while the machine was busy, and beside a share of the peak above 1.
+#: Mark of a time measured while the machine was busy, and of a share of the peak above 1
 NOISY, _ABOVE = "~", "*"
 _OF_PEAK, _SOLVER, _UNTUNED = "of\npeak", "best solver", "over\nuntuned"
-#: Layers without a winner that are named below a table without their reasons.
-_MOST_NAMED = 20
+#: Maximum of layers without a winner that are named below a table without their reasons
+_MAX_NAMED = 20
 
 
 @click.command()
 @options.session_id
-@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Default: session-N.html.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, help="File; default: session-N.html.")
 @click.option(
     "--against",
     type=options.ID,
@@ -50,7 +50,7 @@ def report(session_id: int, output: Path | None, against: int | None, as_json: b
     type=options.ID,
     multiple=True,
     required=True,
-    help="Repeat it; the first is the baseline.",
+    help="Id of a session; repeat it, the first is the baseline.",
 )
 @click.option("-t", "--tag", help="Only layers with this tag.")
 @options.as_json
@@ -83,7 +83,7 @@ def print_winners(figures: api.ReportFigures) -> None:
     titles, rows, right = fitted(columns, figures.layers, terminal_width(), more)
     print_table(titles, rows, right)
     if _SOLVER not in titles:
-        for layer in [layer for layer in figures.layers if layer.no_winner][:_MOST_NAMED]:
+        for layer in [layer for layer in figures.layers if layer.no_winner][:_MAX_NAMED]:
             say(f"{layer.label}: {layer.no_winner}")
     if total:
         say(_sentence(figures, total))
@@ -196,8 +196,8 @@ def _of_peak(figures: api.ReportFigures) -> list[str]:
         )
     sentences = [f"of peak: of the {shown} that {reached}"]
     shares = [
-        *(one.peak_share for one in figures.layers),
-        *(one.peak_share for one in figures.totals[:1]),
+        *(part.peak_share for part in figures.layers),
+        *(part.peak_share for part in figures.totals[:1]),
     ]
     if any(share is not None and share > 1 for share in shares):
         sentences.append(
@@ -243,8 +243,8 @@ def _print_comparison(found: api.Comparison) -> None:
             f" {session.reason!r}, {', '.join([where, *chosen, counted(session.layers, 'layer')])}"
         )
     first = found.sessions[0].session_id
-    columns = ["layer", *(f"{one.session_id} {one.library} ms" for one in found.sessions)]
-    columns += [f"{one.session_id} / {first}" for one in found.sessions[1:]]
+    columns = ["layer", *(f"{entry.session_id} {entry.library} ms" for entry in found.sessions)]
+    columns += [f"{entry.session_id} / {first}" for entry in found.sessions[1:]]
     numbers = range(1, len(columns))
     print_table(
         [*columns, "fastest"], [_row(found, layer) for layer in found.layers], right=numbers

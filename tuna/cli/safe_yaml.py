@@ -15,13 +15,13 @@ from tuna.errors import BadInput
 
 Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 _MAX_BYTES = 16 << 20
-_MAX_DEPTH = 100  #: the parser's time grows with its square
+_MAX_DEPTH = 100  #: depth of nesting; the parser's time grows with its square
 _STANDARD = "tag:yaml.org,2002:"
 _SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
 
 
 def read(path: Path) -> Node:
-    """The root of a file; raises BadInput with the line where it is no YAML, or more than data."""
+    """The root of a file; raises BadInput with the line of what is not YAML, or not data."""
     try:
         if not path.is_file():
             there = "is not a plain file" if path.exists() else "does not exist"
@@ -30,7 +30,7 @@ def read(path: Path) -> Node:
             raise BadInput(f"{path} has more than {_MAX_BYTES >> 20} MiB.")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is no UTF-8 text.") from None
+        raise BadInput(f"{path} is not a UTF-8 text.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
     return parse(text, str(path))
@@ -53,18 +53,18 @@ def parse(text: str, source: str) -> Node:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        raise BadInput(f"{where}: this is no YAML: {error.problem or error.context}.") from None
+        raise BadInput(f"{where}: this is not YAML: {error.problem or error.context}.") from None
     except (YAMLError, ValueError) as error:
-        raise BadInput(f"{source} is no YAML: {str(error).splitlines()[0]}.") from None
+        raise BadInput(f"{source} is not YAML: {str(error).splitlines()[0]}.") from None
     if root is None:
         raise BadInput(f"{source} is empty.")
-    found: Node = root
-    return found
+    document: Node = root
+    return document
 
 
 def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
-    """Key and value of a mapping, in order; raises BadInput for what is none, and for a key that
-    stands there twice."""
+    """Key and value of a mapping, in order; raises BadInput for another node, and a key that
+    is given twice."""
     if not isinstance(node, MappingNode) or node.tag != f"{_STANDARD}map":
         raise BadInput(
             f"{path}:{line(node)}: a mapping is expected here: name: value.{_about_tag(node)}"
@@ -74,7 +74,7 @@ def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
         if not isinstance(key, ScalarNode) or not _tag(key).startswith(_STANDARD):
             raise BadInput(f"{path}:{line(key)}: a name is expected here.")
         if key.value in seen:
-            raise BadInput(f"{path}:{line(key)}: {key.value!r} stands there twice.")
+            raise BadInput(f"{path}:{line(key)}: {key.value!r} is given twice.")
         seen.add(key.value)
         yield key, value
 
@@ -96,7 +96,7 @@ def value(node: Node, path: Path | str) -> Any:
         return yaml.constructor.construct_object(node)
     except (YAMLError, ValueError) as error:
         raise BadInput(
-            f"{path}:{line(node)}: {node.value!r} is no {kind}: {str(error).splitlines()[0]}."
+            f"{path}:{line(node)}: {node.value!r} is not a {kind}: {str(error).splitlines()[0]}."
         ) from None
 
 

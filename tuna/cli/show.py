@@ -21,9 +21,9 @@ from tuna.errors import TunaError
 from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
 _T = TypeVar("_T")
-#: Columns of sentences where there is no terminal.
+#: Columns of sentences without a terminal
 _PROSE_WIDTH = 100
-#: Columns that cells which are wrapped need at least.
+#: Minimum of columns of wrapped cells
 _NARROWEST = 20
 
 
@@ -211,7 +211,7 @@ def applicability(found: api.Applicability) -> None:
         say(f"{counted(count, 'layer')} left out: {reason}", err=True)
     for name, count in sorted(found.unknown.items()):
         say(
-            f"left out: {name} applies to {counted(count, 'layer')} but is no known solver",
+            f"left out: {name} applies to {counted(count, 'layer')} but is an unknown solver",
             err=True,
         )
     if found.unanswered:

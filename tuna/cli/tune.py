@@ -24,10 +24,10 @@ from tuna.cli.work import work_through
 from tuna.configs.sources import SOURCES, source_of
 from tuna.errors import LibraryMissing, NotFound
 
-#: Of the quickstart: tag, databases, candidates per layer and solver, and the library that is
-#: measured beside ours where it is installed.
+#: Tag, databases, candidates per layer and solver, and library to compare with where it is
+#: installed, of the quickstart
 _TAG, _FORMS, _CANDIDATES, _VENDOR = "resnet50", ("find", "perf", "kernel", "tvm"), 8, "onednn"
-#: As its layers run inside a network: one kernel hands its blocks of channels to the next.
+#: Conditions of its layers inside a network: one kernel hands its blocks of channels to the next
 _CONDITIONS = {"layouts": "native"}
 
 
@@ -187,7 +187,7 @@ tune = _ByFile("tune", _help())
     type=options.COUNT,
     default=_CANDIDATES,
     show_default=True,
-    help="Per layer and solver.",
+    help="Candidates per layer and solver.",
 )
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @click.option(
-    "--compile-processes", type=options.COUNT, help="Default: one for each core that may build."
+    "--compile-processes", type=options.COUNT, help="Number; default: one per build core."
 )
 @options.policy
 @options.log_to
@@ -142,9 +142,9 @@ def work_through(
                 events=events,
                 stop=stop,
             )
-    for key, one in sorted(end.sessions.items()):
-        say(_end(key, one))
-        show.failed(one.errored, key)
+    for key, part in sorted(end.sessions.items()):
+        say(_end(key, part))
+        show.failed(part.errored, key)
     if not end.sessions and stop is None:
         say("No session has open jobs.")
     return end.errored
@@ -310,7 +310,7 @@ def _print_trials(final: api.StepResult, driver: str) -> None:
 
 
 _jobs = click.option(
-    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often."
+    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may be repeated."
 )
 
 
@@ -319,7 +319,7 @@ _jobs = click.option(
 @click.option(
     "--cause",
     type=click.Choice([cause.value for cause in Cause]),
-    help="Only jobs that failed of it.",
+    help="Only jobs that failed for this cause.",
 )
 @_jobs
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:

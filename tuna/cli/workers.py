@@ -16,22 +16,22 @@ def workers(context: click.Context, as_json: bool) -> None:
     """List live workers, and remote ones; cordon, drain or revoke one."""
     if context.invoked_subcommand is not None:
         return
-    found = api.list_workers()
+    listed = api.list_workers()
     if as_json:
-        print_json(found)
+        print_json(listed)
         return
     rows = [
         (
-            one.name,
-            one.role,
-            one.state,
-            one.device,
-            one.environment or ", ".join(one.toolchains),
-            ", ".join(map(str, one.jobs[:3])) + (" ..." if len(one.jobs) > 3 else ""),
-            "-" if one.per_minute is None else f"{one.per_minute:.1f}",
-            f"{one.silent_s:.0f}",
+            worker.name,
+            worker.role,
+            worker.state,
+            worker.device,
+            worker.environment or ", ".join(worker.toolchains),
+            ", ".join(map(str, worker.jobs[:3])) + (" ..." if len(worker.jobs) > 3 else ""),
+            "-" if worker.per_minute is None else f"{worker.per_minute:.1f}",
+            f"{worker.silent_s:.0f}",
         )
-        for one in found
+        for worker in listed
     ]
     columns = (
         "worker",
@@ -44,7 +44,7 @@ def workers(context: click.Context, as_json: bool) -> None:
         "silent s",
     )
     print_table(columns, rows, right=(6, 7))
-    show.aside({one.name: one.aside for one in found if one.aside})
+    show.aside({worker.name: worker.aside for worker in listed if worker.aside})
 
 
 @workers.command()

@@ -50,23 +50,24 @@ from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
 
-#: Name of the file in `TUNA_HOME` whose time says that a coordinator which stays is at work.
+#: Name of the file in `TUNA_HOME` that a lasting coordinator touches while it runs
 ALIVE = "coordinator.alive"
-#: How long an idle round waits for results: while sessions are served, and while none is.
+#: Milliseconds that an idle round waits for results: while sessions are served, and while none is
 _IDLE_MS, _UNSERVED_MS = 200, 500
-#: Rounds of claiming, publishing and draining that move something come this far apart on average,
-#: so that results gather: a transaction costs the same for one as for a thousand. So many may
-#: follow each other at once after a time with fewer, so that what ends while little goes on is
-#: followed up without a pause.
+#: Seconds between two rounds of claiming, publishing and draining on average, so that results
+#: gather: a transaction costs the same for one as for a thousand; and number of rounds that may
+#: follow each other at once after a quiet time, so that what ends then is followed up without a
+#: pause
 _ROUND_S, _BURST = 0.1, 10
-#: New objects before the garbage collector looks: more than a batch has, or it looks through all of
-#: Tuna for each batch, which was a third of the CPU time.
+#: Number of new objects at which the garbage collector runs: more than a batch has, because looking
+#: through all of Tuna for each batch was a third of the CPU time
 _GC_THRESHOLD = 100_000
-#: How long an outage of Redis, the broker or SQL is retried by a coordinator that does not stay.
+#: Seconds for which a coordinator that ends with its sessions retries during an outage of Redis,
+#: the broker or SQL
 _OUTAGE_S = 600.0
-#: Ended stages that are kept until a policy predicts by them.
+#: Maximum of ended stages that are kept until a policy predicts by them
 _MAX_ENDED = 5000
-#: Seconds between two signs of life, and after which one is that of none that runs.
+#: Seconds between two touches of ALIVE; age in seconds at which it counts as stale
 _ALIVE_S, _GONE_S = 5.0, 20.0
 
 

@@ -39,10 +39,10 @@ _TYPED_TABLES: dict[str, type[Base]] = {
 class Stored:
     """The changes that storing configs made."""
 
-    added: int  #: configs that were not there before
-    tagged: int  #: configs that did not carry the tag before
-    missing: int = 0  #: configs that were only to be tagged and are not there
-    #: of the configs, in their order
+    added: int  #: number of configs that were not stored before
+    tagged: int  #: number of configs that did not carry the tag before
+    missing: int = 0  #: number of configs that were to be tagged only and are not stored
+    #: ids of the configs, in their order; None: not stored
     ids: tuple[int | None, ...] = field(default=(), compare=False)
 
 

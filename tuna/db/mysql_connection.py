@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Seconds of silence after which a server that is being connected to is given up, and one that runs
-#: a statement is asked for another login; again when the silence is twice as long.
+#: Seconds of silence after which a connection attempt is given up and another login looks for a
+#: running statement; it looks again when the silence is twice as long
 SILENCE_S = 4.0
 _WRITE_S = 60.0
-#: Numbers of the client's own errors (errmsg.h), such as that it cannot connect.
+#: Numbers of the client's own errors (errmsg.h), such as "cannot connect"
 _OWN_CODES = range(2000, 3000)
 
 

@@ -31,10 +31,10 @@ from tuna.settings import Settings, get_settings, misspelt
 from tuna.version import DISTRIBUTION, __version__
 
 _MIN_FREE_BYTES = 1 << 30
-#: Checks of servers, which are asked at once: each may stay silent for seconds.
+#: Checks of servers, which run at the same time: each server may stay silent for seconds
 _SERVERS = ("database", "redis", "broker", "artifacts")
 _THREADS = 16
-#: Extras that are no library's own: a package that comes with each, and what it is for.
+#: Extras that do not belong to a library: a package that comes with each, and its purpose
 EXTRAS = {
     "onnx": ("onnx", "ONNX models"),
     "optuna": ("optuna", "exports of all trials to Optuna"),
@@ -65,19 +65,19 @@ def doctor(library: str | None = None) -> list[Finding]:
         "sandbox": lambda: of_sandbox(settings),
         "extras": of_extras,
         "plug-ins": lambda: (
-            _broken(*one) for one in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
+            _broken(*failure) for failure in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
         ),
     }
     with ThreadPoolExecutor(_THREADS) as pool:
         asked = {what: pool.submit(_answered, what, checks[what]) for what in _SERVERS}
         # whose first answer on a machine comes from a child
         libraries = pool.map(of_library, [library] if library else names())
-        found = [
+        findings = [
             finding
             for what, look in checks.items()
             for finding in (asked[what].result() if what in asked else _answered(what, look))
         ]
-        return _once([*found, *libraries])
+        return _once([*findings, *libraries])
 
 
 def _once(found: Sequence[Finding]) -> list[Finding]:
@@ -120,8 +120,8 @@ def of_installation() -> Iterator[Finding]:
 
 
 def of_settings() -> Iterator[Finding]:
-    """Variables whose names look like a setting's, and are none."""
-    wrong = [f"{name} is no setting" for name in misspelt()]
+    """Variables whose names look like those of settings, but are unknown."""
+    wrong = [f"unknown setting {name}" for name in misspelt()]
     hint = f"did you mean {', '.join(misspelt().values())}?"
     yield judge(
         "settings", bool(wrong), ", ".join(wrong) or "all names are known", hint, warning=True

@@ -19,7 +19,7 @@ class Finding:
     text: str
     hint: str = ""
     warning: bool = False
-    #: a library or an extra that cannot be used on this machine, which is no fault
+    #: true for a library or an extra that this machine cannot use, which is not a fault
     absent: bool = False
 
 

@@ -14,7 +14,8 @@ from tuna.doctor.findings import Finding, judge
 from tuna.sandbox.processes import limits_file
 from tuna.settings import Settings
 
-#: Processes and threads of a run of default size: workers, their children, compilers, servers.
+#: Minimum of processes and threads for a run of default size: workers, their children, compilers,
+#: servers
 _MIN_PROCESSES = 100
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -22,11 +22,11 @@ from tuna.queue.results import memory_of
 from tuna.services import redis_client
 from tuna.settings import Settings
 
-#: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
+#: Oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues
 _MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)
 _BROKER_WAIT_S = 3
 _COLLATION = "utf8mb4_bin"
-#: The largest kernels have some MiB; a statement may need twice as many.
+#: Minimum of bytes in a packet: the largest kernels have some MiB, and a statement may take double
 _PACKET_BYTES = 64 << 20
 
 

@@ -22,9 +22,9 @@ from tuna.libraries.items import DeviceReport, StepResult, tail
 from tuna.queue.messages import Report
 from tuna.vocabulary import Cause, State
 
-#: Columns of a job that move with its state; a parameter of a statement cannot have their names.
+#: Columns of a job that change with its state; a parameter of a statement cannot have their names
 _MOVED = (*NextState._fields, "cause", "workload", "updated_at")
-#: Built once: building a statement costs more than running it. By primary key.
+#: Update of jobs by primary key, built once: building a statement costs more than running it
 _MOVE = (
     sa.update(Job)
     .where(Job.id.in_(sa.bindparam("ids", expanding=True)))

@@ -1,7 +1,7 @@
 """The drain: moves what workers report from the stream into SQL, exactly once.
 
 A batch is one transaction, and its entries are acknowledged after the commit. A drain that is
-killed in between leads to redelivery of the entries; a result whose attempt is no longer the job's
+killed in between leads to redelivery of the entries; a result whose attempt is not the job's
 current one is counted and dropped.
 """
 
@@ -54,14 +54,14 @@ from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 log = structlog.get_logger(__name__)
 
-#: A transaction has about this many results at most, which bounds memory and locks; entries are
-#: read this many at a time until the limit is reached.
+#: Number of results at which a transaction ends, which bounds memory and locks; entries are read
+#: this many at a time until the limit is reached
 _BATCH_RESULTS = 5000
 _READ_ENTRIES = 50
 
 
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
-#: Built once: building a statement costs more than running it. By primary key.
+#: Jobs by primary key, built once: building a statement costs more than running it
 _JOBS = (
     sa.select(packed(getattr(Job, name) for name in AttemptedJob._fields))
     .where(Job.id.in_(_IDS))
@@ -75,12 +75,12 @@ class DrainCounts:
     """Counters of the drain of this process."""
 
     accepted: int = 0
-    refused: int = 0  #: results of an attempt that is no longer current
+    refused: int = 0  #: number of results of superseded attempts
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    #: of jobs that something may follow, with the session
+    #: session and config of the jobs with new results, which further jobs may follow
     configs: set[tuple[int, int]] = field(default_factory=set)
-    #: session and step for which jobs wait by that
+    #: session and step of the jobs that wait because of these results
     due: set[tuple[int, str]] = field(default_factory=set)
 
 
@@ -90,12 +90,15 @@ class _Written:
 
     attempts: list[Attempt] = field(default_factory=list)
     refused: int = 0
-    letters: list[Letter] = field(default_factory=list)  #: for coordinators with other libraries
-    ended: set[int] = field(default_factory=set)  #: jobs of which nothing is left to do
-    unneeded: set[str] = field(default_factory=set)  #: artifacts
-    #: jobs, and digests of what was stored for them, of reports and results without effect
+    #: reports for coordinators with other libraries
+    letters: list[Letter] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)  #: ids of the jobs that have no step left
+    #: digests of artifacts that no job needs any more
+    unneeded: set[str] = field(default_factory=set)
+    #: jobs, and digests of what was stored for them, of the reports and results without effect
     left: list[tuple[Collection[int], Collection[str]]] = field(default_factory=list)
-    abandoned: set[str] = field(default_factory=set)  #: artifacts of `left` that are to be removed
+    #: digests of artifacts of `left` that are to be removed
+    abandoned: set[str] = field(default_factory=set)
 
 
 class Drain:
@@ -235,18 +238,18 @@ class Drain:
         letters: Sequence[Letter],
     ) -> _Written:
         """Write one batch: which leases were taken, the results, which chunks were returned."""
-        ended = {one.chunk for one in reports if one.kind in _ENDED}
-        taken = [one.chunk for one in reports if one.kind is ReportKind.STARTED]
+        ended = {sent.chunk for sent in reports if sent.kind in _ENDED}
+        taken = [sent.chunk for sent in reports if sent.kind is ReportKind.STARTED]
         write_started(connection, [chunk for chunk in taken if chunk not in ended])
         written = _Written()
         if any(report.results for report in reports):
             self._write_results(connection, reports, fetched, written)
-        returned = {one.chunk: one for one in reports if one.kind is ReportKind.RETURNED}
+        returned = {sent.chunk: sent for sent in reports if sent.kind is ReportKind.RETURNED}
         for report in returned.values():
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts)
-        written.left += [(one.jobs, one.artifacts) for one in reports if one.artifacts]
+        written.left += [(sent.jobs, sent.artifacts) for sent in reports if sent.artifacts]
         written.abandoned = needed_artifacts.abandoned(connection, written.left)
         keep_letters(connection, (*letters, *written.letters))
         return written
@@ -280,11 +283,11 @@ class Drain:
         now: datetime,
     ) -> dict[int, Attempt]:
         """Return the attempts that these reports end, by job, and what follows for each. A result
-        of an attempt that is no longer current is refused; one of a library that is not installed
+        of a superseded attempt is refused; one of a library that is not installed
         here becomes a dead letter."""
         ids = sorted({result.job_id for report in reports for result in report.results})
-        found = map(AttemptedJob._make, unpacked(connection, _JOBS, {"ids": ids}))
-        jobs = {job.id: job for job in found}
+        rows = map(AttemptedJob._make, unpacked(connection, _JOBS, {"ids": ids}))
+        jobs = {job.id: job for job in rows}
         unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
         if unknown:
             self._libraries |= libraries_of(connection, unknown)
@@ -313,7 +316,7 @@ class Drain:
                 rest = fitting_parts(connection, report.model_copy(update=facts))
                 fault = f"the library {library} is not installed where this was drained"
                 written.letters += [
-                    Letter(fault, one.to_json().encode(), library, session_id) for one in rest
+                    Letter(fault, report.to_json().encode(), library, session_id) for report in rest
                 ]
         return accepted
 
@@ -340,7 +343,7 @@ class Drain:
     ) -> None:
         """Write trials, times of finals and the find db. An attempt whose artifacts cannot be kept
         has failed, and is replaced in `attempts`."""
-        jobs = {job_id: one.job for job_id, one in attempts.items()}
+        jobs = {job_id: attempt.job for job_id, attempt in attempts.items()}
         good, measured, of_finals = [], [], []
         for job, report, (result, cause, _) in attempts.values():
             if result.step != FINALS:

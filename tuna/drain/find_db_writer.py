@@ -20,10 +20,10 @@ from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.libraries.results import is_close, is_time
 from tuna.vocabulary import Cause
 
-#: Bytes that every server accepts. Overhead of a statement that carries an artifact.
+#: Bytes of a statement that every server accepts; overhead of a statement that carries an artifact
 _SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
-#: Artifacts that are read at a time, before a transaction, and about how much of them is held in
-#: memory.
+#: Number of artifacts that are read at a time, before a transaction; bytes of them that are held in
+#: memory, about
 _READERS, _FETCHED_BYTES = 8, 1 << 28
 
 
@@ -40,7 +40,7 @@ class _Built(NamedTuple):
 
     params: str | None
     artifact: str | None
-    workload: str | None  #: of its job
+    workload: str | None  #: digest of the text of its job's problem
 
 
 _NOTHING = _Built(None, None, None)
@@ -50,8 +50,10 @@ _NOTHING = _Built(None, None, None)
 class Fetched:
     """Facts that were read for results before the transaction that writes them."""
 
-    trials: Mapping[tuple[int, int], _Built]  #: by job and number
-    blobs: Mapping[str, bytes | KeyError]  #: artifacts that were not in SQL, or why there is none
+    #: facts that the earlier steps left of each trial, by job id and trial number
+    trials: Mapping[tuple[int, int], _Built]
+    #: artifacts that were not in SQL by digest; a KeyError says why one is missing
+    blobs: Mapping[str, bytes | KeyError]
 
     def of(self, result: StepResult, trial: Trial) -> _Built:
         """Return the facts of a trial of `result` once that is stored."""
@@ -83,12 +85,12 @@ class FindDbWriter:
         ids = {result.job_id for result, _ in timed}
         if not ids:
             return Fetched({}, {})
-        found = TrialRow
-        columns = (found.job_id, found.number, found.params, found.artifact, Job.workload)
+        table = TrialRow
+        columns = (table.job_id, table.number, table.params, table.artifact, Job.workload)
         trials: dict[tuple[int, int], _Built] = {}
         with reading(engine) as connection:
-            query = sa.select(*columns).join(Job, Job.id == found.job_id)
-            for row in rows_among(connection, query, found.job_id, ids):
+            query = sa.select(*columns).join(Job, Job.id == table.job_id)
+            for row in rows_among(connection, query, table.job_id, ids):
                 trials[row.job_id, row.number] = _Built(*row[2:])
             built = Fetched(trials, {})
             digests = {digest for pair in timed for digest in _digests(*pair, built)}
@@ -146,8 +148,8 @@ class FindDbWriter:
             job, built = jobs[result.job_id], fetched.of(result, fastest)
             key = (job.session_id, job.config_id, job.solver_id)
             facts = (built.params or "", fastest.time_ms, result.noisy)
-            found = MeasuredResult(job.id, job.search_id, fastest.index, result.step, *facts)
-            if key in known and not found.replaces(known[key]):
+            measured = MeasuredResult(job.id, job.search_id, fastest.index, result.step, *facts)
+            if key in known and not measured.replaces(known[key]):
                 continue
             workload = job.workload or result.workload
             code = result.kernels
@@ -164,7 +166,7 @@ class FindDbWriter:
             except StorageFull as error:
                 failed[job.id] = result.failed(Cause.INFRA, str(error))
                 continue
-            known[key], kernels[key] = found, code
+            known[key], kernels[key] = measured, code
             rows[key] = {
                 "session_id": job.session_id,
                 "config_id": job.config_id,
@@ -220,7 +222,7 @@ class MeasuredResult(NamedTuple):
     """A measured result of a solver for a config."""
 
     job_id: int | None
-    search_id: int | None  #: of the job
+    search_id: int | None  #: search of which the job is a round; None: the job is not a round
     trial_number: int | None
     step: str | None
     params: str
@@ -322,12 +324,12 @@ def _write_kernels(
     result are deleted."""
     if not kernels:
         return
-    found = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
+    query = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
         FindDb.session_id.in_({key[0] for key in kernels}),
         FindDb.config_id.in_({key[1] for key in kernels}),
     )
     rows_by_key = {
-        (row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(found)
+        (row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(query)
     }
     ids = {key: rows_by_key[key] for key in kernels}
     connection.execute(sa.delete(FindDbKernel).where(FindDbKernel.find_db_id.in_(ids.values())))

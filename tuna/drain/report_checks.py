@@ -35,9 +35,10 @@ from tuna.vocabulary import Cause
 
 log = structlog.get_logger(__name__)
 
-#: Clocks of coordinators may differ by so much: one leases a chunk, another drains its results.
+#: Maximum difference in seconds of coordinators' clocks: one leases a chunk, another drains its
+#: results
 _SKEW_S = 1.0
-#: Characters of a device's name that are left where the name of a remote worker follows.
+#: Characters of a device's name that are kept where the name of a remote worker follows
 _DEVICE_CHARS = 120
 
 
@@ -45,9 +46,9 @@ _DEVICE_CHARS = 120
 class _Lease:
     """The lease of a chunk."""
 
-    began_s: float  #: since the epoch
+    began_s: float  #: seconds since the epoch at which the lease began
     lasted_s: float
-    left_s: float  #: of it, that no result has used
+    left_s: float  #: seconds of the lease that no result has used
 
 
 class ResultChecks:
@@ -160,8 +161,8 @@ def _failed(trial: items.Trial) -> items.Trial:
     return trial.model_copy(update={**facts, "cause": Cause.RUN_ERROR, "output_tail": text})
 
 
-#: Bytes of a malformed report that are kept, and how many such reports: workers must not be able to
-#: fill the database.
+#: Bytes of a malformed report that are kept, and maximum of such reports, so that workers
+#: cannot fill the database
 KEPT_BYTES, KEPT = 1 << 20, 1000
 
 

@@ -27,7 +27,7 @@ from tuna.messages import choices
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.
-_MOST_TRIALS = 64
+_MAX_TRIALS = 64
 #: Name of the step of `Library.finals`.
 FINALS = "finals"
 
@@ -293,7 +293,7 @@ class Library(ABC):
     def most_trials(self, options: Mapping[str, Any]) -> int:
         """The number of trials that a step of a job with these options may report: a result with
         more is refused."""
-        return _MOST_TRIALS
+        return _MAX_TRIALS
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
         """Return the `solvers` whose jobs search in rounds and so begin with the step `search`."""

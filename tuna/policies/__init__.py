@@ -23,7 +23,7 @@ from tuna.policies.snapshot import (
     StageTimes,
 )
 
-#: By name.
+#: Policies by name
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {policy.name: policy for policy in (fair, gradient, shortest, deadline)}
 )

@@ -50,8 +50,8 @@ def _rank(step: OpenStep) -> tuple[int, bool]:
     return -step.priority, not step.continues
 
 
-#: Share of the recent slope in the expected gain, and rounds that it is taken over: as in TVM
-#: MetaSchedule's `GradientBased` task scheduler, which has them from Ansor (OSDI 2020, section 6).
+#: Share of the recent slope in the expected gain, and rounds over which it is taken: as in TVM
+#: MetaSchedule's `GradientBased` task scheduler, which has them from Ansor (OSDI 2020, section 6)
 _SLOPE_SHARE, _WINDOW = 0.2, 3
 
 
@@ -73,7 +73,7 @@ def gradient(snapshot: Snapshot) -> list[Share]:
 
 def expected_gain_ms(progress: SearchProgress | None) -> float:
     """Milliseconds of a run of the model that the next round is expected to gain; infinite while
-    there is no result."""
+    results are missing."""
     if progress is None or not progress.rounds or not progress.best_ms:
         return math.inf
     times = progress.best_ms[-1 - _WINDOW :]
@@ -102,8 +102,8 @@ def shortest(snapshot: Snapshot) -> list[Share]:
 class _Chance(IntEnum):
     """Which deadlines come first."""
 
-    KEPT = 0  #: it can still be kept
-    #: even alone the session would end too late: it does not delay those that can be kept
+    KEPT = 0  #: the deadline can still be kept
+    #: the session would end too late even alone: it does not delay those whose deadline can be kept
     MISSED = 1
     NONE = 2
 

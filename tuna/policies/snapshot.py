@@ -11,17 +11,17 @@ from enum import Flag, auto
 from itertools import chain, repeat
 from typing import NamedTuple
 
-#: Chunks that may wait for each live process of a queue: it never idles, and what is not published
-#: can be decided later. An autoscaler needs to see more of them than processes.
+#: Maximum of chunks that wait for each live process of a queue: it never idles, and what is not
+#: published can be decided later. An autoscaler needs to see more of them than processes.
 PER_PROCESS = 2
-#: Chunks that wait in a queue of which no process is live, so that the first one finds work.
+#: Maximum of chunks that wait in a queue without a live process, so that the first one finds work
 _WITHOUT_PROCESS = 4
 
 
 class StageKind(NamedTuple):
     """Stages whose duration is predicted together."""
 
-    queue: str  #: its name holds the environment of a step on a device
+    queue: str  #: name of the queue, which holds the environment of a step on a device
     solver: str
     step: str
 
@@ -30,9 +30,10 @@ class StageKind(NamedTuple):
 class SearchProgress:
     """The results of a search so far."""
 
-    weight: float  #: how often the model runs what is tuned
-    best_ms: tuple[float, ...]  #: the best time after each finished round, the latest ones at least
-    rounds: int  #: finished ones
+    weight: float  #: number of times that the model runs what is tuned
+    #: best time after each finished round, at least of the latest rounds
+    best_ms: tuple[float, ...]
+    rounds: int  #: number of finished rounds
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,18 @@ class OpenStep:
     session_id: int
     step: str
     queue: str
-    priority: int = 0  #: the session's, 0 to 9; the highest is first
-    remaining: int = 0  #: steps that follow this one
-    solver: str = ""  #: of all its jobs; empty: several
-    ready: int | None = None  #: chunks that can be published; None: not counted
-    since_s: float = 0.0  #: when the one that waits longest became ready
-    #: The step before, of the same job, ran in the same queue and has just ended. Never of the
-    #: first step of a round that has all its steps there, so that a job does not keep a process for
-    #: all its rounds.
+    priority: int = 0  #: priority of the session, 0 to 9; the highest is first
+    remaining: int = 0  #: number of steps that follow this one
+    solver: str = ""  #: solver of all its jobs; empty: several
+    ready: int | None = None  #: number of chunks that can be published; None: not counted
+    since_s: float = 0.0  #: time at which the job that waits longest became ready
+    #: true if the job's step before ran in the same queue and has just ended. False for the first
+    #: step of a round that has all its steps there, so that a job does not keep a process for all
+    #: its rounds.
     continues: bool = False
-    progress: SearchProgress | None = None  #: of all its jobs; None: not known
-    #: their ids, where jobs are chosen; empty: any that wait for the step
+    #: progress of the search of all its jobs; None: not known
+    progress: SearchProgress | None = None
+    #: ids of its jobs, where jobs are chosen; empty: any that wait for the step
     jobs: tuple[int, ...] = ()
 
     @property
@@ -71,25 +73,27 @@ class Snapshot:
     """
 
     open: Sequence[OpenStep]
-    waiting: Mapping[str, int]  #: chunks that no worker took yet, by queue
-    processes: Mapping[str, int]  #: live worker processes, by queue
-    bound: int  #: chunks that may wait in any queue
-    per_process: int = PER_PROCESS  #: chunks that may wait for each live process
-    #: The same by queue, where no autoscaler counts them; 0: none that no process is free for.
+    waiting: Mapping[str, int]  #: number of chunks by queue that no worker has taken yet
+    processes: Mapping[str, int]  #: number of live worker processes by queue
+    bound: int  #: maximum of chunks that wait in a queue
+    per_process: int = PER_PROCESS  #: maximum of chunks that wait for each live process
+    #: maximum of chunks that wait for each process by queue, where no autoscaler counts them; 0:
+    #: none without a free process
     queued_per_process: Mapping[str, int] = field(default_factory=dict)
-    running: Mapping[str, int] = field(default_factory=dict)  #: chunks that workers hold, by queue
+    #: number of chunks by queue that workers hold
+    running: Mapping[str, int] = field(default_factory=dict)
     now_s: float = 0.0
     served: Mapping[tuple[int, str], int] = field(
         default_factory=dict
-    )  #: of the last share by session, queue: its number
-    #: published, not ended, by session and step
+    )  #: number of the last share by session and queue
+    #: number of chunks by session and step that are published and have not ended
     in_flight: Mapping[tuple[int, str], int] = field(default_factory=dict)
-    #: by session, of those with a deadline
+    #: deadline by session, where it has one
     deadline_s: Mapping[int, float] = field(default_factory=dict)
     left_s: Mapping[tuple[int, str], float] = field(
         default_factory=dict
-    )  #: predicted work that is not done, by session, queue
-    #: a stage's duration (`StageTimes`)
+    )  #: predicted seconds of work that is not done, by session and queue
+    #: predicted seconds of a stage (`StageTimes`)
     predicted_s: Mapping[StageKind, float] = field(default_factory=dict)
 
     def room(self, queue: str) -> int:
@@ -128,10 +132,11 @@ class Need(Flag):
     """Facts beyond the open steps that a policy decides by; a snapshot has no others."""
 
     NOTHING = 0
-    LEFT = auto()  #: what is left of each session, with the predicted duration of its stages
-    PROGRESS = auto()  #: results of each search so far, with the same of sessions that search
-    #: Each round that waits as an open step of its own; else the jobs of a session that wait for a
-    #: step are alike.
+    LEFT = auto()  #: work that is left of each session, with the predicted duration of its stages
+    #: results of each search so far, with the work that is left of sessions that search
+    PROGRESS = auto()
+    #: rounds that wait, each as an open step of its own; without it all jobs of a session that wait
+    #: for the same step are alike
     ROUNDS = auto()
 
 
@@ -193,10 +198,10 @@ def _chunks(step: OpenStep) -> Iterator[OpenStep]:
     return repeat(step) if step.ready is None else repeat(step, step.ready)
 
 
-#: Latest durations that a prediction is made from.
+#: Number of latest durations that a prediction is made from
 _WINDOW = 200
-#: A prediction is made anew when there are more durations by this factor, or by a quarter of the
-#: window.
+#: Factor of the number of durations at which a prediction is made anew, unless they are more by a
+#: quarter of the window first
 _GROWTH = 1.25
 
 
@@ -206,7 +211,7 @@ class Prediction:
 
     seconds: float
     error: float  #: median of |duration - seconds| / duration, such as 0.3
-    durations: int  #: how many it was made from
+    durations: int  #: number of durations that it was made from
 
 
 class _Window:
@@ -236,7 +241,7 @@ class StageTimes:
     def __init__(self) -> None:
         self._kinds: dict[StageKind, _Window] = {}
         self._steps: dict[tuple[str, str], _Window] = {}
-        self.version = 0  #: changes when a prediction does
+        self.version = 0  #: number that changes when a prediction does
 
     def note(self, kind: StageKind, seconds: float) -> None:
         """Remember how long a stage took."""

@@ -31,13 +31,13 @@ class CoveredLayer:
 
     layer: str
     config_key: str
-    weight: int  #: how often the model or network has it; 1 for a tag
-    flops: int  #: operations of one
+    weight: int  #: number of times that the model or network has it; 1 for a tag
+    flops: int  #: number of operations of one layer
     cover: Cover
     solver: str = ""
     time_ms: float | None = None
     noisy: bool = False
-    near: str = ""  #: the most similar layer with a result, where this one has none
+    near: str = ""  #: most similar layer with a result; empty: this one has one, or none is similar
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ def coverage(
     exact = fastest(connection, environments, "config_id", list(weights), ["noisy"])
     lacking = [layer for number, layer in layers.items() if number not in exact]
     near = nearest(connection, environments, lacking, index, ["layer"]) if lacking else {}
-    found = [
+    rows = [
         covered(layer, weights[number], exact.get(number), near.get(layer))
         for number, layer in layers.items()
     ]
     order = list(reversed(Cover))
-    found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
-    return Coverage(subject, scope.arch or "", tuple(found))
+    rows.sort(key=lambda row: (order.index(row.cover), -row.weight, row.layer, row.config_key))
+    return Coverage(subject, scope.arch or "", tuple(rows))
 
 
 def covered(layer: Config, weight: int, best: Any, near: Any = None) -> CoveredLayer:
@@ -134,8 +134,6 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
         query = sa.select(config_tag.c.config_id).where(config_tag.c.tag == name)
         tagged = dict.fromkeys(connection.execute(query).scalars(), 1)
         if not tagged:
-            raise NotFound(
-                f"There is neither a model nor a tag {name!r}.", hint=error.hint
-            ) from None
+            raise NotFound(f"Unknown model or tag {name!r}.", hint=error.hint) from None
         return f"tag {name}", tagged
     return f"model {model.name} {model.version[:12]}", networks.weights(connection, model_id)

@@ -127,7 +127,7 @@ class CpuTopology:
     """NUMA node and siblings of a logical CPU."""
 
     node: int | None = None  #: NUMA node; None: unknown
-    siblings: tuple[int, ...] = ()  #: logical CPUs of the same physical core, it included
+    siblings: tuple[int, ...] = ()  #: logical CPUs of the same physical core, including this one
 
 
 def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int, CpuTopology]:

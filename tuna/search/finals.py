@@ -33,12 +33,12 @@ from tuna.libraries.results import is_close
 from tuna.search import rounds
 from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
-#: Rivals at most: the fastest of those close to the config's best.
-MOST = 6
+#: Maximum of rivals in the finals: the fastest of those close to the config's best
+MAX_RIVALS = 6
 
 
-#: The process whose time a row of find_db has: that of the latest good attempt of the job. By the
-#: unique index of step_result.
+#: Process whose time a row of find_db has: that of the latest good attempt of the job, found by the
+#: unique index of step_result
 _MEASURED_BY = (
     sa.select(Attempt.worker)
     .where(Attempt.job_id == FindDb.measured_by(), Attempt.ok)
@@ -219,14 +219,14 @@ def _close(
     )
     if configs is not None:
         query = query.where(FindDb.config_id.in_(configs))
-    found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+    by_config: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in connection.execute(query):
         if not library.takes_part_in_finals(row.options):
             continue
-        fastest = found[row.config_id]
-        if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MOST):
+        fastest = by_config[row.config_id]
+        if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MAX_RIVALS):
             fastest.append(row)
-    return dict(found)
+    return dict(by_config)
 
 
 def _not_ready(
@@ -252,8 +252,8 @@ def _not_ready(
         searching = searching.where(Search.config_id.in_(configs))
     return {
         config_id
-        for one in (query, searching)
-        for config_id in connection.execute(one.distinct()).scalars()
+        for statement in (query, searching)
+        for config_id in connection.execute(statement.distinct()).scalars()
     }
 
 

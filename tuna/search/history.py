@@ -129,14 +129,18 @@ def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
     return [[row for row in each if "params" in row] for each in rows]
 
 
-#: Searches of a warm start, and trials that have a time which one needs.
-MOST, _FEWEST = 8, 8
-#: Of each: the fastest trials, of the slower ones some from all over, and failed ones. With the
-#: fastest 64 instead, the mean area of `scripts/bench search` is 0.92 instead of 0.94.
+#: Maximum of searches in a warm start; minimum of trials with a time in a search that is learned
+#: from
+MAX_SEARCHES, _MIN_TIMED_TRIALS = 8, 8
+#: Numbers of trials taken from each search: the fastest, slower ones spread over all times, and
+#: failed ones. With the fastest 64 alone, the mean area of `scripts/bench search` is 0.92, not
+#: 0.94.
 _FASTEST, _SPREAD, _FAILED = 32, 32, 16
-#: A block that is larger is left out: its candidates' params are no short texts.
+#: Maximum of bytes of a block of trials; a larger one is left out, because its candidates' params
+#: are long
 _LARGEST_BYTES = 1 << 20
-#: Searches that are looked at, the latest ones: of this environment, and of others.
+#: Maximum of searches that are considered, the latest ones, first those of this environment, then
+#: those of others
 _LATEST = 1000
 _LABEL_CHARS = 255
 
@@ -146,8 +150,8 @@ class Origin(str, Enum):
 
     SESSION = "session"  #: the same config, in another session of this environment
     CONFIG = "config"  #: another config, in this environment
-    DEVICE = "device"  #: in another environment
-    PRIOR = "prior"  #: no search, but a trained predictor that is used in searches
+    DEVICE = "device"  #: a search in another environment
+    PRIOR = "prior"  #: a trained predictor that is used in searches, instead of a search
 
 
 class WarmStart(NamedTuple):
@@ -162,8 +166,8 @@ class SiblingFacts(NamedTuple):
     """One search that another learns from."""
 
     origin: str
-    noisy: bool  #: its device was not quiet
-    trials: int  #: of it that are learned from
+    noisy: bool  #: true if the device of that search was not quiet
+    trials: int  #: number of its trials that are learned from
     label: str
 
 
@@ -203,7 +207,7 @@ def choose_warm_starts(
             _store(connection, row.search_id, row.round, chosen, _prior(connection, work))
 
 
-#: Built once: building a statement costs more than running it.
+#: Rounds of searches, built once: building a statement costs more than running it
 _OF_ROUNDS = (
     sa.select(
         *(Job.id, WarmStartRow.round, WarmStartRow.digest),
@@ -274,7 +278,7 @@ def _chosen(
     connection: sa.Connection, row: ClaimedJob
 ) -> list[tuple[_KnownSearch, Origin, list[Any]]]:
     """The nearest searches, with their trials."""
-    mine = connection.execute(
+    environment = connection.execute(
         sa.select(EnvironmentRow.id, EnvironmentRow.library, EnvironmentRow.library_version)
         .join(Session, Session.environment_id == EnvironmentRow.id)
         .where(Session.id == row.session_id)
@@ -283,10 +287,10 @@ def _chosen(
         sa.select(ConfigRow.json).where(ConfigRow.id == row.config_id)
     ).scalar_one()
     config = from_json_text(text)
-    here = EnvironmentRow.id == mine.id
+    here = EnvironmentRow.id == environment.id
     like = (
-        EnvironmentRow.library == mine.library,
-        EnvironmentRow.library_version == mine.library_version,
+        EnvironmentRow.library == environment.library,
+        EnvironmentRow.library_version == environment.library_version,
     )
     ranked: list[tuple[tuple[Any, ...], _KnownSearch, Origin]] = []
     for which in ((here,), (~here, *like)):
@@ -294,17 +298,17 @@ def _chosen(
             same, other = search.config_id == row.config_id, from_json_text(search.json)
             distance = 0.0 if same else _distance(config, other)
             if distance is not None and (search.session_id != row.session_id or not same):
-                origin = search.origin(row, mine.id)
+                origin = search.origin(row, environment.id)
                 differs = same, not search.noisy, differ_in_batch(config, other)
-                place = list(Origin).index(origin), *(not one for one in differs)
+                place = list(Origin).index(origin), *(not flag for flag in differs)
                 ranked.append(((*place, distance, -search.id), search, origin))
-    found: list[tuple[_KnownSearch, Origin, list[Any]]] = []
-    for _, search, origin in sorted(ranked, key=lambda one: one[0]):
-        if len(found) == MOST:
+    chosen: list[tuple[_KnownSearch, Origin, list[Any]]] = []
+    for _, search, origin in sorted(ranked, key=lambda entry: entry[0]):
+        if len(chosen) == MAX_SEARCHES:
             break
         if trials := _trials(connection, search):
-            found.append((search, origin, trials))
-    return found
+            chosen.append((search, origin, trials))
+    return chosen
 
 
 def _known(
@@ -362,7 +366,7 @@ def _trials(connection: sa.Connection, search: _KnownSearch) -> list[Any]:
         TrialRow.time_ms, TrialRow.id
     )
     fastest = list(connection.execute(good).scalars())
-    if len(fastest) < _FEWEST:
+    if len(fastest) < _MIN_TIMED_TRIALS:
         return []
     slower = fastest[_FASTEST:]
     spread = slower[:: max(1, math.ceil(len(slower) / _SPREAD))]
@@ -383,8 +387,8 @@ def _store(
 ) -> None:
     """Store the warm start of the rounds from this one on, after those of earlier ones; `prior`:
     the row of a predictor, or None."""
-    mine = WarmStartRow.search_id == search_id
-    first = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+    of_search = WarmStartRow.search_id == search_id
+    first = connection.execute(sa.select(sa.func.count()).where(of_search)).scalar_one()
     rows: list[dict[str, Any]] = []
     for search, origin, trials in chosen:
         blob = block(trials, measured=True, config=search.json)
@@ -415,7 +419,7 @@ def _store(
 
 
 def _prior(connection: sa.Connection, work: SessionWork) -> Any:
-    """The predictor that is used in searches in the session's environment, None: there is none."""
+    """The predictor that is used in searches in the session's environment; None without one."""
     used = sa.select(PredictorRow.name, PredictorRow.model, PredictorRow.trials).where(
         PredictorRow.library == work.library.name,
         PredictorRow.arch.in_(("", work.environment.arch)),

@@ -42,12 +42,12 @@ from tuna.libraries.base import Found, Library
 from tuna.libraries.results import is_time
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
-#: Why a search ended of which a person canceled a round.
+#: Reason of the end of a search of which a person canceled a round
 CANCELED = "a round was canceled"
-#: Why a search ended that gave up a round.
+#: Reason of the end of a search that gave up a round
 LATE = "the time was over before a further round was done"
-#: States of a round that no worker is known to have begun, or begun again; and of one that is not
-#: being measured.
+#: States of a round that no worker is known to have begun, or begun again; then those of a round
+#: that is not being measured
 _UNBEGUN = frozenset({State.NEW, State.SEARCHING, State.COMPILE_QUEUED})
 _UNMEASURED = _UNBEGUN | {State.COMPILING, State.COMPILED, State.EVAL_QUEUED}
 
@@ -76,8 +76,8 @@ def load(
             if why is None:
                 rows.append(search.next_row())
             else:
-                mine = Search.id == search.id
-                connection.execute(sa.update(Search).where(mine).values(stopped=why[:255]))
+                of_search = Search.id == search.id
+                connection.execute(sa.update(Search).where(of_search).values(stopped=why[:255]))
     # Another coordinator may have made one of them just now.
     key = ("session_id", "config_id", "solver_id", "steps", "round", "part")
     upsert(connection, Job, rows, key=key)
@@ -221,7 +221,7 @@ def to_come(
         .where(*unended(session_id), _tagged(tag))
         .group_by(Search.id, Search.solver_id, Search.options)
     )
-    found: dict[int, int] = defaultdict(int)
+    rounds: dict[int, int] = defaultdict(int)
     most: dict[str, int | None] = {}
     for solver_id, text, opened in connection.execute(query):
         if text not in most:
@@ -229,8 +229,8 @@ def to_come(
         limit = most[text]
         if limit is None:
             return None
-        found[solver_id] += max(0, limit - opened)
-    return dict(found)
+        rounds[solver_id] += max(0, limit - opened)
+    return dict(rounds)
 
 
 def resume(connection: sa.Connection, job_ids: Collection[int]) -> None:
@@ -302,7 +302,7 @@ class _Search:
 
 
 _OF_SEARCH = ("id", "session_id", "config_id", "solver_id", "steps", "reason", "options")
-#: Built once, too: the searches that go on, and their rounds.
+#: Searches that go on, with their rounds; built once, too
 _UNENDED = (
     sa.select(*(getattr(Search, name) for name in _OF_SEARCH))
     .where(*unended(sa.bindparam("of_session")))
@@ -337,7 +337,7 @@ def _searches(
 def _found(connection: sa.Connection, search: _Search, library: Library) -> Found:
     """The facts that the library judges by."""
     judged = search.judged(library)
-    ids, every = [one.id for one in judged], [one.id for one in search.rounds]
+    ids, every = [job.id for job in judged], [job.id for job in search.rounds]
     trials = (
         sa.select(TrialRow.time_ms, TrialRow.cause)
         .join(Job, Job.id == TrialRow.job_id)
@@ -370,8 +370,8 @@ def _found(connection: sa.Connection, search: _Search, library: Library) -> Foun
     return Found(
         times_ms=times,
         result_ms=connection.execute(result).scalar(),
-        rounds=len({one.round for one in judged}),
-        opened=len({one.round for one in search.rounds}),
+        rounds=len({job.round for job in judged}),
+        opened=len({job.round for job in search.rounds}),
         proposed=connection.execute(
             sa.select(sa.func.count()).where(TrialRow.job_id.in_(every))
         ).scalar_one(),
@@ -380,7 +380,8 @@ def _found(connection: sa.Connection, search: _Search, library: Library) -> Foun
     )
 
 
-#: Seconds without a coordinator after which it is a pause, and between two notes of one.
+#: Seconds without a coordinator that count as a pause; seconds between two records of the served
+#: time
 PAUSE_S, NOTE_EVERY_S = 60.0, 5.0
 
 

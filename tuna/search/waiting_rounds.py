@@ -26,10 +26,10 @@ from tuna.libraries.base import Step
 from tuna.policies import OpenStep, SearchProgress
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
-#: Rounds of each step that a policy chooses from: the oldest.
+#: Maximum of rounds of each step that a policy chooses from, the oldest ones
 _LIMIT = 1000
-#: Built once: building a statement costs more than running it. Index ix_job_claim (session_id,
-#: step, state, id).
+#: Rounds that wait. Built once: building a statement costs more than running it. Index ix_job_claim
+#: (session_id, step, state, id).
 _WAITING = (
     sa.select(Job.id, Job.solver_id, Job.steps, Job.search_id, Job.round, Job.updated_at)
     .where(
@@ -53,7 +53,7 @@ def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
 def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
     """Whether a job is one of `SessionWork.further_rounds`, if it waits to be proposed.
 
-    One that has not all steps may have all of them in one queue.
+    A job without all steps may have all of its own in one queue.
     """
     if work.library.search is None or not work.rounds_go_on:
         return sa.false()
@@ -63,7 +63,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
 
 def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchProgress]:
     """The progress of each search, by its id, from the trials of its rounds that are complete."""
-    found = weights(connection, work.session_id) if work.library.search else {}
+    usage = weights(connection, work.session_id) if work.library.search else {}
     good = sa.and_(TrialRow.job_id == Job.id, TrialRow.cause.is_(None), timed(TrialRow.time_ms))
     query = (
         sa.select(
@@ -93,7 +93,7 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchPr
         ]:
             best[search].append(min(known))
     return {
-        search: SearchProgress(found.get(configs[search], 0.0), tuple(best[search]), rounds[search])
+        search: SearchProgress(usage.get(configs[search], 0.0), tuple(best[search]), rounds[search])
         for search in rounds
     }
 
@@ -124,7 +124,7 @@ def _open_step(
 ) -> OpenStep:
     steps = [work.library.step(name) for name in row.steps.split(",")]
     place = steps.index(step)
-    resources = {one.resource for one in steps}
+    resources = {step.resource for step in steps}
     # A first step goes on where the round before ended, unless it would keep a process for all
     # rounds.
     before = steps[place - 1] if place else steps[-1] if row.round and len(resources) > 1 else None
@@ -154,10 +154,10 @@ def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
     return {config_id: float(weight) for config_id, weight in connection.execute(query)}
 
 
-#: Candidates of a part at least: each part's best are measured again, and its start takes a moment
-#: too.
-LEAST = 4
-#: Columns of a round that its parts have from it.
+#: Minimum of candidates in a part: each part's best are measured again, and the start of a part
+#: takes time
+MIN_CANDIDATES = 4
+#: Columns of a round that its parts inherit
 _SHARED = (
     "session_id",
     "config_id",
@@ -221,7 +221,7 @@ def _divide(connection: sa.Connection, row: Any, most: int) -> int:
     trials = connection.execute(
         sa.select(TrialRow.id, TrialRow.artifact).where(*good).order_by(TrialRow.number)
     ).all()
-    count = min(most, len(trials) // LEAST)
+    count = min(most, len(trials) // MIN_CANDIDATES)
     for number in range(1, count):
         # In turn, for the first ones are expected to be the fastest, and so the longest to measure.
         _move(connection, row, number, trials[number::count])

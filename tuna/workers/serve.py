@@ -28,14 +28,14 @@ from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
 
-#: Seconds beyond the bound of its warm shutdown after which a worker is killed.
+#: Seconds beyond the limit of its warm shutdown after which a worker is killed
 _MARGIN_S = 5.0
 _TICK_S = 0.2
-#: Backoff before each restart of a worker that died; after the last one it is not restarted.
+#: Seconds before each restart of a worker that died; after the last one it is not restarted
 _BACKOFFS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-#: Uptime after which the backoff starts anew.
+#: Seconds of uptime after which the backoff starts anew
 _RECOVERED_S = 600.0
-#: Exit codes that a restart does not cure: bad input, database, library missing, disk full.
+#: Exit codes that a restart does not cure: bad input, database, library missing, disk full
 _REFUSALS = frozenset({2, 3, 4, 6, 8})
 
 
@@ -84,7 +84,7 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
         raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
     if on_boards and devices is not None:
         raise BadInput(
-            "Boards are none of this machine's devices.",
+            "Boards are not among this machine's devices.",
             hint="leave out --devices, or --tvm-tracker",
         )
     if queue != "eval" and devices is not None:

@@ -33,11 +33,11 @@ from tuna.workers import lifetime
 
 log = structlog.get_logger(__name__)
 
-#: Timeout of returning the chunks: if Redis is unreachable the leases expire instead.
+#: Seconds for returning the chunks: if Redis is unreachable the leases expire instead
 _RETURN_S = 2.0
-#: The same for a worker whose parent has ended, which ends within a second.
+#: Seconds for returning the chunks of a worker whose parent has ended, which ends within a second
 _ORPHAN_RETURN_S = 0.5
-#: Number of successive polls without queued or current chunks after which a worker exits by itself.
+#: Number of successive polls without queued or current chunks after which a worker exits by itself
 _IDLE_POLLS = 6
 _POLL_EVERY_S = 0.5
 

@@ -40,9 +40,9 @@ from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
 
-#: Queues that a worker replaces by those that its machine can serve.
+#: Queues that a worker replaces by those that its machine can serve
 ROLES = ("compile", "eval")
-#: How long an outage of Redis is retried, as in coordinators.
+#: Seconds for which an outage of Redis is retried, as in coordinators
 _OUTAGE_S = 600.0
 _T = TypeVar("_T")
 

@@ -20,7 +20,7 @@ from tuna_predict.predictor import Predictor, read_tables
 #: Name with which no predictor is used.
 BUILT_IN = "builtin"
 #: Predictors that a process keeps in memory.
-_MOST_KEPT = 8
+_MAX_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class LoadedPredictors:
         if key not in self._known:
             query = sa.select(kernel.c.digest, kernel.c.blob).where(kernel.c.digest.in_(key))
             blobs = {row.digest: row.blob for row in connection.execute(query)}
-            if len(self._known) >= _MOST_KEPT:
+            if len(self._known) >= _MAX_KEPT:
                 self._known.clear()
             tables = read_tables(gunzip(blobs[one.tables]))
             self._known[key] = Predictor(blobs[one.model], tables)

@@ -32,8 +32,8 @@ from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
 from tuna_serve.programs import PROGRAMS, KeyFiles, Packed
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
-_MOST_HELD_CHARS = 255
-_MOST_MANIFEST_BYTES = 1 << 30
+_MAX_HELD_CHARS = 255
+_MAX_MANIFEST_BYTES = 1 << 30
 
 
 class PackDamaged(TunaError):
@@ -53,7 +53,7 @@ class PackPlan:
         access_tokens.check_space(self.space)
         if not self.at.is_absolute():
             raise BadInput(f"{self.at} is not absolute, as Triton needs it.", hint="--at /opt/pack")
-        if len(held_by(self.folder)) > _MOST_HELD_CHARS:
+        if len(held_by(self.folder)) > _MAX_HELD_CHARS:
             raise BadInput(f"The path {self.folder} is too long.")
         is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
         if self.folder.exists() and not is_empty and not (self.folder / _MANIFEST).exists():
@@ -124,7 +124,7 @@ def check(folder: Path, keys: Keys) -> int:
 
     Raises PackDamaged, which names the first file that is not as it was written.
     """
-    text = _read(folder / _MANIFEST, _MOST_MANIFEST_BYTES)
+    text = _read(folder / _MANIFEST, _MAX_MANIFEST_BYTES)
     key_id, _, signature = _read(folder / _SIGNATURE, 1024).decode(errors="replace").partition(" ")
     digest = hashlib.sha256(text).hexdigest()
     try:

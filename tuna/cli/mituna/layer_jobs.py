@@ -14,7 +14,7 @@ from tuna.cli.console import say
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
-#: MIOpen's names of the algorithms, and the families they name.
+#: Families of solvers by MIOpen's name of the algorithm
 ALGORITHMS = {
     f"miopenConvolutionAlgo{name}": name
     for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")
@@ -121,7 +121,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     words = options.split(text)
     for word in words:
         if not word.isdigit() or int(word) < 1:
-            raise BadInput(f"{word!r} is no batch size.")
+            raise BadInput(f"{word!r} is not a batch size.")
     return tuple(map(int, words))
 
 

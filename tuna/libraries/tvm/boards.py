@@ -23,7 +23,7 @@ from tuna.messages import choices
 _MAGIC = struct.pack("<i", 0x2F271)
 _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
-#: A longer answer is not a tracker's.
+#: Maximum of bytes of a tracker's answer
 _MAX_ANSWER_BYTES = 1 << 20
 
 

@@ -34,7 +34,7 @@ _SWEEP_EVERY_S = 60.0
 #: after which it counts as one that works.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _WORKS_S = 0.5, 15.0, 30.0
 #: Times in a row that the process of a request may crash, or be killed by others.
-_MOST_CRASHES = 20
+_MAX_CRASHES = 20
 
 
 @dataclass
@@ -140,7 +140,7 @@ class RequestSupervisor:
                 work.failures = 0
             elif code not in (None, process.AGAIN):
                 log.warning("process of a request ended", request=request_id, code=code)
-                if work.failures >= _MOST_CRASHES:
+                if work.failures >= _MAX_CRASHES:
                     times = f"{work.failures} times (code {code})"
                     process.fail(request_id, f"The process that worked on it ended {times}.")
 

@@ -29,7 +29,7 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
-from tuna.results.best import MOST_LAYERS, LayerIndex
+from tuna.results.best import MAX_LAYERS, LayerIndex
 from tuna.settings import Settings
 from tuna.version import __version__
 from tuna_serve.db.cache_entries import CacheFull
@@ -93,7 +93,7 @@ def create_app(site: Site) -> ASGIApp:
     app.state.collector = Collector(site.engine, site.settings)
     app.state.layers = index = LayerIndex()
     app.state.best = Batches(
-        lambda layers, **scope: api.best(layers, index=index, **scope), MOST_LAYERS
+        lambda layers, **scope: api.best(layers, index=index, **scope), MAX_LAYERS
     )
     app.state.sizes = lookups.Sizes()
     app.state.session_texts = events.SessionTexts(
