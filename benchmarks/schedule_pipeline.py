@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
 from tests.private_servers import wait_until
-from tuna import logs
+from tuna.common import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends

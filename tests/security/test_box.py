@@ -26,8 +26,8 @@ from shared_data import need, needed_program
 from structlog.testing import capture_logs
 
 from tuna import doctor
+from tuna.common.files import NotPlain, read_plain
 from tuna.errors import ServiceError
-from tuna.files import NotPlain, read_plain
 from tuna.sandbox import box as boxes
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box

@@ -17,6 +17,7 @@ from builders import DRIVERS, DatabaseBuilder, memory, tuned_network
 from jobs_builder import make_jobs
 
 from tuna.artifacts.store import Artifacts
+from tuna.common.messages import inert
 from tuna.configs import parse_line
 from tuna.coordinator.pace import Pace
 from tuna.db import configs, jobs, models, sessions, solvers
@@ -31,7 +32,6 @@ from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import FINALS, Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.messages import inert
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream

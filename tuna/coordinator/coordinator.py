@@ -22,9 +22,9 @@ import stamina
 import structlog
 from stamina import instrumentation
 
-from tuna import waits
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
+from tuna.common import waits
 from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
 from tuna.coordinator.pace import EndedStage, Pace

@@ -12,6 +12,9 @@ from importlib.util import find_spec
 import redis
 from sqlalchemy.exc import DBAPIError
 
+from tuna.common.files import make_home
+from tuna.common.messages import install_extra
+from tuna.common.version import DISTRIBUTION, __version__
 from tuna.configs.kind import KINDS
 from tuna.configs.lines import LINE_FORMS
 from tuna.db.database import open_database
@@ -19,16 +22,13 @@ from tuna.doctor.findings import Finding, judge
 from tuna.doctor.machine import of_machine
 from tuna.doctor.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
 from tuna.errors import LibraryMissing, ServiceError, TunaError
-from tuna.files import make_home
 from tuna.libraries import noise, noise_records
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
-from tuna.messages import install_extra
 from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.sandbox.device_lock import device_lock
 from tuna.settings import Settings, get_settings, misspelt
-from tuna.version import DISTRIBUTION, __version__
 
 _MIN_FREE_BYTES = 1 << 30
 #: Checks of servers, which are asked at once: each may stay silent for seconds.

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.files import gunzip
 from tuna.configs import Config, TaskConfig, from_json_text
 from tuna.configs.similarity import differ_in_batch, size_distance
 from tuna.db.bulk import parts, rows_among, upsert
@@ -53,7 +54,6 @@ from tuna.db.models import (
     WarmStartRow,
 )
 from tuna.db.types import timed
-from tuna.files import gunzip
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.items import Sibling

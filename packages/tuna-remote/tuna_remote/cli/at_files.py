@@ -17,8 +17,8 @@ import click
 
 from tuna.cli import safe_yaml
 from tuna.cli.safe_yaml import Node
+from tuna.common.messages import choices
 from tuna.errors import BadInput
-from tuna.messages import choices
 
 
 class AtFileCommand(click.Command):

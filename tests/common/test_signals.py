@@ -8,7 +8,7 @@ import sys
 #: A handler interrupts the main thread, and itself, in the middle of `set`, thousands of times.
 _BURST = """
 import signal
-from tuna.signals import SignalEvent
+from tuna.common.signals import SignalEvent
 
 event, calls = SignalEvent(), 0
 

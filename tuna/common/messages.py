@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from tuna.version import DISTRIBUTION
+from tuna.common.version import DISTRIBUTION
 
 #: Escape sequences of terminals (ECMA-48): CSI, then OSC, DCS, SOS, PM and APC with their text,
 #: then short ones.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import platformdirs
 
+from tuna.common.files import check_own
 from tuna.errors import BadInput
-from tuna.files import check_own
 
 #: Largest settings file.
 _MAX_BYTES = 1 << 20

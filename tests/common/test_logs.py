@@ -9,7 +9,7 @@ import sys
 
 PROGRAM = """
 import logging, structlog
-from tuna import logs
+from tuna.common import logs
 logs.configure("INFO", "json")
 structlog.get_logger("tuna.x").warning("work was taken back", session=3, job=41207)
 logging.getLogger("celery").error("it said %s", 'no "quotes"')
@@ -48,7 +48,7 @@ WORKER = """
 import redis, tempfile
 from tuna.artifacts.store import Artifacts
 from pathlib import Path
-from tuna import logs
+from tuna.common import logs
 from tuna.libraries.items import WorkItem
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from tuna.messages import inert
+from tuna.common.messages import inert
 
 
 def configure(level: str, form: str, path: str | None = None) -> None:
