@@ -34,7 +34,7 @@ from tuna.db.types import utc_now
 from tuna.drain.drain import Drain
 from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
-from tuna.jobs import serving
+from tuna.jobs import rounds, serving
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
@@ -45,7 +45,6 @@ from tuna.queue.connection import connect, ensure_services, make_celery, queue_d
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
-from tuna.search import rounds
 from tuna.settings import get_settings
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import DEVICE_WAIT_S, Runner

@@ -27,6 +27,7 @@ from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export
+from tuna.jobs import finals
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import FINALS, Step
@@ -37,7 +38,6 @@ from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.reports import html
 from tuna.reports.queries import read_figures
-from tuna.search import finals
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 

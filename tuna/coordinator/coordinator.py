@@ -36,7 +36,7 @@ from tuna.coordinator.waited_for import first_done, waited_for
 from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
 from tuna.drain.drain import Drain
-from tuna.jobs import needed_artifacts
+from tuna.jobs import finals, needed_artifacts, rounds
 from tuna.jobs.serving import SessionWork, chunks_before, open_queues
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.items import StepResult
@@ -45,7 +45,6 @@ from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, stor
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
-from tuna.search import finals, rounds
 from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)

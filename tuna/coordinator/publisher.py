@@ -22,6 +22,7 @@ from tuna.coordinator.snapshots import Chunks, Snapshots
 from tuna.coordinator.staging import stage_artifacts
 from tuna.db.engine import transaction
 from tuna.db.models import Job
+from tuna.jobs import waiting_rounds
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.policies import OpenStep, Policy, Share, Snapshot
@@ -29,7 +30,6 @@ from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import memory_of
-from tuna.search import waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 from tuna.workers.health import REPEAT_S

@@ -16,6 +16,7 @@ from tuna.coordinator.forecast import Left
 from tuna.coordinator.pace import EndedStage
 from tuna.coordinator.quarantine import Quarantine
 from tuna.db.engine import reading
+from tuna.jobs import waiting_rounds
 from tuna.jobs.serving import SessionWork
 from tuna.policies import (
     Need,
@@ -28,7 +29,6 @@ from tuna.policies import (
     gradient,
 )
 from tuna.queue.heartbeat import HeartbeatBoard
-from tuna.search import waiting_rounds
 
 #: How often live workers are counted.
 _COUNT_EVERY_S = 1.0

@@ -41,7 +41,7 @@ from tuna.drain.report_checks import (
     letters_for_installed_libraries,
     settle_letters,
 )
-from tuna.jobs import needed_artifacts
+from tuna.jobs import finals, needed_artifacts
 from tuna.jobs.failures import NextState, after_attempt, losses_of, release
 from tuna.jobs.serving import libraries_of
 from tuna.jobs.states import AttemptedJob, is_open
@@ -49,7 +49,6 @@ from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
-from tuna.search import finals
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 log = structlog.get_logger(__name__)

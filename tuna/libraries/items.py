@@ -89,7 +89,7 @@ class Rival(_Wire):
 class Sibling(_Wire):
     """Another search that a search learns from, or a trained predictor."""
 
-    artifact: _Digest  #: with its trials: see `tuna.search.history`; of a predictor its cost model
+    artifact: _Digest  #: with its trials: see `tuna.jobs.history`; of a predictor its cost model
     prior: bool = False  #: it is a predictor
     #: of the same config in the same environment, on a quiet device: its times are those to be
     #: expected here
@@ -119,9 +119,9 @@ class WorkItem(_Wire):
     candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
     round: int = 0  #: of a search
     #: artifacts with the trials of its earlier rounds, of the first round first; of those that may
-    #: still be measured the params alone: see `tuna.search.history`
+    #: still be measured the params alone: see `tuna.jobs.history`
     history: tuple[_Digest, ...] = ()
-    siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.search.history`
+    siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.jobs.history`
     best_ms: float | None = None  #: of the earlier rounds' result
     best_noisy: bool = False  #: whether that is noisy
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others

@@ -19,9 +19,9 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job, SolverApplicability, SolverRow
 from tuna.errors import TunaError
+from tuna.jobs import finals
 from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
-from tuna.search import finals
 from tuna.vocabulary import RequestState, State
 from tuna.workers.launch import RunStopped
 from tuna_serve.db import requests

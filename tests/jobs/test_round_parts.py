@@ -22,12 +22,11 @@ from tuna.db import overview
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact, Search, SolverRow, StepResultRow, TrialRow
 from tuna.db.searches import Searches
-from tuna.jobs import failures
+from tuna.jobs import failures, rounds, waiting_rounds
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.items import result_of
 from tuna.queue.claim import ClaimedChunk
 from tuna.reports.queries import read_figures
-from tuna.search import rounds, waiting_rounds
 from tuna.vocabulary import Cause, State
 
 #: Of a search of the library.

@@ -31,7 +31,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
 from tuna.db.searches import Searches
 from tuna.exports.write import of_session
-from tuna.jobs import serving
+from tuna.jobs import finals, rounds, serving
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, SearchLimits, Step
 from tuna.libraries.context import RunContext
@@ -40,7 +40,6 @@ from tuna.queue import reproduction
 from tuna.queue.reproduction import Repeated
 from tuna.reports.html import render
 from tuna.reports.queries import read_figures
-from tuna.search import finals, rounds
 from tuna.vocabulary import Cause, Resource
 
 #: Rounds of a search of the library.

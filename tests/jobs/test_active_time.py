@@ -18,8 +18,8 @@ from test_searches_shown import Limited
 from tuna.archives import removal
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Search, ServedTime, StepResultRow
+from tuna.jobs import rounds
 from tuna.libraries.base import Found, SearchLimits
-from tuna.search import rounds
 
 BEGUN = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)
 DAY_S = 86400.0

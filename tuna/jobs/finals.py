@@ -25,12 +25,12 @@ from tuna.db.engine import transaction
 from tuna.db.models import FindDb, Job, Search, SolverRow, TrialRow
 from tuna.db.models import StepResultRow as Attempt
 from tuna.db.types import from_epoch, timed, utc_now
+from tuna.jobs import rounds
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.libraries.results import is_close
-from tuna.search import rounds
 from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
 #: Rivals at most: the fastest of those close to the config's best.

@@ -21,12 +21,11 @@ from tuna.coordinator import staging
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
-from tuna.jobs import failures
+from tuna.jobs import failures, history
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
-from tuna.search import history
 
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 STEPS = {"steps": "search,compile,eval"}

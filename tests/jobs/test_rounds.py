@@ -25,7 +25,7 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Job, Search
 from tuna.drain.drain import Drain
 from tuna.errors import NotFound
-from tuna.jobs import failures, serving
+from tuna.jobs import failures, history, rounds, serving
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
@@ -33,7 +33,6 @@ from tuna.queue import claim, reproduction
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated
 from tuna.queue.results import ResultStream, StreamEntry
-from tuna.search import history, rounds
 from tuna.vocabulary import Cause, State
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
