@@ -328,7 +328,7 @@ class _Stopwatch:
 
     def __enter__(self) -> _Stopwatch:
         from tuna.coordinator.coordinator import Coordinator
-        from tuna.drain.drain import Drain
+        from tuna.coordinator.drain import Drain
 
         self._patch(Coordinator, "publish", "publish")
         self._patch(Drain, "write", "drain")

@@ -16,12 +16,12 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
-from tuna.drain.drain import Drain
 from tuna.exports.write import of_session
 from tuna.golden import releasable
 from tuna.jobs import finals

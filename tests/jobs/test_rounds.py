@@ -19,11 +19,11 @@ from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
 from tuna.coordinator import actions as job_actions
 from tuna.coordinator import staging
+from tuna.coordinator.drain import Drain
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job, Search
-from tuna.drain.drain import Drain
 from tuna.errors import NotFound
 from tuna.jobs import failures, history, rounds, serving
 from tuna.jobs.serving import SessionWork

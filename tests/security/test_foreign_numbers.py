@@ -19,11 +19,11 @@ from jobs_builder import make_jobs
 from tuna.artifacts.store import Artifacts
 from tuna.common.messages import inert
 from tuna.configs import parse_line
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import Pace
 from tuna.db import configs, jobs, models, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow, TrialRow
-from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export

@@ -27,6 +27,7 @@ from tuna.artifacts.store import Artifacts, store_url
 from tuna.common import waits
 from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import EndedStage, Pace
 from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
@@ -35,7 +36,6 @@ from tuna.coordinator.snapshots import Snapshots
 from tuna.coordinator.waited_for import first_done, waited_for
 from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
-from tuna.drain.drain import Drain
 from tuna.jobs import finals, needed_artifacts, rounds
 from tuna.jobs.serving import SessionWork, chunks_before, open_queues
 from tuna.jobs.states import AttemptedJob

@@ -15,10 +15,10 @@ from jobs_builder import make_jobs
 from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability, StepResultRow, TrialRow
 from tuna.db.types import utc_now
-from tuna.drain.drain import Drain
 from tuna.libraries.items import DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial as Measured

@@ -10,9 +10,9 @@ from drained_reports import LIBRARY, claim_chunks, entries_of, release_chunks
 from jobs_builder import make_jobs
 
 from tuna.coordinator import actions
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import writing
 from tuna.db.models import Job
-from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.libraries.items import Trial
 from tuna.queue.messages import Report, ReportKind

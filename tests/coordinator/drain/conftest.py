@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from drained_reports import MAX
 
 from tuna.artifacts.store import Artifacts
-from tuna.drain.drain import Drain
+from tuna.coordinator.drain import Drain
 from tuna.queue.results import ResultStream
 
 

@@ -17,13 +17,7 @@ import sqlalchemy as sa
 import structlog
 
 from tuna.artifacts.store import Artifacts
-from tuna.db import server_errors
-from tuna.db.bulk import packed, unpacked
-from tuna.db.engine import reading, transaction
-from tuna.db.models import Job
-from tuna.db.server_errors import ErrorKind
-from tuna.db.types import utc_now
-from tuna.drain.attempts import (
+from tuna.coordinator.attempts import (
     Attempt,
     after_losses,
     reject_trials,
@@ -32,8 +26,8 @@ from tuna.drain.attempts import (
     write_started,
     write_trials,
 )
-from tuna.drain.find_db_writer import Fetched, FindDbWriter, best
-from tuna.drain.report_checks import (
+from tuna.coordinator.find_db_writer import Fetched, FindDbWriter, best
+from tuna.coordinator.report_checks import (
     Letter,
     ResultChecks,
     fitting_parts,
@@ -41,6 +35,12 @@ from tuna.drain.report_checks import (
     letters_for_installed_libraries,
     settle_letters,
 )
+from tuna.db import server_errors
+from tuna.db.bulk import packed, unpacked
+from tuna.db.engine import reading, transaction
+from tuna.db.models import Job
+from tuna.db.server_errors import ErrorKind
+from tuna.db.types import utc_now
 from tuna.jobs import finals, needed_artifacts
 from tuna.jobs.failures import NextState, after_attempt, losses_of, release
 from tuna.jobs.serving import libraries_of

@@ -15,10 +15,10 @@ from jobs_builder import accepted, make_jobs, states, trials
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator.drain import Drain
 from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
-from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Environment

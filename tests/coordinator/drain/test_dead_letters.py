@@ -13,12 +13,11 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
-from tuna.coordinator import reaper
+from tuna.coordinator import reaper, report_checks
+from tuna.coordinator.drain import Drain
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResultRow
-from tuna.drain import report_checks
-from tuna.drain.drain import Drain
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries import registry

@@ -19,10 +19,10 @@ import sqlalchemy as sa
 import structlog
 from pydantic import ValidationError
 
+from tuna.coordinator.find_db_writer import fits
 from tuna.db.bulk import rows_among
 from tuna.db.models import DeadLetter, Job
 from tuna.db.types import utc_now
-from tuna.drain.find_db_writer import fits
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries import items
 from tuna.libraries.base import Library
