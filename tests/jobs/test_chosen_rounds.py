@@ -17,14 +17,14 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs, make_searches
 
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.policies import Need, Policy, Share, Snapshot, fair, gradient
+from tuna.coordinator.policies.snapshot import in_order, policy
 from tuna.coordinator.publisher import Backends
 from tuna.db.engine import reading, writing
 from tuna.db.models import Framework, Job, Model, ModelConfig, TrialRow
 from tuna.db.types import utc_now
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Step
-from tuna.policies import Need, Policy, Share, Snapshot, fair, gradient
-from tuna.policies.snapshot import in_order, policy
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 

@@ -29,6 +29,7 @@ from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
 from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import EndedStage, Pace
+from tuna.coordinator.policies import POLICIES, Policy
 from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
@@ -40,7 +41,6 @@ from tuna.jobs import finals, needed_artifacts, rounds
 from tuna.jobs.serving import SessionWork, chunks_before, open_queues
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.items import StepResult
-from tuna.policies import POLICIES, Policy
 from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, store_name
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases

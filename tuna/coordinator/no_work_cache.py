@@ -11,8 +11,8 @@ from tuna.coordinator.chores import Throttle
 from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.states import CLAIMABLE
-from tuna.policies import OpenStep
 from tuna.vocabulary import Resource
 
 #: How often SQL says whether jobs wait by now that other processes added, and the share of the time

@@ -20,10 +20,10 @@ from tuna.db.bulk import parts
 from tuna.db.models import Job, JobArtifact, ModelConfig, Search, TrialRow
 from tuna.db.types import timed, utc_now
 from tuna.jobs import needed_artifacts
+from tuna.jobs.open_steps import OpenStep, SearchProgress
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, is_open
 from tuna.libraries.base import Step
-from tuna.policies import OpenStep, SearchProgress
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 #: Rounds of each step that a policy chooses from: the oldest.

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tuna.policies.by_priority import deadline, fair, gradient, shortest
-from tuna.policies.snapshot import (
+from tuna.coordinator.policies.by_priority import deadline, fair, gradient, shortest
+from tuna.coordinator.policies.snapshot import (
     PER_PROCESS,
     Need,
-    OpenStep,
     Policy,
     Prediction,
-    SearchProgress,
     Share,
     Snapshot,
-    StageKind,
     StageTimes,
 )
 
@@ -32,13 +29,10 @@ __all__ = [
     "PER_PROCESS",
     "POLICIES",
     "Need",
-    "OpenStep",
     "Policy",
     "Prediction",
-    "SearchProgress",
     "Share",
     "Snapshot",
-    "StageKind",
     "StageTimes",
     "deadline",
     "fair",

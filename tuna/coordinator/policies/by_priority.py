@@ -7,16 +7,8 @@ from collections import defaultdict
 from enum import IntEnum
 from itertools import groupby
 
-from tuna.policies.snapshot import (
-    Need,
-    OpenStep,
-    SearchProgress,
-    Share,
-    Snapshot,
-    in_order,
-    in_turn,
-    policy,
-)
+from tuna.coordinator.policies.snapshot import Need, Share, Snapshot, in_order, in_turn, policy
+from tuna.jobs.open_steps import OpenStep, SearchProgress
 
 
 @policy(Need.NOTHING)

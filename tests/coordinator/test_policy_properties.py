@@ -17,7 +17,8 @@ from policy_snapshots import (
     snapshots,
 )
 
-from tuna.policies import POLICIES, OpenStep, Snapshot, fair
+from tuna.coordinator.policies import POLICIES, Snapshot, fair
+from tuna.jobs.open_steps import OpenStep
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 from policy_snapshots import order, step
 
-from tuna.policies import (
-    SearchProgress,
-    Snapshot,
-    StageKind,
-    StageTimes,
-    deadline,
-    fair,
-    gradient,
-    shortest,
-)
-from tuna.policies.by_priority import expected_gain_ms
+from tuna.coordinator.policies import Snapshot, StageTimes, deadline, fair, gradient, shortest
+from tuna.coordinator.policies.by_priority import expected_gain_ms
+from tuna.jobs.open_steps import SearchProgress, StageKind
 
 
 def test_fair_serves_what_goes_on_then_sessions_in_turn_in_this_queue() -> None:

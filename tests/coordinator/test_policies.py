@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from tuna import api
 from tuna.cli.main import main
+from tuna.coordinator.policies import POLICIES, Snapshot, fair
 from tuna.errors import BadInput
-from tuna.policies import POLICIES, OpenStep, Snapshot, fair
+from tuna.jobs.open_steps import OpenStep
 from tuna.settings import Settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
