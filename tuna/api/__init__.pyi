@@ -1,6 +1,9 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
 from tuna.api import golden as golden
+from tuna.api.checks import doctor as doctor
+from tuna.api.checks import measure_noise as measure_noise
+from tuna.api.checks.findings import Finding as Finding
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
 from tuna.api.configs import Networks as Networks
@@ -112,9 +115,6 @@ from tuna.db.searches import Searches as Searches
 from tuna.db.session_options import SessionOptions as SessionOptions
 from tuna.db.solvers import Applicability as Applicability
 from tuna.db.solvers import StoredSolver as StoredSolver
-from tuna.doctor import doctor as doctor
-from tuna.doctor import measure_noise as measure_noise
-from tuna.doctor.findings import Finding as Finding
 from tuna.exports import ExportReport as ExportReport
 from tuna.exports.csv_table import text_cell as text_cell
 from tuna.exports.database_files import diff_line as diff_line

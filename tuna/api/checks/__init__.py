@@ -12,15 +12,15 @@ from importlib.util import find_spec
 import redis
 from sqlalchemy.exc import DBAPIError
 
+from tuna.api.checks.findings import Finding, judge
+from tuna.api.checks.machine import of_machine
+from tuna.api.checks.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
 from tuna.common.files import make_home
 from tuna.common.messages import install_extra
 from tuna.common.version import DISTRIBUTION, __version__
 from tuna.configs.kind import KINDS
 from tuna.configs.lines import LINE_FORMS
 from tuna.db.database import open_database
-from tuna.doctor.findings import Finding, judge
-from tuna.doctor.machine import of_machine
-from tuna.doctor.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
 from tuna.errors import LibraryMissing, ServiceError, TunaError
 from tuna.libraries import noise, noise_records
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed

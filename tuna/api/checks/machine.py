@@ -10,7 +10,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuna.doctor.findings import Finding, judge
+from tuna.api.checks.findings import Finding, judge
 from tuna.sandbox.processes import limits_file
 from tuna.settings import Settings
 

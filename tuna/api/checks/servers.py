@@ -13,8 +13,8 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from tuna.api.checks.findings import Finding, judge, judge_clock, judge_version
 from tuna.db.engine import reading
-from tuna.doctor.findings import Finding, judge, judge_clock, judge_version
 from tuna.errors import StoreUnavailable
 from tuna.queue import connection as services
 from tuna.queue.announcements import namespaces, with_store
