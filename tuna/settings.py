@@ -32,12 +32,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tuna.common.files import check_home
+from tuna.common.messages import choices, nearest
+from tuna.common.settings_file import settings_file
+from tuna.common.tls import checked
 from tuna.errors import BadInput
-from tuna.files import check_home
-from tuna.messages import choices, nearest
 from tuna.plugins import Plugins
-from tuna.settings_file import settings_file
-from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:

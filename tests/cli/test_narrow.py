@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tuna.api.checks.findings import Finding
 from tuna.cli import console as printing
 from tuna.cli import show
 from tuna.cli import status as view
 from tuna.cli.console import ProgressView, table
 from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview
-from tuna.doctor.findings import Finding
 from tuna.queue.heartbeat import WorkerStatus
 from tuna.reports.status import LiveSession, LiveSnapshot
 from tuna.workers.launch import RunStopped, local_workers

@@ -16,7 +16,7 @@ import stamina
 from jobs_builder import make_jobs
 from test_several_sessions import LIBRARY, Silent, announce, make, works_of
 
-from tuna import waits
+from tuna.common import waits
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.waited_for import waited_for
 from tuna.db import server_errors

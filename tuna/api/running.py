@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.messages import choices
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna.exports.trial_parts import TrialLog
 from tuna.libraries.base import Library
-from tuna.messages import choices
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import LastingWorkers, WorkerSpec

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuna.api.documents import json_text
-from tuna.messages import counted, inert, one_line
+from tuna.common.messages import counted, inert, one_line
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress

@@ -16,10 +16,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from tuna.common.version import __version__
 from tuna.errors import BadInput, TunaError
 from tuna.plugins import Plugins
 from tuna.sandbox.self_limits import forbid_inspection
-from tuna.version import __version__
 
 #: Number of new objects at which the garbage collector runs: importing SQLAlchemy and our models
 #: makes more, none of them garbage, and looking through them every 700 took a tenth of the time of
@@ -248,7 +248,7 @@ def guarded(
 
 def _warn_of_ignored_settings() -> None:
     if os.path.lexists("tuna.toml"):  # else this needs no import
-        from tuna.settings_file import ignored_file
+        from tuna.common.settings_file import ignored_file
 
         if sentence := ignored_file():
             click.echo(f"Warning: {sentence}", err=True)

@@ -15,8 +15,8 @@ from click.shell_completion import CompletionItem
 
 from tuna import api
 from tuna.cli.console import say
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -9,8 +9,8 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.reports import formats
 
 #: Mark of a time measured while the machine was busy, and of a share of the peak above 1

@@ -15,8 +15,8 @@ from tuna.api.documents import size_document
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.show import option_texts, searches
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.reports.formats import duration, size
 
 #: Maximum of searches whose warm start is shown one by one

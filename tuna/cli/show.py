@@ -17,8 +17,8 @@ from tuna.cli.console import (
     say,
     table_width,
 )
+from tuna.common.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.errors import TunaError
-from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
 _T = TypeVar("_T")
 #: Columns of sentences without a terminal

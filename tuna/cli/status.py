@@ -15,7 +15,7 @@ from tuna import api
 from tuna.api.documents import json_text, overview_document, snapshot_document
 from tuna.cli import options, show
 from tuna.cli.console import Column, duration, fitted, print_json, say, table
-from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
+from tuna.common.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
 #: Maximum of sessions that fit a screen; those with work to do come first, then the newest

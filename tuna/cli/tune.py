@@ -217,7 +217,7 @@ def _prepared(library: str, given: Mapping[str, int], solvers: Sequence[str] = (
     """The session with its layers and jobs."""
     wanted = api.Tuning(library, "quickstart", given, _CONDITIONS, solvers)
     network = api.Network("ResNet-50", "1.5", "torchvision", "any")
-    with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
+    with as_file(files("tuna.example") / "resnet50_b1.txt") as path:
         found = show.prepared(
             lambda: api.prepare_tuning(path, _TAG, wanted, network=network), library
         )

@@ -15,11 +15,11 @@ import click
 from tuna import api
 from tuna.cli import options, show, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
+from tuna.common.messages import counted
+from tuna.common.signals import ECHO_S, SignalEvent
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
-from tuna.signals import ECHO_S, SignalEvent
 from tuna.vocabulary import Cause
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import TypeAlias
 
+from tuna.common.files import text_encoding
 from tuna.configs.config import Config
 from tuna.configs.conv import COMMANDS, ConvConfig
 from tuna.configs.kind import Workload
 from tuna.configs.lines import LINE_FORMS, PROGRAM, LineForm, UnsupportedLine, read_line
 from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
-from tuna.files import text_encoding
 
 #: Commands that may override the precision of convolutions, with that precision
 PRECISIONS: dict[str, DataType] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import waits
+from tuna.common import waits
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
@@ -21,13 +21,13 @@ from tuna.db import database, jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
 from tuna.errors import ServiceError, TunaError
+from tuna.jobs import finals, rounds
 from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.cores import build_cpus, compile_cpus
-from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers

@@ -31,12 +31,12 @@ import sqlalchemy as sa
 import structlog
 
 from tuna.artifacts.files import Folder
+from tuna.common.files import atomic_file, make_home
 from tuna.db.database import connect_database
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, FindDb, Job, Session, SolverRow, TrialRow
 from tuna.errors import StorageFull, TunaError
 from tuna.exports.trial_logs import ENDED, FIELDS, of_jobs
-from tuna.files import atomic_file, make_home
 from tuna.libraries.base import FINALS
 from tuna.sandbox.python import module_command
 

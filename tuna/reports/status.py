@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.coordinator import forecast
+from tuna.coordinator.policies import StageTimes
 from tuna.coordinator.waited_for import waited_for
 from tuna.db import overview, sessions
 from tuna.db.engine import reading
@@ -21,7 +22,6 @@ from tuna.db.types import utc_now
 from tuna.errors import ServiceError, TunaError
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.registry import find_library, get_library
-from tuna.policies import StageTimes
 from tuna.queue.reproduction import with_commands
 from tuna.reports.queries import read_peaks
 from tuna.reports.report_data import DeviceFigures

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.settings import Settings, get_settings, parse_cpus
 
 _SETTING = "TUNA_EVAL_CPUS"

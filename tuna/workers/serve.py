@@ -15,14 +15,14 @@ from typing import Any
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.signals import SignalEvent
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
 from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
 from tuna.sandbox.discovery import CPU, Device
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
-from tuna.signals import SignalEvent
 from tuna.workers.launch import WorkerSpec, run_hook, start_process
 from tuna.workers.lifetime import ONCE, SESSION
 

@@ -21,6 +21,7 @@ from nets import Net
 
 from tuna import api
 from tuna.api import running
+from tuna.common.messages import size
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
@@ -29,7 +30,6 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
-from tuna.messages import size
 from tuna.sandbox.cores import available_cpus, usable_count
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
 from tuna_models import api as models_api

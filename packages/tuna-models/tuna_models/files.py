@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tuna.common.files import atomic_file
 from tuna.errors import BadInput
-from tuna.files import atomic_file
 from tuna.vocabulary import MAX_BYTES
 
 _HINT = "a model's weights lie in its own folder or below it, in plain files, without links"

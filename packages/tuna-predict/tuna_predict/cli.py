@@ -11,7 +11,7 @@ import click
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.query import since
-from tuna.messages import counted
+from tuna.common.messages import counted
 from tuna_predict import api
 from tuna_predict.training import Seen
 

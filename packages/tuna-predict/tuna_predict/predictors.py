@@ -10,10 +10,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.files import gunzip
+from tuna.common.messages import choices
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
-from tuna.files import gunzip
-from tuna.messages import choices
 from tuna.results.core_tables import kernel, predictor
 from tuna_predict.predictor import Predictor, read_tables
 

@@ -23,10 +23,10 @@ import sqlalchemy as sa
 
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
+from tuna.common.files import NotPlain, atomic_directory, read_plain
 from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.files import NotPlain, atomic_directory, read_plain
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
 from tuna_serve.programs import PROGRAMS, KeyFiles, Packed

@@ -11,8 +11,8 @@ import click
 
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
+from tuna.common.files import atomic_file
 from tuna.errors import BadInput
-from tuna.files import atomic_file
 from tuna_simulate import api
 from tuna_simulate.policies import POLICIES
 from tuna_simulate.scenario import MAX_COUNT, Scenario, Simulated, read_scenario

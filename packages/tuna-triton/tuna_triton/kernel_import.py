@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+from tuna.common.messages import last_line
 from tuna.errors import BadInput
-from tuna.messages import last_line
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFault, ChildTimeout, child_env
 from tuna_triton.triton_kernel import TritonKernelConfig

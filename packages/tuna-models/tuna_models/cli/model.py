@@ -16,9 +16,9 @@ from tuna.api import RunEvents, of_all
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.show import failed
+from tuna.common.files import atomic_file
+from tuna.common.messages import counted, size
 from tuna.errors import BadInput
-from tuna.files import atomic_file
-from tuna.messages import counted, size
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
 

@@ -11,8 +11,8 @@ import click
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.query import since
+from tuna.common.messages import counted, size
 from tuna.errors import BadInput
-from tuna.messages import counted, size
 from tuna_serve import api
 from tuna_serve.db.cache_entries import CacheSpace
 

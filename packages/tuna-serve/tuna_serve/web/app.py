@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from tuna import api
 from tuna.api.documents import json_text
+from tuna.common.version import __version__
 from tuna.db import server_errors
 from tuna.errors import (
     BadInput,
@@ -31,7 +32,6 @@ from tuna.errors import (
 from tuna.reports.prometheus import Collector
 from tuna.results.best import MAX_LAYERS, LayerIndex
 from tuna.settings import Settings
-from tuna.version import __version__
 from tuna_serve.db.cache_entries import CacheFull
 from tuna_serve.requests.asked import LimitReached
 from tuna_serve.requests.uploads import UploadTooLarge
