@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -176,6 +177,9 @@ class RunEvents:
     #: called with a session whose jobs have all ended, and its progress, where the coordinator
     #: stays
     on_ended: Callable[[int, Progress], None] = lambda *_: None
+    #: called at the end of a run with workers here, with the file of its log if anything was
+    #: logged; None: the log goes where the process has it
+    on_log: Callable[[Path], None] | None = None
     #: set to end the run, which otherwise goes on without jobs; None: it ends with its jobs
     stop: threading.Event | None = None
 
