@@ -127,11 +127,12 @@ def list_predictors(as_json: bool) -> None:
 
 
 @predictor.command()
-@click.argument("name")
+@click.argument("name", default="")
 @_library
 @click.option("--force", is_flag=True, help="In searches too, though worse than the built-in one.")
 def use(name: str, library: str, force: bool) -> None:
-    """Use the predictor NAME in answers and new searches; `builtin`: none of the library's.
+    """Use the predictor NAME, by default the latest, in answers and new searches; `builtin`: none
+    of the library's.
 
     One that is worse than the table of the nearest layer gives no answers, one that is worse than
     the built-in prior is not used in searches.
