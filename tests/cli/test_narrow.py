@@ -252,3 +252,24 @@ def test_help_breaks_at_80_columns_between_words(line: Line) -> None:
 def test_the_map_of_commands_breaks_at_80_columns_between_words() -> None:
     text = tuna.get_help(click.Context(tuna, info_name="tuna", terminal_width=78))
     assert not re.search(r"\w-$", text, re.MULTILINE)
+
+
+def test_a_list_leaves_columns_out_and_says_where_there_is_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """M6: sessions and tokens were paragraphs at 80 columns, and no worker an empty table."""
+    monkeypatch.setattr(printing, "table_width", lambda: 40)
+    columns = [
+        printing.Column[str]("name", str),
+        printing.Column[str]("digest", lambda _: "0" * 32, 2),
+        printing.Column[str]("size", lambda _: "9", 1, right=True),
+    ]
+    printing.print_list(columns, ["one", "two"], "Nothing yet.")
+    head, _, one, two = filter(str.strip, capsys.readouterr().out.splitlines())
+    assert [head.split(), one.split(), two.split()] == [
+        ["name", "size"],
+        ["one", "9"],
+        ["two", "9"],
+    ]
+    printing.print_list(columns, [], "Nothing yet.")
+    assert capsys.readouterr() == ("", "Nothing yet.\n")

@@ -158,7 +158,7 @@ def sessions(wanted: Annotated[Paged, Query()]) -> Twin:
 
 def _overviews(limit: int, before: int) -> RowPage[dict[str, Any]]:
     found = api.status_page(limit, before)
-    return replace(found, rows=tuple(overview_documents(found.rows)))
+    return RowPage(tuple(overview_documents(found.rows)), found.next)
 
 
 @router.get("/sessions/{session_id}")
