@@ -220,6 +220,15 @@ def fitted(
     )
 
 
+def print_list(columns: Sequence[Column[_Item]], items: Sequence[_Item], nothing: str) -> None:
+    """A table on stdout of the columns that fit a terminal; on stderr `nothing` if there are no
+    items."""
+    if items:
+        print_table(*fitted(columns, items, table_width()))
+    else:
+        say(nothing, err=True)
+
+
 class LiveLine:
     """A line on stderr that changes: in place on a terminal, else printed now and then."""
 

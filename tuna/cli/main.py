@@ -159,8 +159,8 @@ class _Lazy(click.Group):
 def tuna(debug: bool) -> None:
     """Find the fastest kernel for every layer on your devices, and ship the answer as databases.
 
-    The usual way: init-session, import, update-solvers, applicability, load-jobs, run, report,
-    export. `tuna quickstart` does all of it for a few layers.
+    The steps, one by one: init-session, import, update-solvers, applicability, load-jobs, run,
+    report, export. `tuna quickstart` does all of it for a few layers, `tuna tune` for yours.
     """
 
 

@@ -232,10 +232,11 @@ def _vendor() -> int | None:
         # its slowest way: a layer as a product of matrices
         session_id = _prepared(_VENDOR, {}, [name for name in names if "Gemm" not in name])
     except NotFound:
-        say(f"Without the vendor's times beside: pip install tuna-{_VENDOR}")
+        say(f"The vendor's times are not shown beside: `pip install tuna-{_VENDOR}` adds them.")
         return None
     except LibraryMissing as error:
-        say(f"Without the vendor's times beside: {error} {error.hint}")
+        say(f"The vendor's times are not shown beside: {error}")
+        say(f"  {error.hint}", wrap=False)
         return None
     work_through([session_id], workers=True)
     return session_id

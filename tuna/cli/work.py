@@ -252,7 +252,7 @@ def reproduce(
     as_json: bool,
     wanted: _Repeated,
 ) -> int:
-    """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one
+    """Repeat a job of the layer DRIVER (driver command, JSON object or find-db key), or one
     candidate of it.
 
     It is done here and now, and nothing is stored.
@@ -319,7 +319,8 @@ _jobs = click.option(
 @click.option(
     "--cause",
     type=click.Choice([cause.value for cause in Cause]),
-    help="Only jobs that failed for this cause.",
+    metavar="CAUSE",
+    help=f"Only jobs that failed for this cause: {', '.join(Cause)}.",
 )
 @_jobs
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:

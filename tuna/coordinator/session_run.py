@@ -21,7 +21,7 @@ from tuna.coordinator.quarantine import Quarantine
 from tuna.db import database, jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
-from tuna.errors import ServiceError, TunaError
+from tuna.errors import NotFound, ServiceError, TunaError
 from tuna.jobs import finals, rounds
 from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
@@ -198,7 +198,8 @@ def run_sessions(
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
     meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
-    with the run, or are `lasting` ones.
+    with the run, or are `lasting` ones. Raises NotFound at the end for one of `session_ids` that
+    was deleted meanwhile.
     """
     events = events or RunEvents()
     stop = events.stop
@@ -246,7 +247,16 @@ def run_sessions(
             coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
         if watch.workers and total(watch.counts).wanted < state.wanted:
             watch.workers.idle = False  # they may still be at jobs that were canceled or deleted
-    return watch.now() if stop is None else total(watch.counts)
+    if stop is not None:
+        return total(watch.counts)
+    ended = watch.now()
+    for session_id, before in state.sessions.items() if session_ids else ():
+        if before.total and not ended.sessions[session_id].total:
+            raise NotFound(
+                f"Session {session_id} was deleted while it ran.",
+                hint="the others: `tuna session list`",
+            )
+    return ended
 
 
 def _load_followers(

@@ -60,6 +60,14 @@ class PackPlan:
             raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
 
 
+def nothing_in(space: str) -> NotFound:
+    """Return the error for a space without entries."""
+    return NotFound(
+        f"There is nothing in a space {space}.",
+        hint="`tuna cache list` has the spaces; programs fill one as docs/adapters.md says",
+    )
+
+
 def held_by(folder: Path) -> str:
     """Name under which the pack in a folder holds entries."""
     return str(folder.resolve())
@@ -73,7 +81,7 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
     with reading(engine) as connection:
         entries = cache_entries.entries_of(connection, plan.space)
     if not entries:
-        raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
+        raise nothing_in(plan.space)
     found = {one.key for one in entries}
     hold, pack = cache_entries.hold, held_by(plan.folder)
     transaction(engine, hold, plan.space, found, pack)  # none goes while they are read

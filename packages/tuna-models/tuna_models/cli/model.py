@@ -103,7 +103,7 @@ def list_models(as_json: bool) -> None:
     "--workloads",
     type=options.OUTPUT_FILE,
     metavar="FILE",
-    help="Write its tasks as `tuna import` and the master of tune-rpc read them.",
+    help="Write its tasks as `tuna import` and the master (tune-rpc) read them.",
 )
 @options.as_json
 def show(name: str, workloads: Path | None, as_json: bool) -> None:

@@ -38,6 +38,9 @@ def list_cache(space: str | None, limit: int, as_json: bool) -> None:
         if as_json:
             print_json(spaces)
             return
+        if not spaces:
+            say("No space has entries yet; docs/adapters.md says how programs fill one.", err=True)
+            return
         columns = ("space", "keys", "files", "size", "refused", "held", "used")
         print_table(columns, map(_space_row, spaces), right=(1, 2, 3, 4, 5))
         return
