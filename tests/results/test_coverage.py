@@ -96,5 +96,5 @@ def test_another_device_covers_nothing(build: DatabaseBuilder) -> None:
 
 
 def test_a_name_that_is_neither_a_model_nor_a_tag_is_an_error(build: DatabaseBuilder) -> None:
-    with pytest.raises(NotFound, match="neither a model nor a tag 'x'"):
+    with pytest.raises(NotFound, match="Unknown model or tag 'x'"):
         coverage(build.connection, "x", Scope("znver5"))
