@@ -366,7 +366,7 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_else(
     def full(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("tuna.files._sync", full)
+    monkeypatch.setattr("tuna.common.files._sync", full)
     with pytest.raises(StorageFull, match="No space is left"):
         export(build.connection, session, form, tmp_path)
     assert contents(report.path) == before
@@ -398,7 +398,7 @@ def test_a_directory_is_replaced_also_without_an_exchange_of_names(
     session = tuned_network(build, trials=6)
     report = export(build.connection, session, "tvm", tmp_path)
     (report.path / "stale").write_text("")
-    monkeypatch.setattr("tuna.files._exchange", lambda one, other: False)
+    monkeypatch.setattr("tuna.common.files._exchange", lambda one, other: False)
     export(build.connection, session, "tvm", tmp_path)
     assert sorted(contents(report.path)) == [
         f"{report.path.name}/{name}"

@@ -25,6 +25,7 @@ from tuna.errors import ServiceError, StoreUnavailable
 from tuna.exports import trial_parts
 from tuna.exports.trial_parts import Logged, TrialLog, TrialParts
 from tuna.libraries.base import FINALS
+from tuna.services import restarts
 from tuna.settings import get_settings
 
 
@@ -185,7 +186,7 @@ def of_process(sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> sa.
     make_jobs(sqlite_engine, 4)
     end(sqlite_engine, 1, 2, 3, 4)
     monkeypatch.setattr(trial_parts, "_GATHER_S", 0.05)
-    monkeypatch.setattr(trial_parts, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
     return sqlite_engine
 
 

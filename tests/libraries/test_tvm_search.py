@@ -25,6 +25,7 @@ pytestmark = [
 pytest.importorskip("tvm")
 
 from tuna.errors import BadInput
+from tuna.jobs import history
 from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob, Past
 from tuna.libraries.search.cost_model import CostModel
@@ -33,7 +34,6 @@ from tuna.libraries.tvm import problems, schedules
 from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
 from tuna.libraries.tvm.kernel_child import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.schedules import ScheduleSpace
-from tuna.search import history
 from tuna.vocabulary import Cause
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})

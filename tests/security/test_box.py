@@ -25,9 +25,9 @@ from celery import Celery
 from shared_data import need, needed_program
 from structlog.testing import capture_logs
 
-from tuna import doctor
+from tuna.api import checks as doctor
+from tuna.common.files import NotPlain, read_plain
 from tuna.errors import ServiceError
-from tuna.files import NotPlain, read_plain
 from tuna.sandbox import box as boxes
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box

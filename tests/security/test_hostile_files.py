@@ -14,10 +14,10 @@ import pytest
 
 from tuna.cli.mituna import yaml_steps
 from tuna.cli.mituna.go_fish import go_fish
+from tuna.common.files import gunzip
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
-from tuna.files import gunzip
 from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db

@@ -257,9 +257,15 @@ class Tuna:
         return api.query(wanted)
 
     def coverage(
-        self, name: str, arch: str, *, device: str | None = None, library: str | None = None
+        self,
+        name: str,
+        arch: str | None = None,
+        *,
+        device: str | None = None,
+        library: str | None = None,
     ) -> Coverage:
-        """Return the share of a model, network or tag that has results on an architecture."""
+        """Return the share of a model, network or tag that has results on an architecture, by
+        default the only one that was tuned for."""
         self._check()
         return api.coverage(name, arch, device=device, library=library)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tuna.common.messages import counted
 from tuna.configs import (
     Config,
     LineCounts,
@@ -22,7 +23,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.networks import Named
 from tuna.errors import BadInput
-from tuna.messages import counted
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuna import exports
+from tuna.common.files import user
 from tuna.db import sessions, solvers
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -21,7 +22,6 @@ from tuna.exports.intake import ImportReport, import_reported
 from tuna.exports.registry import exporter_of
 from tuna.exports.tuning_files import TuningFile
 from tuna.exports.write import kernels_of
-from tuna.files import user
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tuna import golden
+from tuna.common.files import user
 from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import NotFound
 from tuna.exports.registry import line_names
-from tuna.files import user
 from tuna.golden import BuildReport as BuildReport
 from tuna.golden import EntryFilter as EntryFilter
 from tuna.golden import Explanation as Explanation

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tuna.api.services import artifact_store, namespace
+from tuna.common.messages import choices
 from tuna.configs import GemmConfig, read_one
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
@@ -18,7 +19,6 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import check, chosen
 from tuna.libraries.registry import get_library
-from tuna.messages import choices
 from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
 from tuna.queue.reproduction import trial_item

@@ -12,13 +12,13 @@ from typing import Literal
 import redis
 
 from tuna.api.services import namespace
+from tuna.common.messages import choices
 from tuna.db import joined_workers, sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.joined_workers import RemoteWorker
 from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.boards import WorkerBoards, installed_boards
-from tuna.messages import choices
 from tuna.queue.announcements import control_key, set_order
 from tuna.queue.connection import connect, ensure_services, impatient_client
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus

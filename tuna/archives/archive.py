@@ -24,6 +24,8 @@ import sqlalchemy as sa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.archives import tables
+from tuna.common.files import atomic_file, bounded_lines
+from tuna.common.version import __version__
 from tuna.db import database, sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading
@@ -37,8 +39,6 @@ from tuna.db.models import (
     WarmStartRow,
 )
 from tuna.errors import BadInput
-from tuna.files import atomic_file, bounded_lines
-from tuna.version import __version__
 
 #: Form of a session's UUID, which names files
 SESSION_UUID = r"[0-9a-f-]{1,36}"

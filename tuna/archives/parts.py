@@ -19,8 +19,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.archives.archive import SESSION_UUID, ArchiveHeader
 from tuna.artifacts.files import Folder
+from tuna.common.files import make_home
 from tuna.errors import BadInput, StorageFull
-from tuna.files import make_home
 
 INDEX = "index.json"
 _FORMAT = "tuna-session-parts"

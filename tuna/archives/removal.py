@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted
 from tuna.db import sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading, transaction
@@ -29,7 +30,6 @@ from tuna.db.models import (
 from tuna.errors import BadInput
 from tuna.golden.versions import of_session
 from tuna.jobs import needed_artifacts
-from tuna.messages import counted
 from tuna.vocabulary import IN_FLIGHT, GoldenState
 
 #: Number of rows that are deleted in one transaction, with the rows that belong to them: results,

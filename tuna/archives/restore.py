@@ -19,13 +19,13 @@ from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
 from tuna.archives.archive import BATCH, ArchiveHeader, ArchiveLine, rows, verify
+from tuna.coordinator.find_db_writer import fits
 from tuna.db import configs
 from tuna.db.bulk import IN_LIST, parts, upsert
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
 from tuna.db.searches import begin_as_recorded
 from tuna.db.session_options import SessionOptions
-from tuna.drain.find_db_writer import fits
 from tuna.errors import BadInput, StorageFull
 from tuna.vocabulary import SEARCH, State
 

@@ -25,9 +25,9 @@ import fsspec
 import redis
 from fsspec.implementations.local import LocalFileSystem
 
+from tuna.common.files import NotPlain, read_plain
+from tuna.common.messages import install_extra
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
-from tuna.files import NotPlain, read_plain
-from tuna.messages import install_extra
 from tuna.services import redis_client
 from tuna.vocabulary import MAX_BYTES
 

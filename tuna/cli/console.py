@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuna.api.documents import json_text
-from tuna.messages import counted, inert, one_line
+from tuna.common.messages import counted, inert, one_line
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress
@@ -218,6 +218,15 @@ def fitted(
         list(zip(*(filled[place] for place in kept), strict=True)),
         [position for position, place in enumerate(kept) if columns[place].right],
     )
+
+
+def print_list(columns: Sequence[Column[_Item]], items: Sequence[_Item], nothing: str) -> None:
+    """A table on stdout of the columns that fit a terminal; on stderr `nothing` if there are no
+    items."""
+    if items:
+        print_table(*fitted(columns, items, table_width()))
+    else:
+        say(nothing, err=True)
 
 
 class LiveLine:

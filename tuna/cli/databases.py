@@ -11,8 +11,8 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 
 _PATH = click.Path(path_type=Path)
 _DATABASE = click.Path(path_type=Path, exists=True)

@@ -9,7 +9,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import counted
+from tuna.common.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 

@@ -13,7 +13,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import choices
+from tuna.common.messages import choices
 
 
 class _Kind(click.ParamType[str]):

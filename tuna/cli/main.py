@@ -16,10 +16,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from tuna.common.version import __version__
 from tuna.errors import BadInput, TunaError
 from tuna.plugins import Plugins
 from tuna.sandbox.self_limits import forbid_inspection
-from tuna.version import __version__
 
 #: Number of new objects at which the garbage collector runs: importing SQLAlchemy and our models
 #: makes more, none of them garbage, and looking through them every 700 took a tenth of the time of
@@ -159,8 +159,8 @@ class _Lazy(click.Group):
 def tuna(debug: bool) -> None:
     """Find the fastest kernel for every layer on your devices, and ship the answer as databases.
 
-    The usual way: init-session, import, update-solvers, applicability, load-jobs, run, report,
-    export. `tuna quickstart` does all of it for a few layers.
+    The steps, one by one: init-session, import, update-solvers, applicability, load-jobs, run,
+    report, export. `tuna quickstart` does all of it for a few layers, `tuna tune` for yours.
     """
 
 
@@ -242,22 +242,24 @@ def guarded(
         )
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     finally:
-        _warn_of_misspelt_settings()
+        _warn_of_other_settings()
     return answer if isinstance(answer, int) else 0
 
 
 def _warn_of_ignored_settings() -> None:
     if os.path.lexists("tuna.toml"):  # else this needs no import
-        from tuna.settings_file import ignored_file
+        from tuna.common.settings_file import ignored_file
 
         if sentence := ignored_file():
             click.echo(f"Warning: {sentence}", err=True)
 
 
-def _warn_of_misspelt_settings() -> None:
+def _warn_of_other_settings() -> None:
     if settings := sys.modules.get("tuna.settings"):  # else this command has used none
         for name, near in settings.misspelt().items():
             click.echo(f"Warning: unknown setting {name}; did you mean {near}?", err=True)
+        for sentence in settings.ignored_settings():
+            click.echo(f"Warning: {sentence}", err=True)
 
 
 def _complain(sentence: str, hint: str = "") -> None:

@@ -15,8 +15,8 @@ from click.shell_completion import CompletionItem
 
 from tuna import api
 from tuna.cli.console import say
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -277,19 +277,22 @@ def _measure_with(context: click.Context, _param: click.Parameter, value: int | 
         context.with_resource(api.measuring_with(None if value == "all" else int(value)))
 
 
-#: Option with the number of cores that measure, which sets TUNA_EVAL_CPUS; not an argument of the
-#: command
-cores = click.option(
-    "--cores",
-    type=_Cores(),
-    metavar="N|all",
-    callback=_measure_with,
-    expose_value=False,
-    help=(
-        "Cores that a kernel or model is for, and is measured on; default: those of TUNA_EVAL_CPUS,"
-        " else one."
-    ),
-)
+def _cores_option(default: str) -> Callable[[_Command], _Command]:
+    """Option with the number of cores that measure, which sets TUNA_EVAL_CPUS; not an argument of
+    the command."""
+    return click.option(
+        "--cores",
+        type=_Cores(),
+        metavar="N|all",
+        callback=_measure_with,
+        expose_value=False,
+        help=f"Cores to build for and to measure on; default: those of TUNA_EVAL_CPUS, {default}.",
+    )
+
+
+cores = _cores_option("else one")
+model_cores = _cores_option("else all that the affinity and CPU quota allow")
+built_cores = _cores_option("else those that the model is for")
 
 
 class _Policy(click.Choice[str]):

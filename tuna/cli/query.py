@@ -16,8 +16,8 @@ from tuna.api.documents import csv_lines
 from tuna.cli import options
 from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
 from tuna.cli.report import marked_ms, noisy_times
+from tuna.common.messages import counted
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.messages import counted
 from tuna.reports import formats
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 from tuna.vocabulary import PREDICTED
@@ -292,11 +292,15 @@ def _origin(row: api.ResultRow) -> str:
 
 @click.command()
 @click.argument("name")
-@click.option("--arch", required=True, help="Architecture, such as gfx90a.")
+@click.option(
+    "--arch", help="Architecture, such as gfx90a. Default: the only one that was tuned for."
+)
 @_device
 @_of_library
 @options.as_json
-def coverage(name: str, arch: str, device: str | None, library: str | None, as_json: bool) -> None:
+def coverage(
+    name: str, arch: str | None, device: str | None, library: str | None, as_json: bool
+) -> None:
     """Say how much of the model, network or tag NAME has results on an architecture: exact, near or
     none.
 

@@ -13,10 +13,10 @@ import click
 from tuna import api
 from tuna.api.documents import size_document
 from tuna.cli import options
-from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.console import Column, ProgressView, print_json, print_list, say
 from tuna.cli.show import option_texts, searches
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.reports.formats import duration, size
 
 #: Maximum of searches whose warm start is shown one by one
@@ -44,15 +44,19 @@ def list_sessions(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [
-        (
-            *(one.id, one.library, one.reason, one.state, sum(one.jobs.values())),
-            *(one.trials, size(one.trial_bytes), one.results, size(one.artifact_bytes)),
-        )
-        for one in found
+    columns: list[Column[api.SessionSize]] = [
+        Column("id", lambda one: str(one.id), right=True),
+        Column("library", lambda one: one.library),
+        Column("reason", lambda one: one.reason, 2),
+        Column("state", lambda one: one.state),
+        Column("jobs", lambda one: str(sum(one.jobs.values())), 1, right=True),
+        Column("trials", lambda one: str(one.trials), 3, right=True),
+        Column("size", lambda one: size(one.trial_bytes), 5, right=True),
+        Column("results", lambda one: str(one.results), 4, right=True),
+        Column("artifacts", lambda one: size(one.artifact_bytes), 6, right=True),
     ]
-    columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
-    print_table(columns, rows, right=(0, 4, 5, 6, 7, 8))
+    none = "No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`"
+    print_list(columns, found, none)
 
 
 @session.command()

@@ -12,7 +12,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import counted
+from tuna.common.messages import counted
 
 
 @dataclass(frozen=True)

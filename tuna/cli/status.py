@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from tuna import api
-from tuna.api.documents import json_text, overview_document, snapshot_document
+from tuna.api.documents import json_text, overview_documents, snapshot_document
 from tuna.cli import options, show
 from tuna.cli.console import Column, duration, fitted, print_json, say, table
-from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
+from tuna.common.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
 #: Maximum of sessions that fit a screen; those with work to do come first, then the newest
@@ -47,7 +47,7 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         return
     overviews = api.status(session_id, commands=as_json or session_id is not None)
     if as_json:
-        print_json([overview_document(session) for session in overviews])
+        print_json(overview_documents(overviews))
     else:
         show.sessions(overviews, details=session_id is not None)
         # or there is nothing that workers could leave undone
@@ -98,6 +98,7 @@ def lines(snapshot: api.LiveSnapshot) -> list[str]:
         f" {session.rate_per_s:.2f} results/s, ETA {_eta(session)}, efficiency"
         f" {_percent(_efficiency(session))}, idle {_percent(_idle(session))}, workers {workers}"
         + "".join(f"; {failure.attempts} {failure.cause}" for failure in session.overview.failures)
+        + (f"; waiting for: {one_line(session.waits_for)}" if session.waits_for else "")
         for session in _chosen(snapshot)
     ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
 
@@ -114,6 +115,11 @@ def view(snapshot: api.LiveSnapshot, width: int = 160, height: int = 50) -> Rend
     parts: list[RenderableType] = [first, workers]
     aside = [f"{one.name} is aside: {one.aside}" for one in snapshot.workers or () if one.aside]
     parts += [Text(one_line(text), overflow="fold") for text in aside]
+    parts += [
+        Text(show.wait(session.overview.session_id, session.waits_for), overflow="fold")
+        for session in _chosen(snapshot)
+        if session.waits_for
+    ]
     parts += [
         Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)
     ]

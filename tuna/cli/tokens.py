@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -11,7 +12,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table, say
+from tuna.cli.console import Column, print_json, print_list, say
 from tuna.errors import BadInput
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -91,8 +92,18 @@ def list_tokens(as_json: bool) -> None:
     if as_json:
         print_json(documents)
     else:
-        rows = [tuple(document.values()) for document in documents]
-        print_table(("id", "role", "space", "for", "state", "expires"), rows)
+        columns: list[Column[dict[str, str]]] = [
+            Column(title, itemgetter(name), optional)
+            for title, name, optional in (
+                ("id", "id", 0),
+                ("role", "role", 0),
+                ("space", "space", 2),
+                ("for", "label", 3),
+                ("state", "state", 0),
+                ("expires", "expires_at", 1),
+            )
+        ]
+        print_list(columns, documents, "No token yet. Make one: `tuna token create --role ROLE`")
 
 
 @token.command("revoke")

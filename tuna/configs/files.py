@@ -11,18 +11,22 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import TypeAlias
 
+from tuna.common.files import text_encoding
 from tuna.configs.config import Config
 from tuna.configs.conv import COMMANDS, ConvConfig
 from tuna.configs.kind import Workload
 from tuna.configs.lines import LINE_FORMS, PROGRAM, LineForm, UnsupportedLine, read_line
 from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
-from tuna.files import text_encoding
 
 #: Commands that may override the precision of convolutions, with that precision
 PRECISIONS: dict[str, DataType] = {
     COMMANDS[data_type]: data_type for data_type in (DataType.FP32, DataType.FP16, DataType.BF16)
 }
+_EXAMPLE = (
+    "a list has a layer in each line, such as"
+    " `MIOpenDriver conv -c 64 -H 56 -W 56 -k 64 -y 3 -x 3 -p 1 -q 1 -F 1`"
+)
 #: Maximum of characters shown of a rejected line, and of its reason
 TEXT_CHARS = 200
 #: Maximum of characters in a line, and of rejected lines, above which a file is not read as layers
@@ -305,7 +309,8 @@ def parse_file(
             lines = iter(partial(stream.readline, LINE_LIMIT), "")
             parsed = parse_lines(lines, name, batches=batches, command=command)
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+        hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
+        raise BadInput(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
     except UnicodeError as error:  # of UTF-16; what is wrong in UTF-8 belongs to its line
         raise BadInput(f"{name} is not a text: {error}") from error
     if parsed.counts.total == 0:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, is_dataclass
 from reprlib import repr as shown
 from typing import Any
 
+from tuna.common.files import gunzip
 from tuna.configs.config import Config
 from tuna.errors import BadInput
-from tuna.files import gunzip
 from tuna.plugins import Plugins
 
 #: Function that parses the words of a MIOpenDriver command, the command itself first; raises

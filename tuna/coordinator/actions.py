@@ -17,9 +17,9 @@ from tuna.db.models import ConfigTag, FindDb, Golden, GoldenEntry, Job, Search, 
 from tuna.db.searches import MET
 from tuna.db.types import timed, utc_now
 from tuna.errors import NotFound
+from tuna.jobs import rounds
 from tuna.jobs.states import check, is_open, waiting
 from tuna.libraries.base import Library
-from tuna.search import rounds
 from tuna.vocabulary import BASELINE, GoldenState, State
 
 #: Maximum of jobs changed in one transaction, so that claiming and draining can run concurrently

@@ -22,12 +22,14 @@ import stamina
 import structlog
 from stamina import instrumentation
 
-from tuna import waits
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
+from tuna.common import waits
 from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import EndedStage, Pace
+from tuna.coordinator.policies import POLICIES, Policy
 from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
@@ -35,17 +37,14 @@ from tuna.coordinator.snapshots import Snapshots
 from tuna.coordinator.waited_for import first_done, waited_for
 from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
-from tuna.drain.drain import Drain
-from tuna.jobs import needed_artifacts
+from tuna.jobs import finals, needed_artifacts, rounds
 from tuna.jobs.serving import SessionWork, chunks_before, open_queues
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.items import StepResult
-from tuna.policies import POLICIES, Policy
 from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, store_name
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
-from tuna.search import finals, rounds
 from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)

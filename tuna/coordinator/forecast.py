@@ -10,13 +10,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.coordinator.policies import StageTimes
 from tuna.db import jobs, overview
 from tuna.db.bulk import rows_among
 from tuna.db.models import Job, StepResultRow
+from tuna.jobs import rounds
+from tuna.jobs.open_steps import StageKind
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open
-from tuna.policies import StageKind, StageTimes
-from tuna.search import rounds
 
 #: Number of the latest jobs of each state and step from which the others are estimated
 _SAMPLE = 100

@@ -11,8 +11,8 @@ from tuna.coordinator.chores import Throttle
 from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.states import CLAIMABLE
-from tuna.policies import OpenStep
 from tuna.vocabulary import Resource
 
 #: Seconds between two queries for jobs that other processes added, and maximum share of the time

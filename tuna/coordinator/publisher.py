@@ -17,19 +17,20 @@ from tuna.artifacts.store import Artifacts
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.no_work_cache import NoWorkCache
 from tuna.coordinator.pace import Pace
+from tuna.coordinator.policies import Policy, Share, Snapshot
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.snapshots import Chunks, Snapshots
 from tuna.coordinator.staging import stage_artifacts
 from tuna.db.engine import transaction
 from tuna.db.models import Job
+from tuna.jobs import waiting_rounds
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
-from tuna.policies import OpenStep, Policy, Share, Snapshot
 from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import memory_of
-from tuna.search import waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 from tuna.workers.health import REPEAT_S

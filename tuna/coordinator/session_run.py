@@ -8,11 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import waits
+from tuna.common import waits
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
@@ -20,14 +21,14 @@ from tuna.coordinator.quarantine import Quarantine
 from tuna.db import database, jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
-from tuna.errors import ServiceError, TunaError
+from tuna.errors import NotFound, ServiceError, TunaError
+from tuna.jobs import finals, rounds
 from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.cores import build_cpus, compile_cpus
-from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
@@ -176,6 +177,9 @@ class RunEvents:
     #: called with a session whose jobs have all ended, and its progress, where the coordinator
     #: stays
     on_ended: Callable[[int, Progress], None] = lambda *_: None
+    #: called at the end of a run with workers here, with the file of its log if anything was
+    #: logged; None: the log goes where the process has it
+    on_log: Callable[[Path], None] | None = None
     #: set to end the run, which otherwise goes on without jobs; None: it ends with its jobs
     stop: threading.Event | None = None
 
@@ -194,7 +198,8 @@ def run_sessions(
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
     meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
-    with the run, or are `lasting` ones.
+    with the run, or are `lasting` ones. Raises NotFound at the end for one of `session_ids` that
+    was deleted meanwhile.
     """
     events = events or RunEvents()
     stop = events.stop
@@ -242,7 +247,16 @@ def run_sessions(
             coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
         if watch.workers and total(watch.counts).wanted < state.wanted:
             watch.workers.idle = False  # they may still be at jobs that were canceled or deleted
-    return watch.now() if stop is None else total(watch.counts)
+    if stop is not None:
+        return total(watch.counts)
+    ended = watch.now()
+    for session_id, before in state.sessions.items() if session_ids else ():
+        if before.total and not ended.sessions[session_id].total:
+            raise NotFound(
+                f"Session {session_id} was deleted while it ran.",
+                hint="the others: `tuna session list`",
+            )
+    return ended
 
 
 def _load_followers(

@@ -14,21 +14,13 @@ from tuna.coordinator import forecast
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.forecast import Left
 from tuna.coordinator.pace import EndedStage
+from tuna.coordinator.policies import Need, Policy, Snapshot, StageTimes, fair, gradient
 from tuna.coordinator.quarantine import Quarantine
 from tuna.db.engine import reading
+from tuna.jobs import waiting_rounds
+from tuna.jobs.open_steps import OpenStep, SearchProgress
 from tuna.jobs.serving import SessionWork
-from tuna.policies import (
-    Need,
-    OpenStep,
-    Policy,
-    SearchProgress,
-    Snapshot,
-    StageTimes,
-    fair,
-    gradient,
-)
 from tuna.queue.heartbeat import HeartbeatBoard
-from tuna.search import waiting_rounds
 
 #: Seconds between two counts of live workers
 _COUNT_EVERY_S = 1.0

@@ -13,9 +13,8 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import configs
 from tuna.db.engine import reading, transaction
 from tuna.errors import StorageFull, StoreUnavailable
-from tuna.jobs import needed_artifacts
+from tuna.jobs import history, needed_artifacts
 from tuna.libraries.items import WorkItem
-from tuna.search import history
 
 log = structlog.get_logger(__name__)
 

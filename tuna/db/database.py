@@ -13,10 +13,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import make_home
 from tuna.db.engine import make_engine, reading
 from tuna.errors import BadInput, DatabaseError, SchemaError
-from tuna.files import make_home
 from tuna.settings import get_settings
 
 

@@ -18,7 +18,7 @@ import pymysql.cursors
 import structlog
 from pymysql.constants import CR
 
-from tuna import waits
+from tuna.common import waits
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput
-from tuna.messages import choices
 
 
 def _moment(value: Any) -> datetime:

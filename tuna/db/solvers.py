@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db import sessions
 from tuna.db.bulk import upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import NoSolver, SolverApplicability, SolverRow
 from tuna.errors import BadInput, NotFound
-from tuna.messages import choices
 from tuna.vocabulary import canonical_name, kind_text
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tuna.common.messages import inert
 from tuna.errors import BadInput
 from tuna.exports.json_lines import VERSION, GenericExporter, from_json, to_json
 from tuna.libraries import compressed
 from tuna.libraries.results import ResultRecord
-from tuna.messages import inert
 
 _FORMULA = tuple("=+-@＝＋－＠\t\n'")
 #: First characters of a text that is a JSON string: no other cell begins so

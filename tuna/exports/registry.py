@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter, LineNames
-from tuna.messages import choices
 from tuna.plugins import Plugins
 
 AnyExporter: TypeAlias = Exporter[Any]

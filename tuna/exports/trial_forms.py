@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import UNSAFE, Entry, Exporter, ExportOptions, ExportTally
 from tuna.libraries.results import NO_TIME, ResultSource, TrialRecord, is_time
-from tuna.messages import install_extra
 from tuna.vocabulary import Cause
 
 #: Maximum of trials in a study; a layer and solver with more has several studies

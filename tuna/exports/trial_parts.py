@@ -31,14 +31,15 @@ import sqlalchemy as sa
 import structlog
 
 from tuna.artifacts.files import Folder
+from tuna.common.files import atomic_file, make_home
 from tuna.db.database import connect_database
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, FindDb, Job, Session, SolverRow, TrialRow
 from tuna.errors import StorageFull, TunaError
 from tuna.exports.trial_logs import ENDED, FIELDS, of_jobs
-from tuna.files import atomic_file, make_home
 from tuna.libraries.base import FINALS
 from tuna.sandbox.python import module_command
+from tuna.services.restarts import Restarts
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +49,8 @@ _TRIALS, _OLD_S = 10_000, 600.0
 _GATHER_S, _JOBS = 1.0, 500
 #: Maximum of bytes of the parts of all URLs that wait
 _SPOOL_BYTES = 1 << 30
-#: Seconds of pause after the URL or the process has failed, and seconds that the end waits for a
-#: part that is on its way
+#: Seconds of pause after the URL has failed, and seconds that the end waits for a part that is on
+#: its way
 _AGAIN_S, _END_S = 10.0, 30.0
 #: Level of compression: a fast one, because what a higher one saves does not pay for a delayed run
 _LEVEL = 1
@@ -106,8 +107,9 @@ class TrialLog:
         self._stored.append(job_ids)
 
     def _run(self) -> None:
+        restarts = Restarts()
         while True:
-            last = self._end.is_set()
+            last, started_at = self._end.is_set(), time.monotonic()
             try:
                 self._tell_one()
                 return
@@ -115,7 +117,7 @@ class TrialLog:
                 log.warning("trials are logged by a new process", reason=str(error))
             if last:
                 return
-            self._end.wait(_AGAIN_S)
+            self._end.wait(restarts.pause_s(time.monotonic() - started_at))
 
     def _tell_one(self) -> None:
         """Tell a process of jobs until the end; raises OSError or ValueError if it is killed."""

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
+from tuna.common.messages import counted
 from tuna.db.engine import transaction
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
@@ -28,7 +29,6 @@ from tuna.golden.versions import (
     missing,
     of_library,
 )
-from tuna.messages import counted
 from tuna.vocabulary import GoldenState
 
 _COPIED = [

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted
 from tuna.db import networks
 from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
@@ -25,7 +26,6 @@ from tuna.golden.solver_counts import (
     outcome,
 )
 from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
-from tuna.messages import counted
 from tuna.results.selectable import Results
 
 NO_MODEL = "(no model)"

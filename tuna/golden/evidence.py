@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted, last_line
 from tuna.db.models import GoldenEntry, Job, SolverRow, StepResultRow, TrialRow
 from tuna.golden.versions import Version, entries_of, of_library
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import find_library
 from tuna.libraries.results import Spread
-from tuna.messages import counted, last_line
 from tuna.queue.reproduction import Repeated, commands, item_command
 from tuna.queue.work_items import seed
 from tuna.results.selectable import last_good_attempts

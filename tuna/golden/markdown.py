@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from tuna.common.messages import one_line
 from tuna.golden.compare import Change, ModelTally, PromotionReport
 from tuna.golden.versions import ReleaseEntry
-from tuna.messages import one_line
 
 #: Sections in their order; the anchor of a heading is formed as GitHub and others do
 _SECTIONS = ("Models", "Solvers", "Gains", "Regressions", "Missing layers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices, counted
 from tuna.db.engine import transaction
 from tuna.db.models import Golden
 from tuna.db.types import utc_now
@@ -21,7 +22,6 @@ from tuna.golden.versions import (
     find,
     of_library,
 )
-from tuna.messages import choices, counted
 from tuna.vocabulary import GoldenState
 
 #: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms

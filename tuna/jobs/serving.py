@@ -15,10 +15,10 @@ from tuna.db import sessions
 from tuna.db.bulk import rows_among
 from tuna.db.models import EnvironmentRow, Job, Session, StepResultRow
 from tuna.db.session_options import DEFAULTS, SessionOptions
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
-from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
 
 #: Number of latest attempts that are looked at; a drain writes about 5000 in one transaction at

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from tuna.common.messages import choices
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -23,7 +24,6 @@ from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.options import Condition, JobOptions, complete
-from tuna.messages import choices
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 import structlog
 from pydantic import Field
 
-from tuna.files import NotPlain, empty, read_plain
+from tuna.common.files import NotPlain, empty, read_plain
+from tuna.common.version import __version__
 from tuna.libraries.base import FINALS, Library, Step
 from tuna.libraries.candidate_children import (
     BUILD,
@@ -52,7 +53,6 @@ from tuna.libraries.measuring_processes import (
 )
 from tuna.libraries.options import CACHES, Condition, JobOptions, read
 from tuna.sandbox.processes import ChildFault
-from tuna.version import __version__
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 log = structlog.get_logger(__name__)

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tuna.common.files import atomic_file, text_encoding
 from tuna.errors import BadInput, StorageFull
-from tuna.files import atomic_file, text_encoding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

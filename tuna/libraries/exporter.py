@@ -23,11 +23,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuna import files
+from tuna.common import files
+from tuna.common.messages import choices
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import compressed
 from tuna.libraries.results import KernelOf, ResultSource
-from tuna.messages import choices
 
 #: Number of pages of 4 KiB that SQLite may keep in memory before it spills to its temporary file
 _CACHE_PAGES = 4096

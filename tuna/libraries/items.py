@@ -89,7 +89,7 @@ class Rival(_Wire):
 class Sibling(_Wire):
     """Another search that a search learns from, or a trained predictor."""
 
-    #: artifact with the trials, or a predictor's cost model: see `tuna.search.history`
+    #: artifact with the trials, or a predictor's cost model: see `tuna.jobs.history`
     artifact: _Digest
     prior: bool = False  #: true if it is a predictor
     #: true if its times are to be expected here: same config and environment, on a quiet device
@@ -119,9 +119,9 @@ class WorkItem(_Wire):
     candidates: tuple[Candidate, ...] = ()  #: candidates that the steps before proposed or built
     round: int = 0  #: number of the round in its search; 0: the first, or no search
     #: artifacts with the trials of the search's earlier rounds, of the first round first, with the
-    #: params alone of those that may still be measured: see `tuna.search.history`
+    #: params alone of those that may still be measured: see `tuna.jobs.history`
     history: tuple[_Digest, ...] = ()
-    #: searches that a search learns from: see `tuna.search.history`
+    #: searches that a search learns from: see `tuna.jobs.history`
     siblings: tuple[Sibling, ...] = ()
     best_ms: float | None = None  #: time of the earlier rounds' result
     best_noisy: bool = False  #: true if `best_ms` is noisy

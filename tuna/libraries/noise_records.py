@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuna.files import atomic_file
+from tuna.common.files import atomic_file
 from tuna.sandbox.cores import available_cpus, eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeVar, cast
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput
-from tuna.messages import choices
 
 log = structlog.get_logger(__name__)
 

@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import structlog
 
+from tuna.common.messages import choices
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import FINALS, Library
-from tuna.messages import choices
 from tuna.settings import get_settings
 from tuna.vocabulary import SEARCH
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from tuna.files import empty, gunzip
+from tuna.common.files import empty, gunzip
 from tuna.libraries.base import Found, SearchLimits, Step
 from tuna.libraries.candidate_children import ArtifactLost, artifact
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work

@@ -12,13 +12,13 @@ import sqlalchemy as sa
 from tuna.db.bulk import packed, unpacked
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.jobs import history
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, ClaimedJob, queued
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
 from tuna.queue.leases import new_id
 from tuna.queue.work_items import json_object, work_items
-from tuna.search import history
 from tuna.vocabulary import Cause
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import redis
 import structlog
 
-from tuna import tls
+from tuna.common import tls
 from tuna.errors import ServiceError
 from tuna.services import embedded_redis, redis_client
 from tuna.services.embedded_redis import EmbeddedRedis

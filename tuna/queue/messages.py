@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tuna.common.messages import one_line
 from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
-from tuna.messages import one_line
 from tuna.vocabulary import Cause
 
 #: Maximum of results in one report

@@ -17,13 +17,13 @@ from tuna.db.engine import reading
 from tuna.db.models import Job, TrialRow
 from tuna.db.overview import Failure, Overview
 from tuna.errors import BadInput, NotFound
+from tuna.jobs import finals
 from tuna.jobs.serving import SessionWork, works_of
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.items import Candidate, WorkItem
 from tuna.queue.work_items import work_items
-from tuna.search import finals
 
 log = structlog.get_logger(__name__)
 

@@ -14,8 +14,8 @@ import structlog
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from tuna.common.messages import size
 from tuna.libraries.items import StepResult
-from tuna.messages import size
 from tuna.queue.messages import Report
 from tuna.services import redis_client
 from tuna.vocabulary import Cause

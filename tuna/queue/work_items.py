@@ -17,11 +17,11 @@ from tuna.db.bulk import parts, rows_among
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
 from tuna.db.types import timed
+from tuna.jobs import finals, history
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.search import finals, history
 from tuna.vocabulary import Resource
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted
 from tuna.db import configs, networks, sessions
 from tuna.db.bulk import rows_among
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
-from tuna.messages import counted
 from tuna.results.selectable import SESSIONS, Results
 
 #: Minimum of repeats whose spread means something

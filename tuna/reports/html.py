@@ -14,8 +14,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
-from tuna.files import atomic_file
-from tuna.messages import inert
+from tuna.common.files import atomic_file
+from tuna.common.messages import inert
 from tuna.reports import curves, formats
 from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures

@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db import overview
 from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
-from tuna.messages import choices
 from tuna.vocabulary import State
 
 #: Maximum of configs whose label contains a text, of which jobs are looked for

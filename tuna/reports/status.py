@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import defaultdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.coordinator import forecast
+from tuna.coordinator.policies import StageTimes
 from tuna.coordinator.waited_for import waited_for
 from tuna.db import overview, sessions
 from tuna.db.engine import reading
@@ -21,7 +23,6 @@ from tuna.db.types import utc_now
 from tuna.errors import ServiceError, TunaError
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.registry import find_library, get_library
-from tuna.policies import StageTimes
 from tuna.queue.reproduction import with_commands
 from tuna.reports.queries import read_peaks
 from tuna.reports.report_data import DeviceFigures
@@ -52,6 +53,7 @@ class LiveSession:
     eta_s: float | None  #: seconds left; None: not known yet, or no live worker
     #: totals of the session; None: not all results are read yet, or there are none
     totals: SessionTotals | None
+    waits_for: str = ""  #: what its published jobs wait for, such as "an eval worker"
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,20 @@ class Watcher:
     ) -> LiveSnapshot:
         """A snapshot; a long history is read in parts of about `budget_s` seconds. `session_ids`:
         of these alone, as far as they are there. Raises NotFound."""
-        with self._one_at_a_time, reading(self._engine) as connection:
+        with self._one_at_a_time:
+            snapshot = self._look(budget_s, session_ids)
+        in_flight = [one.overview.session_id for one in snapshot.sessions if one.overview.in_flight]
+        found = waits(self._engine, self._settings, in_flight) if in_flight else {}
+        return dataclasses.replace(
+            snapshot,
+            sessions=tuple(
+                dataclasses.replace(one, waits_for=found.get(one.overview.session_id, ""))
+                for one in snapshot.sessions
+            ),
+        )
+
+    def _look(self, budget_s: float, session_ids: Collection[int] | None) -> LiveSnapshot:
+        with reading(self._engine) as connection:
             wanted: tuple[int, ...] | None = self._only
             if session_ids is not None:
                 wanted = overview.existing(connection, session_ids)
@@ -168,7 +183,7 @@ def waits(engine: sa.Engine, settings: Settings, session_ids: Collection[int]) -
     from tuna.services import redis_client
 
     with reading(engine) as connection:
-        works = read_works(connection, session_ids)
+        works = read_works(connection, overview.existing(connection, session_ids))
         namespace = sessions.namespace(connection)
     try:
         client = redis_client.single_attempt_client(redis_url(settings), _REDIS_S)

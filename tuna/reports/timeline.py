@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.files import atomic_file
+from tuna.common.messages import one_line
+from tuna.common.version import __version__
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.db.types import UtcDateTime
 from tuna.errors import BadInput
-from tuna.files import atomic_file
-from tuna.messages import one_line
-from tuna.version import __version__
 
 _EPOCH, _US = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(microseconds=1)
 #: Number of rows of a streamed read that are in memory at a time

@@ -22,7 +22,7 @@ from tuna.results.best import (
     nearest,
     read_configs,
 )
-from tuna.results.core_tables import config_tag
+from tuna.results.core_tables import config_tag, environment
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ def coverage(
     """Return the coverage of the model, network or tag `name` by results on an architecture;
     `index`: that of an earlier question, which need not be read again.
 
-    Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
-    NotFound for a name that is neither, and for a scope without any session; BadInput for more than
-    `most_layers` layers.
+    Without an architecture it is the only one that was tuned for. Results are timed ones of
+    sessions, imports and golden versions, simulated ones left out. Raises NotFound for a name that
+    is neither, and for a scope without any session; BadInput for several architectures without a
+    choice, and for more than `most_layers` layers.
     """
     subject, weights = _weights(connection, name)
     if most_layers is not None and len(weights) > most_layers:
@@ -102,6 +103,7 @@ def coverage(
             f"The {subject} has {len(weights)} layers, too many for one answer.",
             hint=f"type `tuna coverage {name} --arch {scope.arch} --json`",
         )
+    scope = dataclasses.replace(scope, arch=scope.arch or _only_arch(connection, scope))
     environments = find_environments(connection, scope)
     layers = dict(read_configs(connection, list(weights)))
     index = index or LayerIndex()
@@ -114,7 +116,19 @@ def coverage(
     ]
     order = list(reversed(Cover))
     rows.sort(key=lambda row: (order.index(row.cover), -row.weight, row.layer, row.config_key))
-    return Coverage(subject, scope.arch or "", tuple(rows))
+    return Coverage(subject, str(scope.arch), tuple(rows))
+
+
+def _only_arch(connection: sa.Connection, scope: Scope) -> str:
+    there = find_environments(connection, scope)
+    query = sa.select(environment.c.arch).distinct().where(environment.c.id.in_(there))
+    architectures = sorted(connection.execute(query).scalars())
+    if len(architectures) > 1:
+        raise BadInput(
+            "Sessions were tuned for several architectures.",
+            hint=f"name one with --arch: {', '.join(architectures)}",
+        )
+    return str(architectures[0])
 
 
 def covered(layer: Config, weight: int, best: Any, near: Any = None) -> CoveredLayer:

@@ -12,9 +12,9 @@ from typing import cast
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db.overview import require_session
 from tuna.errors import BadInput, NotFound
-from tuna.messages import choices
 from tuna.results.core_tables import (
     config,
     config_tag,

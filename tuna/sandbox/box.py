@@ -24,11 +24,11 @@ from urllib.parse import unquote
 
 import structlog
 
+from tuna.common.settings_file import settings_paths
 from tuna.errors import ServiceError
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.discovery import vendors
 from tuna.settings import Settings, get_settings
-from tuna.settings_file import settings_paths
 
 log = structlog.get_logger(__name__)
 

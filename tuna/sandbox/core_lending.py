@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuna.files import own_folder
+from tuna.common.files import own_folder
 from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.device_lock import folders, opened
 from tuna.sandbox.process_tree import descendants

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import structlog
 
-from tuna import waits
-from tuna.files import make_home, own_folder
+from tuna.common import waits
+from tuna.common.files import make_home, own_folder
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)

@@ -34,8 +34,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tuna.common.files import make_home, own_folder
 from tuna.errors import ServiceError
-from tuna.files import make_home, own_folder
 from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis_guard
 

@@ -6,8 +6,8 @@ import errno
 import socket
 from importlib.util import find_spec
 
+from tuna.common.messages import install_extra
 from tuna.errors import BadInput, TunaError
-from tuna.messages import install_extra
 
 #: Maximum of connections that wait to be accepted, of a cluster whose programs start at the same
 #: moment

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from tuna import waits
+from tuna.common import waits
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import ArtifactStore, RunContext

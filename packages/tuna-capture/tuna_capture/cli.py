@@ -8,7 +8,7 @@ import click
 
 from tuna.cli import show
 from tuna.cli.console import print_table, say
-from tuna.messages import counted
+from tuna.common.messages import counted
 from tuna_capture.api import CapturedProgram
 from tuna_capture.api import capture as run_and_import
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import IO
 
+from tuna.common.messages import one_line
 from tuna.errors import BadInput
-from tuna.messages import one_line
 from tuna_models.arguments import refuse_obstacles
 
 #: Fields that are messages, by message.

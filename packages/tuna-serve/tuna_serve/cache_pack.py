@@ -23,10 +23,10 @@ import sqlalchemy as sa
 
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
+from tuna.common.files import NotPlain, atomic_directory, read_plain
 from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.files import NotPlain, atomic_directory, read_plain
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
 from tuna_serve.programs import PROGRAMS, KeyFiles, Packed
@@ -60,6 +60,14 @@ class PackPlan:
             raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
 
 
+def nothing_in(space: str) -> NotFound:
+    """Return the error for a space without entries."""
+    return NotFound(
+        f"There is nothing in a space {space}.",
+        hint="`tuna cache list` has the spaces; programs fill one as docs/adapters.md says",
+    )
+
+
 def held_by(folder: Path) -> str:
     """Name under which the pack in a folder holds entries."""
     return str(folder.resolve())
@@ -73,7 +81,7 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
     with reading(engine) as connection:
         entries = cache_entries.entries_of(connection, plan.space)
     if not entries:
-        raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
+        raise nothing_in(plan.space)
     found = {one.key for one in entries}
     hold, pack = cache_entries.hold, held_by(plan.folder)
     transaction(engine, hold, plan.space, found, pack)  # none goes while they are read

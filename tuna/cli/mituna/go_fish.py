@@ -13,8 +13,8 @@ from tuna import api
 from tuna.cli import options, show, work
 from tuna.cli.console import say
 from tuna.cli.mituna import common, db_files, layer_jobs, yaml_steps
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.vocabulary import Resource
 
 DEFAULT_LIBRARY = "miopen"

@@ -133,7 +133,10 @@ class _Selection:
     all_configs: bool = options.option("Every layer of the session.")
     fin_steps: str | None = options.option("Comma-separated steps; default: all of the library's.")
     algo: str | None = options.option(
-        "Only solvers of this algorithm.", "-A", type=click.Choice(list(ALGORITHMS))
+        f"Only solvers of this algorithm: {', '.join(ALGORITHMS)}.",
+        "-A",
+        type=click.Choice(list(ALGORITHMS)),
+        metavar="ALGORITHM",
     )
     solvers: str | None = options.option("Only these solvers, comma-separated names or ids.", "-s")
     only_dynamic: bool = options.option("Only dynamic solvers.", "-d")

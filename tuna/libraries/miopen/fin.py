@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from tuna.common.files import NotPlain, read_plain
 from tuna.errors import LibraryMissing
-from tuna.files import NotPlain, read_plain
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings

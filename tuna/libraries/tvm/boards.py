@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.messages import choices
 
 _MAGIC = struct.pack("<i", 0x2F271)
 _REQUEST, _SUMMARY = 4, 6

@@ -20,11 +20,11 @@ from typing import Any
 
 import structlog
 
+from tuna.common.messages import choices, install_extra
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.tvm import kernels
-from tuna.messages import choices, install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.processes import Child, ChildFault, run

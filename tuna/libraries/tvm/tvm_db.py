@@ -209,8 +209,8 @@ _FUNCTIONS = (
     "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
 )
 _OWN_KERNELS = (
-    "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as"
-    " layers.json says"
+    "kernels of Tuna's own: `tuna model build` puts them into a model, and layers.json says how"
+    " they want their weights"
 )
 
 

@@ -35,8 +35,8 @@ import tvm.runtime
 from tvm import relax
 from tvm.support.cc import create_shared
 
+from tuna.common.files import gunzip
 from tuna.errors import BadInput
-from tuna.files import gunzip
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import sqlalchemy as sa
 
 from tuna import api
+from tuna.common.messages import counted
 from tuna.configs import Config
 from tuna.coordinator.session_run import Progress
 from tuna.db import configs, sessions
@@ -18,10 +19,9 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job, SolverApplicability, SolverRow
 from tuna.errors import TunaError
+from tuna.jobs import finals
 from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
-from tuna.messages import counted
-from tuna.search import finals
 from tuna.vocabulary import RequestState, State
 from tuna.workers.launch import RunStopped
 from tuna_serve.db import requests
@@ -143,10 +143,7 @@ class LayersWork:
         while not watch.over and watch.look(workers=self._count()).unfinished:
             self._own_workers = self._is_here() and not self._count()
             with contextlib.suppress(RunStopped):
-                if self._own_workers:
-                    api.run(self._session_id, on_progress=follow)
-                else:
-                    api.enqueue(self._session_id, on_progress=follow)
+                api.run(self._session_id, workers=self._own_workers, on_progress=follow)
             self._load_followers()
 
     def _look(self, watch: Watch) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tuna import api
-from tuna.api.documents import overview_document, size_document
+from tuna.api.documents import overview_documents, size_document
 from tuna.configs.sources import api_of
 from tuna.db.bulk import RowPage
 from tuna.reports.job_list import JobFilter
@@ -153,14 +153,19 @@ def coverage(
 def sessions(wanted: Annotated[Paged, Query()]) -> Twin:
     """Return sessions, the newest first, as `tuna status` does."""
     page = "sessions.html.j2", "Sessions"
-    return listing("sessions", wanted, api.status_page, *page, row=overview_document)
+    return listing("sessions", wanted, _overviews, *page, shown=api.status_page)
+
+
+def _overviews(limit: int, before: int) -> RowPage[dict[str, Any]]:
+    found = api.status_page(limit, before)
+    return RowPage(tuple(overview_documents(found.rows)), found.next)
 
 
 @router.get("/sessions/{session_id}")
 def session(_: Reader, session_id: RowId) -> Response:
     """Return one session, as `tuna status` does."""
-    (found,) = api.status(session_id)
-    return answered(overview_document(found))
+    (found,) = overview_documents(api.status(session_id))
+    return answered(found)
 
 
 class Sizes:
