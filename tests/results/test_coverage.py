@@ -104,5 +104,5 @@ def test_the_only_architecture_that_was_tuned_for_need_not_be_named(build: Datab
 
 
 def test_a_name_that_is_neither_a_model_nor_a_tag_is_an_error(build: DatabaseBuilder) -> None:
-    with pytest.raises(NotFound, match="neither a model nor a tag 'x'"):
+    with pytest.raises(NotFound, match="Unknown model or tag 'x'"):
         coverage(build.connection, "x", Scope("znver5"))

@@ -318,16 +318,16 @@ def _compared(
     return [
         _label(ending),
         *(
-            Column(f"{one.session_id} {one.library} ms", partial(_time, number=number), right=True)
-            for number, one in zip(numbers, found.sessions, strict=True)
+            Column(f"{run.session_id} {run.library} ms", partial(_time, number=number), right=True)
+            for number, run in zip(numbers, found.sessions, strict=True)
         ),
         *(
             Column(
-                f"{one.session_id} / {first}",
+                f"{run.session_id} / {first}",
                 partial(_ratio, number=number, interval=intervals),
                 right=True,
             )
-            for number, one in zip(numbers[1:], found.sessions[1:], strict=True)
+            for number, run in zip(numbers[1:], found.sessions[1:], strict=True)
         ),
         Column(_FASTEST, partial(_fastest, found), 1),
     ]

@@ -113,7 +113,7 @@ def view(snapshot: api.LiveSnapshot, width: int = 160, height: int = 50) -> Rend
     while _lines(first, width) > room and (smaller := next(sessions, None)) is not None:
         first = smaller
     parts: list[RenderableType] = [first, workers]
-    aside = [f"{one.name} is aside: {one.aside}" for one in snapshot.workers or () if one.aside]
+    aside = [f"{row.name} is aside: {row.aside}" for row in snapshot.workers or () if row.aside]
     parts += [Text(one_line(text), overflow="fold") for text in aside]
     parts += [
         Text(show.wait(session.overview.session_id, session.waits_for), overflow="fold")

@@ -84,10 +84,10 @@ def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
         {
-            **{name: getattr(one, name) for name in ("id", "role", "space", "label", "state")},
-            "expires_at": one.expires_at.isoformat(timespec="seconds"),
+            **{name: getattr(token, name) for name in ("id", "role", "space", "label", "state")},
+            "expires_at": token.expires_at.isoformat(timespec="seconds"),
         }
-        for one in api.list_tokens()
+        for token in api.list_tokens()
     ]
     if as_json:
         print_json(documents)

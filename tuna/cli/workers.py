@@ -32,7 +32,7 @@ def workers(context: click.Context, as_json: bool) -> None:
     ]
     none = "No worker is live. `tuna run` starts some, `tuna worker ROLE` one."
     print_list(columns, listed, none)
-    show.aside({one.name: one.aside for one in listed if one.aside})
+    show.aside({worker.name: worker.aside for worker in listed if worker.aside})
 
 
 def _current_jobs(one: api.Worker) -> str:

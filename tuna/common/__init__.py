@@ -1,1 +1,1 @@
-"""What every room uses: files, TLS, messages, logs, signals; it knows none of them."""
+"""Tools that every room uses: files, TLS, messages, logs, signals; it knows none of them."""
