@@ -116,16 +116,31 @@ def _default_home() -> Path:
     return found
 
 
+#: Settings of distributions beside the core: a file may have them where these are not installed.
+OF_DISTRIBUTIONS = {
+    "tuna-serve": (
+        *("request_mib", "submit_open", "submit_trials", "submit_mib", "submit_priority"),
+        *("space_mib", "space_token_mib"),
+    )
+}
+#: Names in the settings file that only a distribution knows which is not installed, with its name.
+_ignored: dict[str, str] = {}
+
+
 class _SettingsFile(TomlConfigSettingsSource):
-    """The settings file: `Settings` is not given what a section of a package takes."""
+    """The settings file: `Settings` is not given what a section of a package takes, or would take
+    if its distribution were installed."""
 
     def __call__(self) -> dict[str, Any]:
         found = super().__call__()
         others = found.keys() - Settings.model_fields.keys()
         if not others or self.settings_cls is not Settings:
             return found  # packages are looked for where the file has more than the core's
-        others &= _names_of_sections()
-        return {name: value for name, value in found.items() if name not in others}
+        taken = others & _names_of_sections()
+        _ignored.clear()
+        for distribution, names in OF_DISTRIBUTIONS.items():
+            _ignored.update(dict.fromkeys(others.intersection(names) - taken, distribution))
+        return {key: found[key] for key in found if key not in taken and key not in _ignored}
 
 
 class _FileAndVariables(BaseSettings):
@@ -428,6 +443,14 @@ def _read(settings: type[_AnySettings]) -> _AnySettings:
         raise BadInput(f"The settings file cannot be read: {error}") from None
 
 
+def ignored_settings() -> list[str]:
+    """Return a sentence for each setting in the file whose distribution is not installed."""
+    return [
+        f"The settings file has {name}, which only {distribution} reads: it is not installed here"
+        for name, distribution in sorted(_ignored.items())
+    ]
+
+
 #: Variables that are no settings.
 _OTHERS = ("TUNA_CONFIG", "TUNA_JOIN", "TUNA_EXAMPLE_PROGRAM")
 _ALIKE = 0.88
@@ -439,7 +462,8 @@ def misspelt() -> dict[str, str]:
     known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
     unknown = {name for name in os.environ if name.startswith("TUNA_") and name not in known}
     if unknown:
-        known.update(f"TUNA_{name.upper()}" for name in _names_of_sections())
+        others = _names_of_sections().union(*OF_DISTRIBUTIONS.values())
+        known.update(f"TUNA_{name.upper()}" for name in others)
     found = {}
     for name in sorted(unknown):
         if name not in known:

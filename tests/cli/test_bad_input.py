@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from shared_data import needed_program
 
+from tuna import settings
+from tuna.plugins import Plugins
 from tuna.settings import get_settings
 
 Type = Callable[..., object]
@@ -230,6 +232,26 @@ def test_a_settings_file_that_is_not_there_or_has_what_is_no_setting_is_refused(
     monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
     get_settings.cache_clear()
     _refused(type_in("tuna", "status"), 2, "leas_s", "did you mean lease_s?")
+
+
+def test_settings_of_a_distribution_that_is_not_installed_are_ignored_with_a_warning(
+    type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no worker machine without the service could share the file of its team."""
+    monkeypatch.setattr(settings, "_SECTIONS", Plugins("tuna.none", "section", type))
+    (tmp_path / "tuna.toml").write_text("lease_s = 7.0\nspace_mib = 5\n")
+    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
+    monkeypatch.setenv("TUNA_SUBMIT_OPEN", "4")
+    get_settings.cache_clear()
+    ended = type_in("tuna", "status")
+    assert (ended.code, get_settings().lease_s) == (0, 7.0)
+    assert ended.err == (
+        "Warning: The settings file has space_mib, which only tuna-serve reads: it is not installed"
+        " here\n"
+    )
+    (tmp_path / "tuna.toml").write_text("space_mbi = 5\n")
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 2, "space_mbi")
 
 
 def test_a_variable_that_looks_like_a_setting_is_warned_of(

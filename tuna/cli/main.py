@@ -241,7 +241,7 @@ def guarded(
         )
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     finally:
-        _warn_of_misspelt_settings()
+        _warn_of_other_settings()
     return answer if isinstance(answer, int) else 0
 
 
@@ -253,10 +253,12 @@ def _warn_of_ignored_settings() -> None:
             click.echo(f"Warning: {sentence}", err=True)
 
 
-def _warn_of_misspelt_settings() -> None:
+def _warn_of_other_settings() -> None:
     if settings := sys.modules.get("tuna.settings"):  # else this command has used none
         for name, near in settings.misspelt().items():
             click.echo(f"Warning: {name} is no setting; did you mean {near}?", err=True)
+        for sentence in settings.ignored_settings():
+            click.echo(f"Warning: {sentence}", err=True)
 
 
 def _complain(sentence: str, hint: str = "") -> None:

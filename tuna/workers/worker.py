@@ -30,7 +30,7 @@ from tuna.queue.messages import Chunk
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
-from tuna.settings import Settings
+from tuna.settings import Settings, ignored_settings
 from tuna.settings_file import ignored_file
 from tuna.workers import served_queues, shutdown
 from tuna.workers.launch import DeviceRepair
@@ -94,6 +94,8 @@ class CeleryWorker:
         logging.captureWarnings(True)  # Celery's own handler does not write JSON
         if sentence := ignored_file():
             log.warning("settings file ignored", reason=sentence)
+        for sentence in ignored_settings():
+            log.warning("setting ignored", reason=sentence)
         forbid_inspection()
         or_exit(lambda: make_home(self._settings.home))
         or_exit(lambda: box.check(self._settings))
