@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -123,11 +124,12 @@ def test_the_tests_in_the_table_of_trust_are_there() -> None:
     table = page[page.index("## Who is trusted with what") : page.index("## Remote workers")]
     owner, *others = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
     assert owner[0].startswith("| owner")
-    assert all("`" in row[-1] for row in others), "each promise has a test"
-    for name, test in re.findall(r"`([a-z_/]+\.py)(?:::(\w+))?`", table):
-        (path,) = (folder / name for folder in TESTS if (folder / name).exists())
-        text = path.read_text()
-        assert f"def {test or 'test_'}" in text, name
+    named = [re.findall(r"`([^`]+)`", row[-1]) for row in others]
+    assert all(named), "each promise has a test"
+    elsewhere = re.findall(r"`([\w/-]*test_\w+\.py)", page)
+    for name, _, test in (text.partition("::") for text in (*chain(*named), *elsewhere)):
+        (path,) = (folder / name for folder in (ROOT, *TESTS) if (folder / name).is_file())
+        assert f"def {test or 'test_'}" in path.read_text(), name
 
 
 def test_the_options_of_a_session_are_in_the_documents() -> None:
