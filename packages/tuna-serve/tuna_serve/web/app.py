@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
@@ -151,6 +152,11 @@ async def _too_large(request: Request, _error: Exception) -> Response:
     return _sentence(request, 413, "the body is larger than it said")
 
 
+async def _gone(request: Request, _error: Exception) -> Response:
+    log.warning("visitor gave up", method=request.method, route=request.scope["route"].path)
+    return Response(status_code=400)  # which nobody reads
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     if server_errors.is_passing(error):
         return _sentence(request, 503, "a server is not available")
@@ -163,6 +169,7 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     HTTPException: _refused,
     RequestValidationError: _invalid,
     BodyTooLarge: _too_large,
+    ClientDisconnect: _gone,
     redis.RedisError: _failed,
     OperationalError: _failed,
     SQLAlchemyError: _failed,
