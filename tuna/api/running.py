@@ -28,25 +28,22 @@ def run(
     session_id: int | Sequence[int] | None,
     steps: Sequence[str] = (),
     *,
-    workers: bool = True,
+    workers: bool | LastingWorkers = True,
     processes: int | None = None,
     policy: str | None = None,
-    lasting: LastingWorkers | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     events: RunEvents = _SILENT,
-    on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
     """Run the steps (all when empty) of one session or several with workers on this machine;
     returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
-    `workers`: False: they run elsewhere, as of `enqueue`.
+    `workers`: False: they run elsewhere, as of `enqueue`; or such that several runs share.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
-    `lasting`: workers that several runs share.
-    `on_progress` is called a few times a second at most. With `on_log` the log goes to a file in
-    `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
-    the end with the file, if there was anything to log. A second call resumes.
+    `on_progress` is called a few times a second at most. Where `events` have `on_log`, the log goes
+    to a file in `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON. A
+    second call resumes.
     """
     if on_progress is not None:
         events = replace(events, on_progress=on_progress)
@@ -64,14 +61,14 @@ def run(
             )
         settings = settings.model_copy(update={"policy": policy})
     engine = open_database()
-    with _log_kept(settings, on_log):
+    with _log_kept(settings, events.on_log if workers else None):
         found = run_sessions(
             engine,
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
             workers=partial(default_workers, compile_processes=processes) if workers else _nobody,
-            lasting=lasting,
+            lasting=workers if isinstance(workers, LastingWorkers) else None,
             events=events,
         )
     if session_id is None:

@@ -122,6 +122,7 @@ def work_through(
             on_waiting=view.waiting,
             on_stored=on_stored,
             on_ended=say_ended,
+            on_log=view.log_kept,
         )
         if workers:
             end = api.run(
@@ -131,7 +132,6 @@ def work_through(
                 policy=policy,
                 on_progress=view.update,
                 events=events,
-                on_log=view.log_kept,
             )
         else:
             end = api.enqueue(

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -175,6 +176,9 @@ class RunEvents:
     on_stored: Callable[[Collection[int]], None] = lambda _: None
     #: with a session that has no open jobs any more, and its progress, where the coordinator stays
     on_ended: Callable[[int, Progress], None] = lambda *_: None
+    #: Called at the end with the file of the log of a run with workers here, if there was anything
+    #: to log; None: the log goes where the process has it.
+    on_log: Callable[[Path], None] | None = None
     #: the run goes on until it is set, whether there are jobs or not
     stop: threading.Event | None = None
 

@@ -43,7 +43,6 @@ class ModelWork:
     lasting: LastingWorkers
     number: int | None = None  #: Id of the session; None: the one of all models, made when needed
     events: RunEvents = field(default_factory=RunEvents)
-    on_log: Callable[[Path], None] | None = None
 
     @property
     def target(self) -> str:
@@ -79,36 +78,28 @@ class ModelWork:
         on_log: Callable[[Path], None],
     ) -> Iterator[None]:
         """Show what is done within a `with` block, as `api.run` does."""
-        before = self.events, self.on_log
-        self.events = replace(
-            self.events, on_progress=on_progress, on_wait=on_wait, on_waiting=on_waiting
-        )
-        self.on_log = on_log
+        before = self.events
+        shown = {"on_progress": on_progress, "on_wait": on_wait, "on_waiting": on_waiting}
+        self.events = replace(before, **shown, on_log=on_log)
         try:
             yield
         finally:
-            self.events, self.on_log = before
+            self.events = before
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Work through the session, with workers here if it is of this machine's environment;
         `on_progress` takes the place of that of `showing`."""
         running.run(
             self.session_id(),
-            workers=self.own,
-            lasting=self.lasting if self.own else None,
+            workers=self.lasting if self.own else False,
             on_progress=on_progress,
             events=self.events,
-            on_log=self.on_log if self.own else None,
         )
 
 
 @contextlib.contextmanager
 def open_work(
-    session_id: int | None = None,
-    *,
-    model: str = "",
-    events: RunEvents = _SILENT,
-    on_log: Callable[[Path], None] | None = None,
+    session_id: int | None = None, *, model: str = "", events: RunEvents = _SILENT
 ) -> Iterator[ModelWork]:
     """The work on models in a session, or in that of all models on this machine.
 
@@ -124,7 +115,7 @@ def open_work(
         environment = environment_of(session_id)
         here = get_library("tvm").environment().machine_key
         own, lasting = environment.machine_key == here, stack.enter_context(LastingWorkers())
-        yield ModelWork(environment, own, lasting, session_id, events, on_log)
+        yield ModelWork(environment, own, lasting, session_id, events)
 
 
 def environment_of(session_id: int | None) -> Environment:

@@ -43,12 +43,13 @@ def measure(number: int, time_ms: float) -> None:
 def played(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
     """Let the coordinator do these, one after the other, and tell the progress after each."""
 
-    def enqueue(_: int, on_progress: Callable[[Progress], None]) -> None:
+    def run(_: int, workers: bool, on_progress: Callable[[Progress], None]) -> None:
+        assert not workers
         for act in acts:
             act()
             on_progress(NOTHING)
 
-    monkeypatch.setattr(api, "enqueue", enqueue)
+    monkeypatch.setattr(api, "run", run)
 
 
 def test_a_request_ends_built_once_its_jobs_are_done(

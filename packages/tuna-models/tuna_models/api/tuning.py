@@ -89,7 +89,6 @@ def tune_model(
     latency: Latency | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
     events: RunEvents = _SILENT,
-    on_log: Callable[[Path], None] | None = None,
     work: ModelWork | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model in a session, by default that of all models on this
@@ -103,15 +102,13 @@ def tune_model(
 
     Nothing that is known already is measured again, whichever model it was tuned for. After an
     interruption a second call resumes. `on_start` gets what is to be done before the workers start;
-    `events` and `on_log` are those of `api.run`, with the numbers of this model's jobs alone. It
-    ends with them: what another model has left is for its own call. `work`: where it is done, in
-    the place of `session_id`, `events` and `on_log`. Raises NotFound, and with `latency` what
-    `build_model` raises.
+    `events` are those of `api.run`, with the numbers of this model's jobs alone. It ends with them:
+    what another model has left is for its own call. `work`: where it is done, in the place of
+    `session_id` and `events`. Raises NotFound, and with `latency` what `build_model` raises.
     """
     with contextlib.ExitStack() as stack:
         if work is None:
-            opened = open_work(session_id, model=name, events=events, on_log=on_log)
-            work = stack.enter_context(opened)
+            work = stack.enter_context(open_work(session_id, model=name, events=events))
         return _Tuning(work, name, candidates, winograd, minutes).run(latency, on_start)
 
 

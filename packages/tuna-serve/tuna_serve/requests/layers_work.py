@@ -143,10 +143,7 @@ class LayersWork:
         while not watch.over and watch.look(workers=self._count()).unfinished:
             self._own_workers = self._is_here() and not self._count()
             with contextlib.suppress(RunStopped):
-                if self._own_workers:
-                    api.run(self._session_id, on_progress=follow)
-                else:
-                    api.enqueue(self._session_id, on_progress=follow)
+                api.run(self._session_id, workers=self._own_workers, on_progress=follow)
             self._load_followers()
 
     def _look(self, watch: Watch) -> None:

@@ -152,8 +152,12 @@ def coverage(
 @twin("/sessions", "/sessions")
 def sessions(wanted: Annotated[Paged, Query()]) -> Twin:
     """Return sessions, the newest first, as `tuna status` does."""
+
+    def read(limit: int, before: int) -> RowPage[Any]:
+        return api.status_page(limit, before).map(overview_document)
+
     page = "sessions.html.j2", "Sessions"
-    return listing("sessions", wanted, api.status_page, *page, row=overview_document)
+    return listing("sessions", wanted, read, *page, shown=api.status_page)
 
 
 @router.get("/sessions/{session_id}")
