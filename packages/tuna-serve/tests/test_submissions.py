@@ -11,6 +11,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -393,7 +394,7 @@ def test_a_request_is_streamed_whenever_it_changed(
     visitor = holder("submit")
     numbers = [visitor.post("/v1/requests", json=ASKED).json()["id"] for _ in range(2)]
     monkeypatch.setattr("tuna_serve.web.events._EVERY_S", 0.0)
-    live = Live(submissions.RequestTexts({"json": json_text}))
+    live = Live(partial(submissions.request_texts, {"json": json_text}))
 
     async def watch(number: int) -> list[str]:
         states = []

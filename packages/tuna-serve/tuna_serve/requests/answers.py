@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import tempfile
 import zipfile
@@ -48,8 +47,7 @@ class RequestAnswer:
 
 
 def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> None:
-    """Store the files of an answer and end the request, unless it was canceled meanwhile; the
-    upload is not needed any more."""
+    """Store the files of an answer and end the request, unless it was canceled meanwhile."""
     artifacts, files = artifacts_of_models(), []
     for name, content in answer.documents.items():
         with contextlib.ExitStack() as stack:
@@ -60,13 +58,8 @@ def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> No
             )
             size_bytes = file.seek(0, io.SEEK_END)
             files.append(StoredFile(name, artifacts.put_file(file), size_bytes))
-    values = {
-        "message": answer.message,
-        "files": requests.files_text(files),
-        "files_bytes": sum(file.size_bytes for file in files),
-        "upload_bytes": 0,
-        "progress": json.dumps({**request.progress, **progress}),
-    }
+    values = {"message": answer.message, "files": files}
+    values["progress"] = {**request.progress, **progress}
     with writing(open_database()) as connection:
         requests.move(connection, request.id, answer.state, **values)
     forget(request.upload, *(file.digest for file in files))
@@ -169,13 +162,8 @@ def _answer_model(request: TuningRequest) -> None:
         if same and suffices:
             facts = {name: one.progress[name] for name in FACTS if name in one.progress}
             facts |= {"as_of": one.id}
-            values = {
-                "tag": one.tag,
-                "files": requests.files_text(one.files),
-                "files_bytes": sum(file.size_bytes for file in one.files),
-                "upload_bytes": 0,
-                "progress": json.dumps({**facts, "known": facts["exact"], "trials": 0}),
-            }
+            values = {"tag": one.tag, "files": one.files}
+            values["progress"] = {**facts, "known": facts["exact"], "trials": 0}
             with writing(open_database()) as connection:
                 requests.move(connection, request.id, RequestState.KNOWN, **values)
             return

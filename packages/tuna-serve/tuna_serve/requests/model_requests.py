@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ class ModelRequestWork:
     def _import(self) -> None:
         """Import the file in the box; its tasks become layers under a tag."""
         with writing(open_database()) as connection:
-            requests.write(connection, self._request.id, progress=json.dumps({"step": "import"}))
+            requests.write(connection, self._request.id, progress={"step": "import"})
         with working_folder() as place:
             path = place / "model"
             with path.open("w+b") as file:

@@ -61,9 +61,9 @@ def _words(error: Exception) -> str:
 
 def fail(request_id: int, message: str) -> None:
     """End a request without an answer, unless it was canceled meanwhile."""
-    values = {"message": message.strip()[:10_000], "upload_bytes": 0}
+    text = message.strip()[:10_000]
     with writing(open_database()) as connection:
-        moved = requests.move(connection, request_id, RequestState.FAILED, **values)
+        moved = requests.move(connection, request_id, RequestState.FAILED, message=text)
     if moved:
         request = current(request_id)
         cancel_jobs(request)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 import structlog
 
+from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import is_alive
 from tuna.db import server_errors
 from tuna.db.database import keeping_open, open_database
@@ -102,20 +103,20 @@ class RequestSupervisor:
             self._look_on()
 
     def _look_on(self) -> None:
-        swept_at = 0.0
+        sweeps = Throttle(_SWEEP_EVERY_S)
         try:
             while not self._ends.wait(_EVERY_S):
                 with _failures_logged():
                     self._keep_coordinator()
                     self._look()
-                with _failures_logged():
-                    if not swept_at or time.monotonic() - swept_at > _SWEEP_EVERY_S:
+                if sweeps.is_due:
+                    with _failures_logged(), sweeps.running():
                         uploads.sweep()
-                        swept_at = time.monotonic()
         finally:
             self._end_all()
 
     def _look(self) -> None:
+        # first, so that what is read was written by no process that has ended since
         codes = {key: work.ended() for key, work in self._works.items()}
         with reading(open_database()) as connection:
             waiting = {request.id: request for request in requests.unended(connection)}

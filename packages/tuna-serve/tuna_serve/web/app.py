@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import redis
 import sqlalchemy as sa
@@ -105,9 +106,8 @@ def create_app(site: Site) -> ASGIApp:
         },
     )
     app.state.live = events.Live(app.state.session_texts)
-    app.state.live_requests = events.Live(
-        submissions.RequestTexts({"json": json_text, "html": request_pages.live_html})
-    )
+    forms = {"json": json_text, "html": request_pages.live_html}
+    app.state.live_requests = events.Live(partial(submissions.request_texts, forms))
     app.state.receiving = set()
     app.state.caches = spaces.Caches(site.engine)
     answers = (machine, lookups, golden, changes, events, submissions, spaces)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,11 +101,6 @@ class Visitors:
 def cookie_name(request: Request) -> str:
     """Return the cookie of this port: browsers send those of all ports of a host."""
     return f"{_COOKIE}-{request.url.port or ''}"
-
-
-def new_secret() -> str:
-    """Return the secret part of a new token."""
-    return secrets.token_urlsafe(24)
 
 
 def needs(*roles: Role, in_spaces: bool = False) -> Callable[..., Visitor]:
