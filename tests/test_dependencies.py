@@ -55,8 +55,8 @@ PROGRAM = """
 import sys
 import kombu.transport.redis, celery.bin.worker, celery.concurrency.prefork
 import tuna.celery_app, tuna.coordinator.session_run, tuna.workers.serve, tuna.exports
-import tuna.reports.html
-import tuna.reports.prometheus, tuna.golden, tuna.doctor, tuna.cli.main, tuna.libraries.measuring
+import tuna.reports.html, tuna.reports.prometheus, tuna.golden, tuna.api.checks
+import tuna.cli.main, tuna.libraries.measuring
 from tuna.exports.registry import exporters
 exporters()
 print(*sorted({name.partition(".")[0] for name in sys.modules}))

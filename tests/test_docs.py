@@ -86,7 +86,7 @@ def test_each_package_and_module_has_its_place_in_the_architecture() -> None:
     names = {path.parent.name + "/" for path in ROOT.glob("tuna/*/__init__.py")}
     names |= {path.name for path in ROOT.glob("tuna/*.py") if not path.name.startswith("__")}
     assert {path.parent.name for path in PACKAGES if f"`{path.parent.name}`" not in table} == set()
-    assert {name for name in names if f"`tuna/{name}`" not in table} <= {"data/"}
+    assert {name for name in names if f"`tuna/{name}`" not in table} == set()
 
 
 @pytest.mark.parametrize("table", Base.metadata.tables)
@@ -103,9 +103,7 @@ def test_each_dependency_has_its_reason() -> None:
 
 
 def test_each_folder_with_modules_is_a_package_that_the_build_finds() -> None:
-    # an example program
     folders = {path.parent for place in (CORE, *PACKAGES) for path in place.rglob("*.py")}
-    folders.remove(CORE / "example")
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 

@@ -32,20 +32,20 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tuna.common.files import check_home
+from tuna.common.messages import choices, nearest
+from tuna.common.settings_file import settings_file
+from tuna.common.tls import checked
 from tuna.errors import BadInput
-from tuna.files import check_home
-from tuna.messages import choices, nearest
 from tuna.plugins import Plugins
-from tuna.settings_file import settings_file
-from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: Highest core number: Linux supports 8192 cores (NR_CPUS).
+#: Highest core number: Linux supports 8192 cores (NR_CPUS)
 _MAX_CPU = 8191
-#: Shortest signing key.
+#: Minimum of bytes of a signing key
 _KEY_BYTES = 16
 
 
@@ -100,7 +100,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
-#: The URL of a Redis or a broker, verified if it is encrypted.
+#: URL of a Redis or a broker, verified if it is encrypted
 _ServerUrl = Annotated[SecretStr, AfterValidator(_verified)]
 
 
@@ -111,7 +111,7 @@ def _default_home() -> Path:
         found = Path(platformdirs.user_data_dir("tuna"))
     except RuntimeError:
         found = Path("~")
-    if not found.is_absolute():  # older releases of platformdirs leave `~` where there is no home
+    if not found.is_absolute():  # older releases of platformdirs leave `~` without a home
         raise BadInput("This user has no home folder.", hint="set TUNA_HOME, or HOME")
     return found
 
@@ -399,7 +399,7 @@ class Settings(_FileAndVariables):
 _Section = TypeVar("_Section", bound=SettingsSection)
 _AnySettings = TypeVar("_AnySettings", bound=BaseSettings)
 _SECTIONS: Plugins[type[SettingsSection]] = Plugins("tuna.settings", "section of settings", type)
-#: Sections with the settings of the process that they were read with.
+#: Sections with the settings of the process that they were read with
 _sections_read: dict[type[SettingsSection], tuple[Settings, SettingsSection]] = {}
 
 
@@ -451,13 +451,13 @@ def ignored_settings() -> list[str]:
     ]
 
 
-#: Variables that are no settings.
+#: Variables that are not settings
 _OTHERS = ("TUNA_CONFIG", "TUNA_JOIN", "TUNA_EXAMPLE_PROGRAM")
 _ALIKE = 0.88
 
 
 def misspelt() -> dict[str, str]:
-    """Variables of this process that look like a setting's name and are none, each with that
+    """Unknown variables of this process that look like a setting's name, each with that
     name."""
     known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
     unknown = {name for name in os.environ if name.startswith("TUNA_") and name not in known}

@@ -38,7 +38,7 @@ def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
         ("status",), ("applicability",), ("load-jobs",), ("run",), ("enqueue",), ("report",),
         ("export", "--form", "find"),
     ):  # fmt: skip
-        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "no session 77")
+        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "Unknown session 77")
 
 
 def test_only_a_coordinator_of_all_sessions_stays(type_in: Type) -> None:
@@ -207,7 +207,7 @@ def test_an_id_that_no_database_can_hold_is_a_bad_value(
 ) -> None:
     ended = loaded(*words, "1" + 22 * "0")
     assert ended.code == 2
-    assert "10000000000000000000000 is no id" in ended.err
+    assert "10000000000000000000000 is too large for an id" in ended.err
     assert loaded(*words, 2**63 - 1).code == 3, "one that is just not there is told so"
 
 
@@ -262,7 +262,7 @@ def test_a_variable_that_looks_like_a_setting_is_warned_of(
     monkeypatch.setenv("TUNA_REDIS_PORT", "tcp://10.0.0.1:6379")
     ended = type_in("tuna", "status")
     assert ended.code == 0
-    assert ended.err == "Warning: TUNA_EVAL_CPU is no setting; did you mean TUNA_EVAL_CPUS?\n"
+    assert ended.err == "Warning: unknown setting TUNA_EVAL_CPU; did you mean TUNA_EVAL_CPUS?\n"
 
 
 def test_layers_are_read_from_standard_input(type_in: Type, layers: Path) -> None:

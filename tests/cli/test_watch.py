@@ -278,4 +278,4 @@ def test_a_session_that_is_not_there_is_one_sentence(home: Path) -> None:
     process = _start(home, "--session-id", "9", stdout=subprocess.PIPE)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 3
-    assert "There is no session 9." in errors
+    assert "Unknown session 9." in errors

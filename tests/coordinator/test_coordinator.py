@@ -25,16 +25,16 @@ from kombu import Connection
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.drain import Drain
+from tuna.coordinator.find_db_writer import FindDbWriter
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import server_errors, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
-from tuna.drain.drain import Drain
-from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
-from tuna.jobs import serving
+from tuna.jobs import rounds, serving
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
@@ -45,7 +45,6 @@ from tuna.queue.connection import connect, ensure_services, make_celery, queue_d
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
-from tuna.search import rounds
 from tuna.settings import get_settings
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import DEVICE_WAIT_S, Runner

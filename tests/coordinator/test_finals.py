@@ -16,14 +16,15 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
-from tuna.drain.drain import Drain
 from tuna.exports.write import of_session
 from tuna.golden import releasable
+from tuna.jobs import finals
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, Step
@@ -35,7 +36,6 @@ from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
 from tuna.queue.results import ResultStream, StreamEntry
-from tuna.search import finals
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import BASELINE, Cause, Resource

@@ -18,11 +18,12 @@ from jobs_builder import make_jobs, make_searches
 from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.no_work_cache import NoWorkCache
+from tuna.coordinator.policies import fair, gradient
 from tuna.coordinator.publisher import Backends
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.serving import SessionWork, read_works
-from tuna.policies import OpenStep, fair, gradient
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 

@@ -275,7 +275,7 @@ def test_nothing_to_export_writes_nothing_and_keeps_what_was_there(
 
 
 def test_an_unknown_session_is_not_found(build: DatabaseBuilder, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no session 7"):
+    with pytest.raises(NotFound, match="Unknown session 7"):
         export(build.connection, 7, "find", tmp_path)
 
 
@@ -366,8 +366,8 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_else(
     def full(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("tuna.files._sync", full)
-    with pytest.raises(StorageFull, match="no space left"):
+    monkeypatch.setattr("tuna.common.files._sync", full)
+    with pytest.raises(StorageFull, match="No space is left"):
         export(build.connection, session, form, tmp_path)
     assert contents(report.path) == before
     assert list(tmp_path.iterdir()) == [report.path]
@@ -398,7 +398,7 @@ def test_a_directory_is_replaced_also_without_an_exchange_of_names(
     session = tuned_network(build, trials=6)
     report = export(build.connection, session, "tvm", tmp_path)
     (report.path / "stale").write_text("")
-    monkeypatch.setattr("tuna.files._exchange", lambda one, other: False)
+    monkeypatch.setattr("tuna.common.files._exchange", lambda one, other: False)
     export(build.connection, session, "tvm", tmp_path)
     assert sorted(contents(report.path)) == [
         f"{report.path.name}/{name}"

@@ -133,7 +133,7 @@ def test_t4_is_as_the_schema_says(build: DatabaseBuilder, session: int, tmp_path
 )
 def test_a_damaged_t4_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(BadInput, match=r"x\.json is no T4 file"):
+    with pytest.raises(BadInput, match=r"x\.json is not Tuna.s T4 file"):
         list(T4Exporter().entries(tmp_path))
 
 

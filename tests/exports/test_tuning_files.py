@@ -143,7 +143,7 @@ def test_bad_lines_are_counted_and_named_and_the_rest_is_taken(
     assert ended.out.startswith("1 reported time of 1 layer (1 of them new)")
     assert "not imported: 4 (line 7: its time is not between" in ended.err
     assert "not imported: 2 (line 6: it has no solution and time)" in ended.err
-    assert "not imported: 1 (line 11: it is no row of TunableOp)" in ended.err
+    assert "not imported: 1 (line 11: it is not a row of TunableOp)" in ended.err
     (row,) = stored()
     assert (row.time_ms, row.implementation, row.device) == (0.1, ROW[1], "gfx942:sramecc+:xnack-")
     only_bad = put(tmp_path / "bad.csv", recorded_gpus.text(bad[:2]))

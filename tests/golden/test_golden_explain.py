@@ -212,7 +212,7 @@ def test_an_entry_of_another_version_or_solver_is_not_found(two: Scene) -> None:
         two.explain(2, str(other.id))
     with pytest.raises(NotFound, match=f"no entry .* with {GEMM}"):
         two.explain(2, B, solver=GEMM)
-    with pytest.raises(NotFound, match="no golden version 3"):
+    with pytest.raises(NotFound, match="Unknown golden version 3"):
         two.explain(3, A)
 
 

@@ -166,7 +166,7 @@ def test_each_library_has_a_current_version_of_its_own(scene: Scene) -> None:
 
 
 def test_what_is_not_there_is_neither_promoted_nor_rolled_back(scene: Scene) -> None:
-    with pytest.raises(NotFound, match="no golden version 1"):
+    with pytest.raises(NotFound, match="Unknown golden version 1"):
         promote(scene.engine, 1)
     with pytest.raises(NotFound, match="miopen has no golden versions") as refusal:
         rollback(scene.engine, "miopen")

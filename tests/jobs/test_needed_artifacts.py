@@ -17,10 +17,10 @@ from tuna.artifacts.files import RedisFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import actions as job_actions
 from tuna.coordinator import staging
+from tuna.coordinator.drain import Drain
 from tuna.db import access_tokens, networks
 from tuna.db.engine import reading, writing
 from tuna.db.models import CacheEntryRow, Job, JobArtifact
-from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import release
 from tuna.jobs.needed_artifacts import ArtifactUser

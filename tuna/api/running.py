@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.messages import choices
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna.exports.trial_parts import TrialLog
 from tuna.libraries.base import Library
-from tuna.messages import choices
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import LastingWorkers, WorkerSpec
@@ -62,7 +62,7 @@ def run(
         settings = settings.model_copy(update={"policy": policy})
     engine = open_database()
     with _log_kept(settings, events.on_log if workers else None):
-        found = run_sessions(
+        progress = run_sessions(
             engine,
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
@@ -72,14 +72,14 @@ def run(
             events=events,
         )
     if session_id is None:
-        return found
-    empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
+        return progress
+    empty = [key for key, state in sorted(progress.sessions.items()) if not state.total]
     if empty:
         raise BadInput(
             f"Session {empty[0]} has no jobs.",
             hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
         )
-    return found
+    return progress
 
 
 def enqueue(

@@ -9,11 +9,11 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import counted
+from tuna.common.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 
-#: After so many pairs a line tells how far it is.
+#: Number of pairs after which a line tells the progress
 _EVERY = 5
 
 
@@ -22,7 +22,7 @@ _EVERY = 5
     "--noise",
     is_flag=True,
     help=(
-        "Instead measure for a minute what builds do to measurements here, and keep it for"
+        "Measure for a minute instead what builds do to measurements here, and keep it for"
         " TUNA_QUIET=auto."
     ),
 )
@@ -31,7 +31,7 @@ _EVERY = 5
     type=click.IntRange(3, 1000),
     default=15,
     show_default=True,
-    help="With --noise: how often.",
+    help="With --noise: number of measurements with and without builds.",
 )
 @options.as_json
 def doctor(noise: bool, pairs: int, as_json: bool) -> int:

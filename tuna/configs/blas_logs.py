@@ -28,8 +28,8 @@ class _Matrix:
 
     data_type: DataType
     transposed: bool = False
-    leading: int | None = None  #: None: packed
-    stride: int | None = None  #: from one matrix of a batch to the next; None: packed
+    leading: int | None = None  #: leading dimension; None: packed
+    stride: int | None = None  #: elements between two matrices of a batch; None: packed
     scale: str = ""
 
 
@@ -75,7 +75,7 @@ _HIP_TYPES: dict[str, DataType] = {
     "f8_fnuz_r": DataType.FP8_E4M3FNUZ,
     "bf8_fnuz_r": DataType.FP8_E5M2FNUZ,
 }
-#: Type to which inputs are rounded, by `--compute_type`.
+#: Type to which inputs are rounded, by the value of `--compute_type`
 _COMPUTE = {
     "f32_r": None,
     "i32_r": None,
@@ -94,7 +94,7 @@ _SCALES = {
     "7": "block32_e5m3",
     "8": "block16_e5m3",
 }
-#: Flags of the run itself, which do not describe the product.
+#: Flags of the run itself, which do not describe the product
 _IGNORED = frozenset(
     (
         *("--api_method", "--function", "-f", "--alpha", "--algo_method", "--solution_index"),
@@ -117,10 +117,10 @@ _WORDS = (
     *("--transA", "--transB", "--a_type", "--b_type", "--d_type"),
     *("--compute_type", "--scaleA", "--scaleB", "--scaleD"),
 )
-#: Flags of every logged line; a line without one is cut short.
+#: Flags of every logged line; a line without one of them is cut short
 _NEEDED = ("-m", "-n", "-k", "--transA", "--transB", "--a_type", "--b_type", "--compute_type")
 _BENCH_FLAGS = frozenset((*_BENCH_NUMBERS, *_WORDS, "--ldc", "--stride_c", "--c_type"))
-#: Computations beside the product: name and the value that switches each off.
+#: Computations beside the product: name, and the value that switches each off
 _BESIDE = {
     "--beta": ("C added to the answer", "0"),
     "--bias_vector": ("a bias", "0"),
@@ -238,22 +238,22 @@ def _row_of(line: str) -> str | None:
 
 def _read_row(line: str) -> list[GemmConfig]:
     operation, _, params = (_row_of(line) or "").partition(",")
-    found = _OPERATION.fullmatch(operation)
-    if found is None:
+    match = _OPERATION.fullmatch(operation)
+    if match is None:
         raise UnsupportedLine(f"Tuna does not tune TunableOp's {operation[:80]}")
     if "*" in params:
         raise UnsupportedLine("Tuna does not tune products of sizes that vary (*)")
     parts = _ROW_SIZES.fullmatch(params)
     if parts is None:
         raise BadInput(f"the sizes of TunableOp's row cannot be read: {params[:80]}")
-    names = _TYPE_NAME.findall(found[2])
+    names = _TYPE_NAME.findall(match[2])
     a, b, c = names if len(names) == 3 else names * 3 if len(names) == 1 else ("", "", "")
     unknown = [name for name in (a, b, c) if name not in _TORCH_TYPES]
     if unknown:
-        raise UnsupportedLine(f"Tuna has no type for TunableOp's {found[2][:80]}")
+        raise UnsupportedLine(f"Tuna has no type for TunableOp's {match[2][:80]}")
     m, n, k = (int(parts[place]) for place in (3, 4, 5))
     lda, ldb, ldc = (int(parts[place]) if parts[place] else None for place in (7, 8, 9))
-    scale = "" if found[1] != "ScaledGemm" else "vector" if parts[10] == "1" else "tensor"
+    scale = "" if match[1] != "ScaledGemm" else "vector" if parts[10] == "1" else "tensor"
     first = _Matrix(_TORCH_TYPES[a], parts[1] != "n", lda, scale=scale)
     second = _Matrix(_TORCH_TYPES[b], parts[2] != "n", ldb, scale=scale)
     third = _Matrix(_TORCH_TYPES[c], leading=ldc)

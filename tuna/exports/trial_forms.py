@@ -20,20 +20,20 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import UNSAFE, Entry, Exporter, ExportOptions, ExportTally
 from tuna.libraries.results import NO_TIME, ResultSource, TrialRecord, is_time
-from tuna.messages import install_extra
 from tuna.vocabulary import Cause
 
-#: Trials of a study; a layer and solver with more has several.
+#: Maximum of trials in a study; a layer and solver with more has several studies
 STUDY_TRIALS = 10_000
-#: Distinct texts of one parameter in a study: each trial lists them all.
-_MOST_WORDS = 256
-#: Larger files are not read.
+#: Maximum of distinct texts of one parameter in a study: each trial lists them all
+_MAX_WORDS = 256
+#: Maximum of bytes of a file that is read
 _LIMIT_BYTES = 1 << 30
-#: T4's word for a failed trial; the other causes are not the candidate's fault.
+#: T4's word for a trial that failed with this cause; the other causes are not the candidate's fault
 _INVALID = {
     Cause.BUILD_ERROR: "compile",
     Cause.BUILD_TIMEOUT: "timeout",
@@ -43,7 +43,7 @@ _INVALID = {
     Cause.NOT_APPLICABLE: "constraints",
 }
 _VALID = "correct"
-#: The parameters of a candidate by name.
+#: Function that returns the parameters of a candidate by name
 _Naming: TypeAlias = Callable[[str], Mapping[str, Any]]
 
 
@@ -57,7 +57,7 @@ class _Subject(BaseModel):
     library: str
     arch: str
     num_cu: int
-    environment: str  #: its key
+    environment: str  #: key of the environment
 
 
 _Groups: TypeAlias = Iterable[tuple[_Subject, Iterator[TrialRecord]]]
@@ -67,7 +67,7 @@ class TrialExporter(Exporter[ExportOptions]):
     """All trials, by layer and solver; a subclass says how a file of them looks."""
 
     options = ExportOptions
-    ended: ClassVar[str]  #: how the file's name ends, after the library
+    ended: ClassVar[str]  #: end of the file's name, after the library
 
     def accepts(self, source: ResultSource) -> None:
         """Refuse a golden version: it has no trials."""
@@ -188,23 +188,23 @@ class T4Exporter(TrialExporter):
         """Time, validity and params of each trial."""
         files = sorted(path.glob("*.json")) if path.is_dir() else []
         if not files:
-            raise BadInput(f"{path} is no {self.title}.")
+            raise BadInput(f"{path} is not a {self.title}.")
         for file in files:
             try:
                 if file.stat().st_size > _LIMIT_BYTES:
                     raise BadInput(f"{file} has more than {_LIMIT_BYTES} bytes.")
-                found = _T4File.model_validate_json(file.read_bytes())
+                contents = _T4File.model_validate_json(file.read_bytes())
             except OSError as error:
                 raise BadInput(f"{file} cannot be read: {error.strerror or error}.") from error
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
                 name = ".".join(map(str, first["loc"]))
-                raise BadInput(f"{file} is no T4 file of Tuna's: {name} {first['msg']}.") from None
-            for one in found.results:
-                times = [m["value"] for m in one.measurements if m.get("name") == "time"]
-                value = (times[0] if times else math.inf, one.invalidity, one.tuna.params)
-                key = f"{found.tuna.config} job {one.tuna.job_id} trial {one.tuna.trial}"
-                yield Entry(key, found.tuna.solver, value)
+                raise BadInput(f"{file} is not Tuna's T4 file: {name} {first['msg']}.") from None
+            for result in contents.results:
+                times = [m["value"] for m in result.measurements if m.get("name") == "time"]
+                value = (times[0] if times else math.inf, result.invalidity, result.tuna.params)
+                key = f"{contents.tuna.config} job {result.tuna.job_id} trial {result.tuna.trial}"
+                yield Entry(key, contents.tuna.solver, value)
 
 
 def _t4(trial: TrialRecord, naming: _Naming) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def _t4(trial: TrialRecord, naming: _Naming) -> dict[str, Any]:
     measured = [("time", trial.time_ms, "ms"), ("low", trial.low_ms, "ms")]
     measured += [("high", trial.high_ms, "ms"), ("max_error", trial.max_error, "")]
     invalidity = _INVALID[Cause(trial.cause)] if trial.cause else _VALID
-    found = {} if trial.measured_at is None else {"timestamp": trial.measured_at.isoformat()}
-    return found | {
+    moment = {} if trial.measured_at is None else {"timestamp": trial.measured_at.isoformat()}
+    return moment | {
         "configuration": naming(trial.params),
         "objectives": ["time"],
         "times": times,
@@ -279,20 +279,20 @@ class OptunaExporter(TrialExporter):
         went on in the file."""
         optuna = _optuna()
         if not self.recognises(path, compressed.head(path)):
-            raise BadInput(f"{path} is no {self.title} of Tuna's.")
+            raise BadInput(f"{path} is not an {self.title} of Tuna's.")
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(path))
             studies = optuna.storages.JournalStorage(backend)
-            found = studies.get_all_studies()
+            all_studies = studies.get_all_studies()
         except Exception as error:  # Optuna raises whatever a damaged line leads to
             raise BadInput(f"{path} cannot be read by Optuna: {error}.") from error
-        for study in found:
+        for study in all_studies:
             facts = study.user_attrs
             for trial in studies.get_all_trials(study._study_id, deepcopy=False):
-                mine = trial.user_attrs
-                if "job_id" not in mine:
+                attributes = trial.user_attrs
+                if "job_id" not in attributes:
                     continue
-                key = f"{facts['config']} job {mine['job_id']} trial {mine['trial']}"
+                key = f"{facts['config']} job {attributes['job_id']} trial {attributes['trial']}"
                 params = json.dumps(trial.params, sort_keys=True)
                 value = math.inf if trial.value is None else trial.value
                 yield Entry(key, facts["solver"], (value, trial.state.name, params))
@@ -333,14 +333,14 @@ def _backend(optuna: Any, write: Callable[[str], object], study_id: int) -> Any:
 def _frozen(optuna: Any, trials: Sequence[TrialRecord], naming: _Naming) -> Iterator[Any]:
     """The trials of a study. One that failed has the time of the one before it: Optuna needs
     one."""
-    named = [naming(one.params or "") for one in trials]
+    named = [naming(trial.params or "") for trial in trials]
     distributions = _distributions(optuna.distributions, named)
-    known = (one.measured_at for one in trials if one.measured_at is not None)
+    known = (trial.measured_at for trial in trials if trial.measured_at is not None)
     moment = next(known, datetime.fromtimestamp(0, timezone.utc))
     for number, (trial, values) in enumerate(zip(trials, named, strict=True)):
         moment = trial.measured_at or moment
         state = "FAIL" if trial.cause else "PRUNED" if trial.ended_early else "COMPLETE"
-        mine = {name: distributions[name] for name in values if name in distributions}
+        spaces = {name: distributions[name] for name in values if name in distributions}
         texts = optuna.distributions.CategoricalDistribution
         yield optuna.trial.FrozenTrial(
             number=number,
@@ -350,12 +350,12 @@ def _frozen(optuna: Any, trials: Sequence[TrialRecord], naming: _Naming) -> Iter
             datetime_start=moment,
             datetime_complete=moment,
             params={
-                name: _word(values[name]) if isinstance(one, texts) else values[name]
-                for name, one in mine.items()
+                name: _word(values[name]) if isinstance(space, texts) else values[name]
+                for name, space in spaces.items()
             },
-            distributions=mine,
+            distributions=spaces,
             user_attrs={
-                **{name: _word(value) for name, value in values.items() if name not in mine},
+                **{name: _word(value) for name, value in values.items() if name not in spaces},
                 **_attributes(trial),
             },
             system_attrs={},
@@ -383,7 +383,7 @@ def _distributions(kinds: Any, named: Iterable[Mapping[str, Any]]) -> dict[str, 
             found[name] = kinds.IntDistribution(min(those), max(those))
         elif types <= {int, float} and all(map(math.isfinite, those)):
             found[name] = kinds.FloatDistribution(min(those), max(those))
-        elif len(words := sorted({_word(value) for value in those})) <= _MOST_WORDS:
+        elif len(words := sorted({_word(value) for value in those})) <= _MAX_WORDS:
             found[name] = kinds.CategoricalDistribution(words)
     return found
 

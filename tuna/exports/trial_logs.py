@@ -25,9 +25,9 @@ log = structlog.get_logger(__name__)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
 _NAME_CHARS = 200
-#: Pause after a store has failed.
+#: Seconds of pause after a store has failed
 _AGAIN_S = 10.0
-#: Columns of a trial that a line has.
+#: Columns of a trial that a line has
 FIELDS = (
     *("number", "params", "step", "cause", "output_tail", "time_ms", "low_ms", "high_ms"),
     *("clock", "times_ms", "ended_early", "max_error", "build_s", "measured_at"),

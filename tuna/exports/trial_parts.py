@@ -31,29 +31,30 @@ import sqlalchemy as sa
 import structlog
 
 from tuna.artifacts.files import Folder
+from tuna.common.files import atomic_file, make_home
 from tuna.db.database import connect_database
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, FindDb, Job, Session, SolverRow, TrialRow
 from tuna.errors import StorageFull, TunaError
 from tuna.exports.trial_logs import ENDED, FIELDS, of_jobs
-from tuna.files import atomic_file, make_home
 from tuna.libraries.base import FINALS
 from tuna.sandbox.python import module_command
 from tuna.services.restarts import Restarts
 
 log = structlog.get_logger(__name__)
 
-#: Trials of a part, and seconds after which one with fewer is closed.
+#: Number of trials in a part, and seconds after which a part with fewer is closed
 _TRIALS, _OLD_S = 10_000, 600.0
-#: Seconds between two lists of jobs, and jobs that are read together.
+#: Seconds between two lists of jobs, and number of jobs that are read together
 _GATHER_S, _JOBS = 1.0, 500
-#: Parts of all URLs that wait.
+#: Maximum of bytes of the parts of all URLs that wait
 _SPOOL_BYTES = 1 << 30
-#: Pause after the URL has failed, and how long the end waits for a part that is on its way.
+#: Seconds of pause after the URL has failed, and seconds that the end waits for a part that is on
+#: its way
 _AGAIN_S, _END_S = 10.0, 30.0
-#: Fast: what it saves no longer delays a run.
+#: Level of compression: a fast one, because what a higher one saves does not pay for a delayed run
 _LEVEL = 1
-#: Columns of a trial that a line has besides its times.
+#: Columns of a trial that a line has besides its times
 _NAMES = tuple(name for name in FIELDS if name != "times_ms")
 _COLUMNS = tuple(getattr(TrialRow, name) for name in _NAMES)
 
@@ -63,10 +64,11 @@ class Logged:
     """Numbers of trials, and of parts that were not sent."""
 
     logged: int = 0
-    dropped: int = 0  #: since the spool was full
-    waiting: int = 0  #: parts
-    kept: int = 0  #: of the lists of jobs, those whose trials are all in parts, or dropped
-    reason: str = ""  #: why trials were not read or sent, the last one
+    dropped: int = 0  #: number of trials that were dropped because the spool was full
+    waiting: int = 0  #: number of parts that wait to be sent
+    #: number of lists of jobs that are kept, whose trials are all in parts, or dropped
+    kept: int = 0
+    reason: str = ""  #: last reason why trials were not read or sent
 
 
 class TrialLog:

@@ -32,7 +32,7 @@ from tuna.libraries import compressed
 from tuna.libraries.exporter import Entry, Exporter, ExportTally, FileOptions, Pair
 from tuna.libraries.results import NO_TIME, ReportedTime, ResultSource, is_time
 
-_MOST_CHARS = 4000
+_MAX_CHARS = 4000
 _NUMBER = re.compile(r"[0-9.]{1,30}(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
 
 
@@ -45,7 +45,7 @@ class ReportedOptions(FileOptions):
 
 
 class _BadRow(Exception):
-    """Raised for a row that is no report, with the reason."""
+    """Raised for a row that is not a report, with the reason."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class TuningRows:
     """The contents of a file."""
 
     rows: list[ReportedTime] = field(default_factory=list)
-    #: numbers of the lines that are no reports, by reason
+    #: numbers of the lines that are not reports, by reason
     bad: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -68,7 +68,7 @@ class TuningFile(Exporter[ReportedOptions]):
     timed = True
     fastest_of_key = True
     options = ReportedOptions
-    layers: ClassVar[LineForm]  #: of a report's subject
+    layers: ClassVar[LineForm]  #: form of the lines that name a report's subject
 
     def accepts(self, source: ResultSource) -> None:
         """Refuse results: a solution is an index of the program that reports."""
@@ -131,7 +131,7 @@ class TuningFile(Exporter[ReportedOptions]):
         found = self.read(path)
         if found.bad or not found.rows:
             why = "; ".join(found.skipped) or "it has no times"
-            raise BadInput(f"{path} is no good {self.title}: {why}.")
+            raise BadInput(f"{path} cannot be used as a {self.title}: {why}.")
         for row in sorted(found.rows, key=lambda row: row.time_ms or 0.0):
             yield Entry(row.subject, row.implementation, (row.time_ms or 0.0,))
 
@@ -213,14 +213,14 @@ class TunableOpExporter(TuningFile):
 
 def _tunableop_row(line: str, operator: str, rest: Sequence[str]) -> ReportedTime:
     if not re.fullmatch(r"[A-Za-z]*TunableOp_\S+", operator) or not _is_text(line):
-        raise _BadRow("it is no row of TunableOp")
+        raise _BadRow("it is not a row of TunableOp")
     if len(rest) < 3 or not rest[0] or not rest[1]:
         raise _BadRow("it has no solution and time")
     return ReportedTime("tunableop", f"{operator},{rest[0]}", rest[1], _time(rest[2]))
 
 
 def _is_text(line: str) -> bool:
-    return line.isprintable() and len(line) <= _MOST_CHARS
+    return line.isprintable() and len(line) <= _MAX_CHARS
 
 
 def _time(text: str, in_one_ms: int = 1) -> float:
@@ -238,7 +238,8 @@ _COMPARED = (
     *("transA", "transB", "batch_count", "m", "n", "k"),
     *("a_type", "b_type", "c_type", "compute_type"),
 )
-#: Of releases without headers, in their order; later ones have `aux_type` behind `bias_type`.
+#: Columns of a problem in releases without headers, in their order; later releases have `aux_type`
+#: behind `bias_type`
 _PROBLEM = (
     *("transA", "transB", "grouped_gemm", "batch_count", "m", "n", "k", "alpha", "lda"),
     *("stride_a", "beta", "ldb", "stride_b", "ldc", "stride_c", "ldd", "stride_d", "a_type"),
@@ -249,7 +250,7 @@ _MEASURED = ("rotating_buffer", "hipblaslt-Gflops", "hipblaslt-GB/s", "us")
 _DEVICE = ("gcnArchName", "CUs")
 _KERNEL = ("kernel_name", "solution_name")
 _OLD_HEADER = (*_PROBLEM, *_MEASURED, "solution_index", *_DEVICE)
-#: No part of the problem.
+#: Columns that are not part of the problem
 _BESIDE = {
     *(*_MEASURED, *_DEVICE, *_KERNEL, "solution_index", "CPU-Gflops", "CPU-us", "norm_error"),
     *("atol", "rtol"),
@@ -276,7 +277,7 @@ class HipblasltExporter(TuningFile):
         for number, text in lines:
             line = text.strip()
             if line.startswith(f"{_GIT}:"):
-                name = line.partition(":")[2].strip()[:_MOST_CHARS]
+                name = line.partition(":")[2].strip()[:_MAX_CHARS]
                 if commit.setdefault(_GIT, name) != name:
                     raise BadInput(
                         f"Line {number} has another {_GIT} than a line before: the file mixes"
@@ -332,7 +333,7 @@ def _hipblaslt_row(line: str, header: Sequence[str], commit: Mapping[str, str]) 
     if len(values) != len(header) or len({*header}) != len(header):
         raise _BadRow("it does not have the columns of its header")
     if not _is_text(line) or any(re.search(r"\s", word) for word in (*header, *values)):
-        raise _BadRow("it is no row of hipBLASLt")
+        raise _BadRow("it is not a row of hipBLASLt")
     columns = {name: value for name, value in zip(header, values, strict=True) if value}
     index = columns.get("solution_index", "")
     lacking = [name for name in (*_COMPARED, "us") if name not in columns]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from tuna.common.messages import choices
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -23,11 +24,10 @@ from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.options import Condition, JobOptions, complete
-from tuna.messages import choices
 from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
 #: Trials in one result, where the library says nothing else.
-_MOST_TRIALS = 64
+_MAX_TRIALS = 64
 #: Name of the step of `Library.finals`.
 FINALS = "finals"
 
@@ -293,7 +293,7 @@ class Library(ABC):
     def most_trials(self, options: Mapping[str, Any]) -> int:
         """The number of trials that a step of a job with these options may report: a result with
         more is refused."""
-        return _MOST_TRIALS
+        return _MAX_TRIALS
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
         """Return the `solvers` whose jobs search in rounds and so begin with the step `search`."""

@@ -17,7 +17,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.sandbox.cores import eval_cpus
 
-#: Maximum number of steps of a job, against endless loops.
+#: Maximum of steps of a job, against endless loops
 MAX_STEPS = 100
 
 

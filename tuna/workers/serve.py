@@ -15,7 +15,8 @@ from typing import Any
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.signals import SignalEvent
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
 from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
@@ -23,18 +24,17 @@ from tuna.sandbox.discovery import CPU, Device
 from tuna.sandbox.processes import signal_name
 from tuna.services.restarts import Restarts
 from tuna.settings import Settings, get_settings
-from tuna.signals import SignalEvent
 from tuna.workers.launch import WorkerSpec, run_hook, start_process
 from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
 
-#: Seconds beyond the bound of its warm shutdown after which a worker is killed.
+#: Seconds beyond the limit of its warm shutdown after which a worker is killed
 _MARGIN_S = 5.0
 _TICK_S = 0.2
-#: Restarts in a row after which a worker that dies is given up, unless it waits for a board.
+#: Restarts in a row after which a worker that dies is given up, unless it waits for a board
 _MAX_RESTARTS = 6
-#: Exit codes that a restart does not cure: bad input, database, library missing, disk full.
+#: Exit codes that a restart does not cure: bad input, database, library missing, disk full
 _REFUSALS = frozenset({2, 3, 4, 6, 8})
 
 
@@ -83,7 +83,7 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
         raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
     if on_boards and devices is not None:
         raise BadInput(
-            "Boards are none of this machine's devices.",
+            "Boards are not among this machine's devices.",
             hint="leave out --devices, or --tvm-tracker",
         )
     if queue != "eval" and devices is not None:

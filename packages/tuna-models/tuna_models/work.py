@@ -19,7 +19,7 @@ from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import toolchain
-from tuna.sandbox.cores import available_cpus, measuring_with
+from tuna.sandbox.cores import measuring_with, usable_count
 from tuna.settings import get_settings
 from tuna.workers.launch import LastingWorkers
 from tuna_models import store
@@ -112,7 +112,7 @@ def open_work(
             with reading(open_database()) as connection:
                 cores = store.find(connection, model).manifest.cores
             if cores > 1:
-                stack.enter_context(measuring_with(min(cores, len(available_cpus()))))
+                stack.enter_context(measuring_with(min(cores, usable_count())))
         environment = environment_of(session_id)
         here = get_library("tvm").environment().machine_key
         own, lasting = environment.machine_key == here, stack.enter_context(LastingWorkers())

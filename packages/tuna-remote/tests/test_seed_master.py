@@ -145,7 +145,7 @@ def test_a_master_as_printed(
                 "--workload",
                 "MIOpenDriver gemm -m 1 -n 1 -k 1",
             ],
-            "is no YAML",
+            "is not YAML",
         ),
         (["generate"], "No such command 'generate'"),
     ],

@@ -330,7 +330,7 @@ def test_the_commands_of_the_cache(member: Member, type_in: Callable[..., Ended]
     assert ended.out.startswith("http://127.0.0.1:8080/v1/cache/team#")
     for words, error in (
         (("--role", "read", "--space", "team"), "role submit"),
-        (("--role", "submit", "--space", "../x"), "no name of a space"),
+        (("--role", "submit", "--space", "../x"), "not a name of a space"),
         (("--role", "submit", "--space", "t", "--url", "ftp://x"), "not the URL of a service"),
         (("--role", "submit", "--url", "http://x"), "of a space"),
     ):

@@ -144,12 +144,12 @@ REFUSED = (
     ({"name": "a\nb"}, "name"),
     ({"colour": "red"}, "colour"),
     ({"arch": "gfx1"}, "no session, and so no worker, for noop gfx1"),
-    ({"session_id": 77}, "no session 77"),
+    ({"session_id": 77}, "Unknown session 77"),
     ({"layers": []}, "layers"),
     ({"layers": ["nonsense", "more"]}, "layers:1"),
     ({"layers": ["MIOpenDriver gemm -m 8 -n 8 -k 0"]}, "layers:1"),
     ({"layers": ["MIOpenDriver gemm -m 8 -n 8 -k 1"] * 10_001}, "layers"),
-    ({"library": "nobody", "arch": None}, "no library 'nobody'"),
+    ({"library": "nobody", "arch": None}, "Unknown library 'nobody'"),
 )
 
 

@@ -30,7 +30,7 @@ def required(value: _T | None, flag: str) -> _T:
     return value
 
 
-#: Options of `tuna` that have another name in the seeds' programs.
+#: Options of `tuna` that have another name in the seeds' programs
 SPELLING = {
     "--allow-imported": "--allow_imported",
     "--allow-noisy": "--allow_noisy",

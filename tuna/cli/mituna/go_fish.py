@@ -13,12 +13,12 @@ from tuna import api
 from tuna.cli import options, show, work
 from tuna.cli.console import say
 from tuna.cli.mituna import common, db_files, layer_jobs, yaml_steps
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.vocabulary import Resource
 
 DEFAULT_LIBRARY = "miopen"
-#: What `go_fish.py LIBRARY` takes as a word instead of options.
+#: Commands that `go_fish.py LIBRARY` takes as a word instead of options
 SUBCOMMANDS: dict[str, click.Command] = {
     "import_configs": layer_jobs.import_configs,
     "load_job": layer_jobs.load_job,
@@ -108,7 +108,7 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
             raise BadInput(f"Options belong after {ctx.invoked_subcommand}.")
         return None
     if len(wanted) != 1:
-        raise BadInput("Say one thing to do.", hint=f"see: ./go_fish.py {ctx.obj} --help")
+        raise BadInput("Give exactly one action.", hint=f"see: ./go_fish.py {ctx.obj} --help")
     return _ACTIONS[wanted[0]](str(ctx.obj), given) or 0
 
 
@@ -186,7 +186,8 @@ def _remote_exec(_: str, given: dict[str, Any]) -> int:
     return 0 if all(answer.ok for answer in answers) else 1
 
 
-#: Handler of each action option, called with the library and all options; None means exit code 0.
+#: Handler of each action option, called with the library and all options; returns the exit code,
+#: None for 0
 _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "add_tables": _add_tables,
     "init_session": _init_session,

@@ -14,7 +14,7 @@ from tuna.cli.console import say
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
-#: MIOpen's names of the algorithms, and the families they name.
+#: Families of solvers by MIOpen's name of the algorithm
 ALGORITHMS = {
     f"miopenConvolutionAlgo{name}": name
     for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")
@@ -121,7 +121,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     words = options.split(text)
     for word in words:
         if not word.isdigit() or int(word) < 1:
-            raise BadInput(f"{word!r} is no batch size.")
+            raise BadInput(f"{word!r} is not a batch size.")
     return tuple(map(int, words))
 
 
@@ -133,7 +133,10 @@ class _Selection:
     all_configs: bool = options.option("Every layer of the session.")
     fin_steps: str | None = options.option("Comma-separated steps; default: all of the library's.")
     algo: str | None = options.option(
-        "Only solvers of this algorithm.", "-A", type=click.Choice(list(ALGORITHMS))
+        f"Only solvers of this algorithm: {', '.join(ALGORITHMS)}.",
+        "-A",
+        type=click.Choice(list(ALGORITHMS)),
+        metavar="ALGORITHM",
     )
     solvers: str | None = options.option("Only these solvers, comma-separated names or ids.", "-s")
     only_dynamic: bool = options.option("Only dynamic solvers.", "-d")

@@ -30,7 +30,7 @@ from tuna.cli.console import say
 from tuna.cli.main import check_words
 from tuna.errors import BadInput
 
-#: Words for steps that are options of go_fish.py, beside the options' own names.
+#: Words for steps that are options of go_fish.py, beside the options' own names
 _OTHER_WORDS = {"check_status": "status", "execute_cmd": "exec"}
 _MAX_BYTES = 1 << 20
 
@@ -53,7 +53,7 @@ def run_file(path: Path, library: str, program: click.Group) -> int:
 def command_lines(
     document: Mapping[str, Any], library: str, program: click.Group
 ) -> list[list[str]]:
-    """The command line of `program` for each enabled step; raises BadInput for what is no step or
+    """The command line of `program` for each enabled step; raises BadInput for an unknown step or
     no option."""
     everywhere = {
         name: value for name, value in document.items() if not isinstance(value, dict | list)
@@ -115,7 +115,7 @@ def _start(group: click.Group, name: str) -> tuple[click.Command, list[str]]:
         if option in param.opts:
             return group, [option] if getattr(param, "is_flag", False) else []
     raise BadInput(
-        f"There is no step {name!r}.",
+        f"Unknown step {name!r}.",
         hint=f"steps: {', '.join(sorted(group.commands))}, and go_fish.py's options",
     )
 
@@ -173,18 +173,17 @@ def _load(path: Path) -> dict[str, Any]:
     """The document, read without making objects of it; duplicate keys are refused."""
     try:
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is no file, or too long for a list of steps.")
+            raise BadInput(f"{path} is not a file, or too long for a list of steps.")
         document = YAML(typ="safe", pure=True).load(io.StringIO(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
     except DuplicateKeyError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise BadInput(
-            f"{path}: {where}a key stands there twice; give a list of mappings for several such"
-            " steps."
+            f"{path}: {where}a key is given twice; give a list of mappings for several such steps."
         ) from None
     except (YAMLError, ValueError) as error:
-        raise BadInput(f"{path} is no YAML: {str(error).splitlines()[0]}.") from None
+        raise BadInput(f"{path} is not YAML: {str(error).splitlines()[0]}.") from None
     except RecursionError:
         raise BadInput(f"{path} is nested too deeply for a list of steps.") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):

@@ -27,10 +27,10 @@ import tvm_ffi
 
 from tuna.errors import BadInput
 
-#: Deeper nesting is a loop, or no argument of a model.
+#: Maximum depth of nested arguments; deeper nesting is a loop, or not an argument of a model
 _DEEPEST = 16
 _INT64 = 1 << 63
-#: Bytes of a handle and its bookkeeping on the board.
+#: Bytes of a handle and its bookkeeping on the board
 _HANDLE_BYTES = 64
 
 
@@ -59,7 +59,7 @@ class RemoteValues:
         self._functions: dict[str, Any] = {}
         self._held: list[Any] = []
         self._numbers = itertools.count()
-        self.held_bytes = 0  #: of the values that were sent and not released
+        self.held_bytes = 0  #: bytes of the values that were sent and not released
 
     def function(self, name: str) -> Any:
         """The board's global function of this name."""
@@ -182,9 +182,9 @@ def _size(value: Any, place: str, depth: int) -> _Size:
     if isinstance(value, Mapping):
         return _size_of_dict(value, place, depth)
     if _is_sequence(value):
-        sizes = [_size(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value)]
+        sizes = [_size(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(value)]
         if _all_arrays(value):
-            kept = [one.kept for one in sizes]
+            kept = [part.kept for part in sizes]
             return _Size(_HANDLE_BYTES + sum(kept), max(kept))
         return _of_objects(value, sizes, place, "tuple")
     raise _refused(place, f"it is of type {type(value).__name__}")

@@ -24,9 +24,10 @@ from typing import Any
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import make_home
+from tuna.common.signals import ECHO_S
 from tuna.errors import ServiceError, TunaError
-from tuna.files import make_home
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
 from tuna.sandbox import box
@@ -34,7 +35,6 @@ from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.services.restarts import Restarts
 from tuna.settings import Settings, get_settings
-from tuna.signals import ECHO_S
 from tuna.workers import lifetime
 from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import ONCE, TELL

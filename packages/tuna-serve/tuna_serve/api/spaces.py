@@ -35,12 +35,8 @@ def list_cache(space: str, limit: int = 100) -> list[dict[str, Any]]:
     with reading(open_database()) as connection:
         found = cache_entries.newest(connection, check_space(space), limit)
     if not found:
-        raise _nothing_in(space)
+        raise cache_pack.nothing_in(space)
     return found
-
-
-def _nothing_in(space: str) -> NotFound:
-    return NotFound(f"There is nothing in a space {space}.", hint="see: `tuna cache list`")
 
 
 def prune_cache(
@@ -93,7 +89,7 @@ def verify_cache(space: str | None = None) -> VerifiedCache:
             page = cache_entries.page(connection, last, space and check_space(space))
         if not page:
             if space is not None and not checked:
-                raise _nothing_in(space)
+                raise cache_pack.nothing_in(space)
             return VerifiedCache(checked, size_bytes, tuple(damaged))
         for entry in page:
             if artifacts.is_whole(entry.digest):

@@ -24,7 +24,7 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import StoredFile, TuningRequest
 from tuna_serve.requests import known
-from tuna_serve.requests.asked import MOST_LAYERS, Asked
+from tuna_serve.requests.asked import MAX_LAYERS, Asked
 from tuna_serve.requests.known import ExactResult
 from tuna_serve.requests.uploads import folder, forget, uploaded_before
 
@@ -83,9 +83,9 @@ def read_layers(file: IO[bytes]) -> ParsedFile:
     finally:
         text.detach()
     parsed.check_strict()
-    if not 1 <= len(parsed.configs) <= MOST_LAYERS:
+    if not 1 <= len(parsed.configs) <= MAX_LAYERS:
         raise BadInput(
-            f"A request has 1 to {MOST_LAYERS} layers, not {len(parsed.configs)}.",
+            f"A request has 1 to {MAX_LAYERS} layers, not {len(parsed.configs)}.",
             hint="a line for each: a MIOpenDriver command or a JSON object",
         )
     return parsed

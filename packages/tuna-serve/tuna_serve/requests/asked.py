@@ -19,7 +19,7 @@ Kind = Literal["model", "layers"]
 #: them have in common is tuned once.
 SESSIONS: dict[str, str] = {"layers": "requests", "model": "models"}
 #: Layers of a request.
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 #: Trials that a request without a number of its own counts as: the most of a quick search for each
 #: layer, and as many for a model of some dozens of tasks.
 _TRIALS_OF_LAYER, _TRIALS_OF_MODEL = 64, 4096

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import own_folder
 from tuna.db import server_errors
 from tuna.db.database import keeping_open, open_database
 from tuna.db.engine import writing
 from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError, TunaError
-from tuna.files import own_folder
 from tuna.sandbox.self_limits import end_with_parent
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState

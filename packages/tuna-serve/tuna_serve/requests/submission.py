@@ -26,7 +26,7 @@ from tuna_serve.requests.asked import SESSIONS, Asked, Conflict, Kind, Limits
 from tuna_serve.requests.uploads import Upload, check_model, forget
 
 #: Architectures and devices that an error names.
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _nothing_there(connection: sa.Connection, asked: Asked, library: str | None)
     row = EnvironmentRow
     query = sa.select(row.library, row.arch, row.device).distinct().order_by(row.library, row.arch)
     there = [
-        " ".join(filter(None, one)) for one in connection.execute(query.limit(_MOST_NAMED)).all()
+        " ".join(filter(None, one)) for one in connection.execute(query.limit(_MAX_NAMED)).all()
     ]
     what = " ".join(filter(None, (library, asked.arch, asked.device)))
     return BadInput(

@@ -34,9 +34,9 @@ log = structlog.get_logger(__name__)
 _EVERY_S, _AT_A_TIME = 0.5, 2
 #: Seconds between two looks for files that killed processes left.
 _SWEEP_EVERY_S = 60.0
-#: Pause before a request is tried again whose servers, or whose lock, were not available.
+#: Seconds before a request is tried again whose servers, or whose lock, were not available
 _AGAIN_S = 5.0
-#: Restarts in a row of the process of a request, which may crash, or be killed by others.
+#: Restarts in a row of the process of a request, which may crash, or be killed by others
 _MAX_RESTARTS = 20
 
 

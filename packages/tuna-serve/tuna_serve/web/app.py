@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from tuna import api
 from tuna.api.documents import json_text
+from tuna.common.version import __version__
 from tuna.db import server_errors
 from tuna.errors import (
     BadInput,
@@ -31,9 +32,8 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
-from tuna.results.best import MOST_LAYERS, LayerIndex
+from tuna.results.best import MAX_LAYERS, LayerIndex
 from tuna.settings import Settings
-from tuna.version import __version__
 from tuna_serve.db.cache_entries import CacheFull
 from tuna_serve.requests.asked import LimitReached
 from tuna_serve.requests.uploads import UploadTooLarge
@@ -95,7 +95,7 @@ def create_app(site: Site) -> ASGIApp:
     app.state.collector = Collector(site.engine, site.settings)
     app.state.layers = index = LayerIndex()
     app.state.best = Batches(
-        lambda layers, **scope: api.best(layers, index=index, **scope), MOST_LAYERS
+        lambda layers, **scope: api.best(layers, index=index, **scope), MAX_LAYERS
     )
     app.state.sizes = lookups.Sizes()
     app.state.session_texts = events.SessionTexts(

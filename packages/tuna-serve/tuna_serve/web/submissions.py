@@ -23,7 +23,7 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers, submission
-from tuna_serve.requests.asked import MOST_LAYERS, Asked, Limits
+from tuna_serve.requests.asked import MAX_LAYERS, Asked, Limits
 from tuna_serve.requests.submission import Submission
 from tuna_serve.requests.uploads import Upload
 from tuna_serve.settings import service_settings
@@ -48,7 +48,7 @@ class LayersBody(Asked):
     """Layers that are asked for, in JSON."""
 
     layers: list[str] = Field(
-        min_length=1, max_length=MOST_LAYERS, description="driver commands or JSON objects"
+        min_length=1, max_length=MAX_LAYERS, description="driver commands or JSON objects"
     )
 
 
