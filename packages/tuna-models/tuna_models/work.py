@@ -79,8 +79,9 @@ class ModelWork:
     ) -> Iterator[None]:
         """Show what is done within a `with` block, as `api.run` does."""
         before = self.events
-        shown = {"on_progress": on_progress, "on_wait": on_wait, "on_waiting": on_waiting}
-        self.events = replace(before, **shown, on_log=on_log)
+        self.events = replace(
+            before, on_progress=on_progress, on_wait=on_wait, on_waiting=on_waiting, on_log=on_log
+        )
         try:
             yield
         finally:

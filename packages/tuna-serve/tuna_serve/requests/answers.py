@@ -58,10 +58,9 @@ def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> No
             )
             size_bytes = file.seek(0, io.SEEK_END)
             files.append(StoredFile(name, artifacts.put_file(file), size_bytes))
-    values = {"message": answer.message, "files": files}
-    values["progress"] = {**request.progress, **progress}
+    ended = {"message": answer.message, "progress": {**request.progress, **progress}}
     with writing(open_database()) as connection:
-        requests.move(connection, request.id, answer.state, **values)
+        requests.move(connection, request.id, answer.state, files=files, **ended)
     forget(request.upload, *(file.digest for file in files))
 
 
@@ -161,11 +160,10 @@ def _answer_model(request: TuningRequest) -> None:
             suffices = one.progress.get("time_ms", math.inf) <= asked.target_ms
         if same and suffices:
             facts = {name: one.progress[name] for name in FACTS if name in one.progress}
-            facts |= {"as_of": one.id}
-            values = {"tag": one.tag, "files": one.files}
-            values["progress"] = {**facts, "known": facts["exact"], "trials": 0}
+            facts |= {"as_of": one.id, "known": facts["exact"], "trials": 0}
+            answer = {"tag": one.tag, "files": one.files, "progress": facts}
             with writing(open_database()) as connection:
-                requests.move(connection, request.id, RequestState.KNOWN, **values)
+                requests.move(connection, request.id, RequestState.KNOWN, **answer)
             return
 
 

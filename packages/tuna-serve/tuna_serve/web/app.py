@@ -106,8 +106,9 @@ def create_app(site: Site) -> ASGIApp:
         },
     )
     app.state.live = events.Live(app.state.session_texts)
-    forms = {"json": json_text, "html": request_pages.live_html}
-    app.state.live_requests = events.Live(partial(submissions.request_texts, forms))
+    app.state.live_requests = events.Live(
+        partial(submissions.request_texts, {"json": json_text, "html": request_pages.live_html})
+    )
     app.state.receiving = set()
     app.state.caches = spaces.Caches(site.engine)
     answers = (machine, lookups, golden, changes, events, submissions, spaces)
