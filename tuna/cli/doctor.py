@@ -71,7 +71,7 @@ def _noise(pairs: int, *, as_json: bool) -> None:
         show.noise(found, quiet)
 
 
-@click.group()
+@click.group(cls=options.Group)
 def db() -> None:
     """Look after the database."""
 
@@ -83,7 +83,7 @@ def upgrade() -> None:
     say(f"{done.url}: schema {done.before or 'none'} -> {done.after}")
 
 
-@click.group()
+@click.group(cls=options.Group)
 def key() -> None:
     """The key that signs compiled artifacts."""
 

@@ -78,7 +78,7 @@ class Accepted:
     )
 
 
-@click.group()
+@click.group(cls=options.Group)
 def golden() -> None:
     """Build, compare, promote and roll back numbered releases of results."""
 

@@ -31,7 +31,7 @@ _ORIGINS = {
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 
-@click.group()
+@click.group(cls=options.Group)
 def session() -> None:
     """List, archive, restore, prune, delete sessions; options, timelines."""
 

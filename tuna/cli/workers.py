@@ -9,7 +9,7 @@ from tuna.cli import options, show
 from tuna.cli.console import Column, print_json, print_list, say
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=options.Group, invoke_without_command=True)
 @options.as_json
 @click.pass_context
 def workers(context: click.Context, as_json: bool) -> None:

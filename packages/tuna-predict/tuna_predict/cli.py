@@ -33,7 +33,7 @@ def _seen(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group()
+@click.group(cls=options.Group)
 def predictor() -> None:
     """Train a cost model from the trials of this database, and use it.
 

@@ -23,7 +23,7 @@ from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
 
 
-@click.group()
+@click.group(cls=options.Group)
 def model() -> None:
     """Import models, see their tasks, build them with the kernels that won."""
 

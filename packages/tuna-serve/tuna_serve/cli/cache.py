@@ -17,7 +17,7 @@ from tuna_serve import api
 from tuna_serve.db.cache_entries import CacheSpace
 
 
-@click.group()
+@click.group(cls=options.Group)
 def cache() -> None:
     """List, prune, verify and pack what programs share in spaces of the cache.
 
