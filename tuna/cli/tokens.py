@@ -13,12 +13,13 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import Column, print_json, print_list, say
+from tuna.cli.groups import Group
 from tuna.errors import BadInput
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.group(cls=options.Group)
+@click.group(cls=Group)
 def token() -> None:
     """Tokens: of workers, each of which lets one join once, and of visitors of the service."""
 
