@@ -5,25 +5,32 @@ each line on stdin is a number of seconds, answered by a JSON list: milliseconds
 time of the process with one thread, else wall time.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+#: version, precision, and what runs the model once
+Runtime = tuple[str, str, Callable[[], object]]
 
-def drawn(shape, dtype):
+
+def drawn(shape: Sequence[int], dtype: Any) -> Any:
     """Random values for an input: ones where it is not of floating point, such as token ids."""
     if np.dtype(dtype).kind == "f":
         return np.random.default_rng(0).standard_normal(shape).astype(dtype)
     return np.ones(shape, dtype)
 
 
-def tuna(model, threads):
+def tuna(model: str, threads: int) -> Runtime:
     """A library of `tuna model build`, with TVM's runtime."""
     os.environ |= {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
     import tvm
@@ -36,7 +43,7 @@ def tuna(model, threads):
     return tvm.__version__, "as the model", lambda: machine["main"](*inputs)
 
 
-def onnxruntime(model, threads):
+def onnxruntime(model: str, threads: int) -> Runtime:
     """The wheel from PyPI, at its defaults but for the threads."""
     import onnxruntime as ort
 
@@ -48,7 +55,7 @@ def onnxruntime(model, threads):
     return ort.__version__, "as the model", lambda: session.run(None, inputs)
 
 
-def openvino(model, threads, **hints):
+def openvino(model: str, threads: int, **hints: str) -> Runtime:
     """The wheel from PyPI, at its defaults: bf16 where the CPU has it."""
     import openvino as ov
 
@@ -63,20 +70,20 @@ def openvino(model, threads, **hints):
     return ov.__version__.split("-")[0], precision, request.infer
 
 
-def openvino_f32(model, threads):
+def openvino_f32(model: str, threads: int) -> Runtime:
     """The same, kept to fp32."""
     return openvino(model, threads, INFERENCE_PRECISION_HINT="f32")
 
 
-def mnn(model, threads):
+def mnn(model: str, threads: int) -> Runtime:
     """The wheel from PyPI, which converts the model itself, at high precision."""
     import MNN
 
-    folder = tempfile.mkdtemp()
-    converted = f"{folder}/model.mnn"
-    words = [sys.executable, "-m", "MNN.tools.mnnconvert", "-f", "ONNX", "--bizCode", "x"]
-    words += ["--modelFile", model, "--MNNModel", converted]
-    subprocess.run(words, check=True, capture_output=True)
+    converted = f"{tempfile.mkdtemp()}/model.mnn"
+    # Not MNN.tools.mnnconvert: that has pip install a log service's client, and reports the use.
+    program = "import sys, MNN, _tools; _tools.mnnconvert(sys.argv)"
+    words = ["-f", "ONNX", "--bizCode", "x", "--modelFile", model, "--MNNModel", converted]
+    subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True)
     config = {"backend": "CPU", "numThread": threads, "precision": "high"}
     runtime = MNN.nn.create_runtime_manager((config,))
     net = MNN.nn.load_module_from_file(converted, [], [], runtime_manager=runtime)
@@ -93,14 +100,14 @@ def mnn(model, threads):
         for shape in shapes
     ]
 
-    def run():
+    def run() -> None:
         for answer in net.forward(inputs):
             answer.read()
 
     return MNN.version(), "fp32", run
 
 
-def ncnn(model, threads):
+def ncnn(model: str, threads: int) -> Runtime:
     """The wheel from PyPI, with a model that pnnx has converted beside it (MODEL.ncnn.param)."""
     import ncnn as library
 
@@ -117,7 +124,7 @@ def ncnn(model, threads):
     shape = [extent.dim_value for extent in value.type.tensor_type.shape.dim]
     matrix = library.Mat(drawn(shape[1:], "float32"))
 
-    def run():
+    def run() -> None:
         extractor = net.create_extractor()
         extractor.input(net.input_names()[0], matrix)
         extractor.extract(net.output_names()[0])
@@ -128,7 +135,7 @@ def ncnn(model, threads):
 RUNTIMES = {one.__name__: one for one in (tuna, onnxruntime, openvino, openvino_f32, mnn, ncnn)}
 
 
-def main():
+def main() -> None:
     """Serve turns until stdin ends."""
     runtime, model, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
     version, precision, run = RUNTIMES[runtime](model, threads)

@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: 
         for _ in range(options.turns):
             for runner in (ours, *peers):
                 runner.turn(options.seconds)
-    own_ms, key = statistics.median(ours.medians_ms), f"{threads} threads"
+    own_ms: float = statistics.median(ours.medians_ms)
+    key = f"{threads} threads"
     outcome.figures[f"{key}, tuna ms"] = own_ms
     for peer in peers:
         named = f"{key}, {peer.name} {peer.facts['version']} ({peer.facts['precision']})"
@@ -93,7 +95,7 @@ def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: 
 
 
 @contextlib.contextmanager
-def _running(python: str, name: str, model: Path, threads: int) -> Any:
+def _running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runner | None]:
     """A runtime that has the model loaded; None where it does not take part, which is said."""
     cpus = set(available_cpus()[-threads:])
     process = subprocess.Popen(

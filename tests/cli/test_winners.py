@@ -81,12 +81,15 @@ def test_words_that_all_layers_share_make_room_for_the_solver(
         for one, k in ((first, "k256 3x3 s1 p1"), (second, "k2048 1x1 s1 p0"))
     ]
     header = dataclasses.replace(figures.header, against=None)
-    report.print_winners(dataclasses.replace(figures, header=header, layers=tuple(layers)))
+    total = dataclasses.replace(figures.totals[0], name=f"net {'0123456789abcdef' * 4}")
+    report.print_winners(
+        dataclasses.replace(figures, header=header, layers=tuple(layers), totals=(total,))
+    )
     lines = capsys.readouterr().out.splitlines()
     (head,) = (line for line in lines if "best solver" in line)
     assert "layer, all NCHW fp32 F  " in head
     assert any("k2048 1x1 s1 p0   " in line and "Tile" in line for line in lines)
-    assert any("total: each layer once" in line for line in lines)
+    assert any("total: net 0123456789ab " in line for line in lines)
     assert max(len(line) for line in lines if line.startswith(" ")) <= 80
 
 

@@ -9,6 +9,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
+from tuna.cli.groups import Group
 from tuna.common.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
@@ -71,7 +72,7 @@ def _noise(pairs: int, *, as_json: bool) -> None:
         show.noise(found, quiet)
 
 
-@click.group()
+@click.group(cls=Group)
 def db() -> None:
     """Look after the database."""
 
@@ -83,7 +84,7 @@ def upgrade() -> None:
     say(f"{done.url}: schema {done.before or 'none'} -> {done.after}")
 
 
-@click.group()
+@click.group(cls=Group)
 def key() -> None:
     """The key that signs compiled artifacts."""
 

@@ -13,6 +13,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
+from tuna.cli.groups import Group
 from tuna.common.messages import choices
 
 
@@ -78,7 +79,7 @@ class Accepted:
     )
 
 
-@click.group()
+@click.group(cls=Group)
 def golden() -> None:
     """Build, compare, promote and roll back numbered releases of results."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -179,12 +180,17 @@ def _columns(figures: api.ReportFigures, ending: str) -> list[Column[api.LayerFi
     return columns
 
 
+def _short(name: str) -> str:
+    """Return the name of a model with the beginning of its version, where that is a digest."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", name)
+
+
 def _total_cells(figures: api.ReportFigures, total: api.TotalFigures, first: str) -> dict[str, str]:
     """The last row, by the titles of the columns, of which `first` is the first."""
     decimals = formats.decimals_for(layer.best_ms for layer in figures.layers)
     other = figures.header.against
     return {
-        first: f"total: {total.name}",
+        first: f"total: {_short(total.name)}",
         "count": formats.count(total.calls),
         "ms": marked_ms(total.time_ms, decimals, noisy=False),
         "GFLOP/s": formats.gflops(total.gflops),
@@ -285,7 +291,7 @@ def _print_comparison(found: api.Comparison) -> None:
     print_table(titles, layers, right)
     rows = [
         (
-            f"{total.name}, {counted(total.runs, 'run')}",
+            f"{_short(total.name)}, {counted(total.runs, 'run')}",
             *map(_ms, total.times_ms),
             *map(_times, total.ratios[1:]),
         )

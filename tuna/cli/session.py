@@ -14,6 +14,7 @@ from tuna import api
 from tuna.api.documents import size_document
 from tuna.cli import options
 from tuna.cli.console import Column, ProgressView, print_json, print_list, say
+from tuna.cli.groups import Group
 from tuna.cli.show import option_texts, searches
 from tuna.common.messages import counted
 from tuna.errors import BadInput
@@ -31,7 +32,7 @@ _ORIGINS = {
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 
-@click.group()
+@click.group(cls=Group)
 def session() -> None:
     """List, archive, restore, prune, delete sessions; options, timelines."""
 

@@ -13,12 +13,13 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import Column, print_json, print_list, say
+from tuna.cli.groups import Group
 from tuna.errors import BadInput
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Tokens: of workers, each of which lets one join once, and of visitors of the service."""
 
@@ -54,8 +55,11 @@ def create(
     label: str,
     count: int,
 ) -> None:
-    """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, for requests to
-    the service, or for programs that share a cache. Pass it on as you would a password."""
+    """Print a new token: a line for a worker that joins (`tuna worker --join`, `tuna rpc-client`),
+    for requests to the service, or for programs that share a cache.
+
+    Pass it on as you would a password.
+    """
     visits = role in get_args(api.VisitorRole)
     if space is not None and role != "submit":
         raise BadInput("--space is for tokens of the role submit.")

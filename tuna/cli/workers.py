@@ -7,9 +7,10 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import Column, print_json, print_list, say
+from tuna.cli.groups import Group
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @options.as_json
 @click.pass_context
 def workers(context: click.Context, as_json: bool) -> None:

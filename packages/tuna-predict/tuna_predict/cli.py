@@ -10,6 +10,7 @@ import click
 
 from tuna.cli import options
 from tuna.cli.console import Column, print_json, print_list, print_table, say
+from tuna.cli.groups import Group
 from tuna.cli.query import since
 from tuna.common.messages import counted
 from tuna_predict import api
@@ -33,7 +34,7 @@ def _seen(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group()
+@click.group(cls=Group)
 def predictor() -> None:
     """Train a cost model from the trials of this database, and use it.
 

@@ -54,6 +54,22 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
     assert not (empty_home / "run" / "serve.token").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "module", "function"),
+    [("serve", "tuna_serve.web.serving", "serve"), ("gateway", "tuna_remote.joining", "gateway")],
+)
+def test_ctrl_c_is_how_a_server_ends(
+    command: str, module: str, function: str, type_in: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an error, and the advice to type the same command to go on from there."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{module}.{function}", interrupted)
+    assert type_in("tuna", command) == (0, "", "")
+
+
 def ended(visitor: httpx.Client, number: int) -> dict:
     """A request, once it is over."""
     found: dict = {}

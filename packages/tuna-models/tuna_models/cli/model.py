@@ -15,6 +15,7 @@ import click
 from tuna.api import RunEvents, of_all
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.groups import Group
 from tuna.cli.show import failed
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
@@ -23,7 +24,7 @@ from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
 
 
-@click.group()
+@click.group(cls=Group)
 def model() -> None:
     """Import models, see their tasks, build them with the kernels that won."""
 

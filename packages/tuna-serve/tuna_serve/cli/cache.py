@@ -10,6 +10,7 @@ import click
 
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
+from tuna.cli.groups import Group
 from tuna.cli.query import since
 from tuna.common.messages import counted, size
 from tuna.errors import BadInput
@@ -17,7 +18,7 @@ from tuna_serve import api
 from tuna_serve.db.cache_entries import CacheSpace
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """List, prune, verify and pack what programs share in spaces of the cache.
 
