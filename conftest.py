@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def for_drills(item: pytest.Item) -> bool:
         only = any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))
-        on_sqlite = item.get_closest_marker("mariadb_in_drills") is not None
+        on_sqlite = item.get_closest_marker("both_databases_in_drills") is not None
         return only or (on_sqlite and "mariadb" in parameters(item))
 
     if DRILLS == 1:

@@ -18,7 +18,7 @@ from tuna.cli.mituna.db_files import update_golden
 from tuna.configs import parse_line
 from tuna.settings import get_settings
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 #: Command line, exit code, part of the output.
 NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (

@@ -14,7 +14,7 @@ from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 OLD = {
     "time_ms": 1.0,

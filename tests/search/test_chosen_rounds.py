@@ -31,7 +31,7 @@ from tuna.vocabulary import Resource
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from search_library import SearchLibrary
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 
 class LearningLibrary(SearchLibrary):

@@ -30,7 +30,7 @@ from tuna.reports.queries import read_figures
 from tuna.search import rounds, waiting_rounds
 from tuna.vocabulary import Cause, State
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 #: Of a search of the library.
 ROUNDS = 8

@@ -43,7 +43,7 @@ from tuna.reports.queries import read_figures
 from tuna.search import finals, rounds
 from tuna.vocabulary import Cause, Resource
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 #: Rounds of a search of the library.
 ROUNDS = 8

@@ -28,7 +28,7 @@ from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
 from tuna.search import history
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 STEPS = {"steps": "search,compile,eval"}

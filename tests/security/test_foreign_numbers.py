@@ -41,7 +41,7 @@ from tuna.search import finals
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 LIBRARY = get_library("noop")
 #: Two layers, and the same with a transposed convolution, which has no key of MIOpen's that Tuna

@@ -27,7 +27,7 @@ from tuna.queue.results import ResultStream
 from tuna.settings import get_settings
 from tuna.workers.worker_process import WorkerProcess
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = pytest.mark.both_databases_in_drills
 
 LIBRARY = get_library("noop")
 DEEP = 100_000
