@@ -21,7 +21,7 @@ from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
 from tuna.settings import get_settings
 
-pytestmark = pytest.mark.mariadb_in_drills
+pytestmark = [pytest.mark.both_databases_in_drills, pytest.mark.usefixtures("forked")]
 
 Type = Callable[..., Any]
 NASTY = {
