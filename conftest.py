@@ -29,7 +29,14 @@ from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
 from durations import Durations
 from fin_double.rocm import install
-from fork_server import CHILD, ForkServer, fork_server, forking
+from fork_server import (
+    CHILD,
+    PROGRAM_MODULES,
+    TVM_MODULES,
+    ForkServer,
+    fork_server,
+    forking,
+)
 from left_behind import LeftBehind
 from markers import ServiceGuard, add_markers, parameters
 from private_servers import mariadb_server, wait_until
@@ -72,29 +79,6 @@ hypothesis.settings.load_profile("tuna")
 TESTS = Path(__file__).parent / "tests"
 #: On PYTHONPATH: kernels are timed for a short time.
 QUICK_SITE = str(TESTS / "quick_site")
-#: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
-PROGRAM_MODULES = (
-    "tuna.cli.main",
-    "tuna.api.client",
-    "tuna.db.overview",
-    "tuna.golden",
-    "tuna.coordinator.coordinator",
-    "tuna_serve.requests.process",
-    "tuna_serve.web.app",
-    "tuna.workers.worker",
-    "tuna.workers.launch",
-    "celery.bin.celery",
-    "celery.apps.worker",
-    "celery.concurrency.prefork",
-    "kombu.transport.redis",
-)
-TVM_MODULES = (
-    "tuna.libraries.building",
-    "tuna.libraries.measuring",
-    "tuna.libraries.tvm.kernel_child",
-    "tuna_models.benchmark_child",
-    "tuna_models.child",
-)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

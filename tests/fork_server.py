@@ -32,6 +32,29 @@ from unittest import mock
 
 #: The module of sandboxed children.
 CHILD = "tuna.sandbox.child"
+#: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
+PROGRAM_MODULES = (
+    "tuna.cli.main",
+    "tuna.api.client",
+    "tuna.db.overview",
+    "tuna.golden",
+    "tuna.coordinator.coordinator",
+    "tuna_serve.requests.process",
+    "tuna_serve.web.app",
+    "tuna.workers.worker",
+    "tuna.workers.launch",
+    "celery.bin.celery",
+    "celery.apps.worker",
+    "celery.concurrency.prefork",
+    "kombu.transport.redis",
+)
+TVM_MODULES = (
+    "tuna.libraries.building",
+    "tuna.libraries.measuring",
+    "tuna.libraries.tvm.kernel_child",
+    "tuna_models.benchmark_child",
+    "tuna_models.child",
+)
 _PR_SET_CHILD_SUBREAPER = 36
 #: The server's own files lie above, those of its forks below.
 _HIGH_FD = 512
