@@ -90,6 +90,7 @@ def test_another_tuna_restores_identical_rows(
             assert hashlib.sha256(blob).hexdigest() == digest
 
 
+@pytest.mark.both_databases_in_drills
 def test_where_ids_are_taken_the_session_gets_new_ones(
     source: sa.Engine, engine: sa.Engine, tmp_path: Path
 ) -> None:

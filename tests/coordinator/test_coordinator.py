@@ -227,6 +227,7 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
     assert len(accepted(engine)) == 800
 
 
+@pytest.mark.both_databases_in_drills
 def test_an_error_of_the_drain_ends_the_run(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +411,7 @@ def test_while_the_artifact_store_is_away_an_coordinator_waits(
     assert len(accepted(engine)) == 800
 
 
+@pytest.mark.both_databases_in_drills
 def test_celerys_events_name_library_step_session_solver_and_layer(
     make: Callable[[], Coordinator],
 ) -> None:
@@ -421,6 +423,7 @@ def test_celerys_events_name_library_step_session_solver_and_layer(
     assert re.fullmatch(r"Noop\d on (conv|gemm) .+ and \d+ more", arguments), arguments
 
 
+@pytest.mark.both_databases_in_drills
 def test_celerys_limit_is_that_of_the_items(
     make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +437,7 @@ def test_celerys_limit_is_that_of_the_items(
     assert limit_s == 50 * 14_400 + 25 + DEVICE_WAIT_S + 30
 
 
+@pytest.mark.both_databases_in_drills
 def test_it_waits_for_jobs_that_are_not_to_be_tried_yet_without_haste(
     engine: sa.Engine, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def scene(
     return make
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_drift_decided_between_solvers_is_decided_again_in_turn(
     scene: Callable[..., Scene],
 ) -> None:
@@ -275,6 +276,7 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
         assert commands(connection, [repeated])[repeated].count("--step measure") == 3
 
 
+@pytest.mark.both_databases_in_drills
 def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(
     scene: Callable[..., Scene],
 ) -> None:
@@ -292,6 +294,7 @@ def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(
     assert one.load() == 0
 
 
+@pytest.mark.both_databases_in_drills
 def test_there_are_none_where_there_is_nothing_to_decide(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.results import NO_TIME
 from tuna.libraries.tvm import tvm_db
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 LAYER = DRIVERS[1]
 KEY = "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F"
 FORMS = ["find", "perf", "kernel", "tvm", "json", "csv"]

@@ -22,6 +22,8 @@ from tuna.golden import (
 )
 from tuna.vocabulary import BASELINE
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 
 def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene) -> None:
     session = scene.session(

@@ -18,6 +18,8 @@ from tuna.cli.mituna.db_files import update_golden
 from tuna.configs import parse_line
 from tuna.settings import get_settings
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 #: Command line, exit code, part of the output.
 NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("build", 3), 2, "needs a session, a base version, or both"),

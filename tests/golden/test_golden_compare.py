@@ -14,6 +14,8 @@ from tuna.errors import BadInput, NotFound
 from tuna.golden import ResultsChanged, build, check_gate, compare
 from tuna.golden.compare import ModelTally, PromotionReport
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 WINO = "ConvBinWinogradRxSf2x3g1"
 OLD = {(A, ASM): 1.0, (A, GEMM): 3.0, (B, ASM): 2.0, (C, ASM): 4.0}
 NEW = {(A, ASM): 0.5, (A, WINO): 0.25, (B, ASM): 2.5, (D, GEMM): 8.0}

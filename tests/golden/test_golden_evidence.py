@@ -21,6 +21,8 @@ from tuna.golden import explain_line, promote, to_markdown
 from tuna.libraries.miopen.problem import text_of
 from tuna.queue.work_items import seed
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 WINO, NAIVE = "ConvBinWinogradRxSf2x3", "ConvDirectNaiveConvFwd"
 
 

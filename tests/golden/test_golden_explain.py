@@ -14,6 +14,8 @@ from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 OLD = {
     "time_ms": 1.0,
     "params": "4,4",

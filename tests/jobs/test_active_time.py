@@ -69,6 +69,7 @@ def test_time_goes_on_while_a_coordinator_is_there(
         )
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_pause_is_no_time_that_was_spent(engine: sa.Engine, at: Callable[[float], None]) -> None:
     session_id = make_jobs(engine, 1)
     serve(engine, session_id, at, 0, 100)
@@ -92,6 +93,7 @@ def test_two_coordinators_count_once(engine: sa.Engine, at: Callable[[float], No
     assert spent(engine, session_id, 0) == 100
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_session_is_deleted_with_what_is_known_of_its_time(
     engine: sa.Engine, at: Callable[[float], None]
 ) -> None:

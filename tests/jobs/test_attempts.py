@@ -81,6 +81,7 @@ def measured(index: int, time_ms: float | None) -> Trial:
     return Trial(index=index, time_ms=time_ms, times_ms=(time_ms,))
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -> None:
     """D1: its candidates had the causes of the first one, so that it got none: a false
     `not_applicable`."""
@@ -96,6 +97,7 @@ def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -
     assert states(bench.engine) == {"evaluated": 1}
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_an_attempt_measured_and_could_not_keep_is_measured_again(bench: Bench) -> None:
     bench.built()
     item = bench.claim("measure")
@@ -103,6 +105,7 @@ def test_what_an_attempt_measured_and_could_not_keep_is_measured_again(bench: Be
     assert [candidate.index for candidate in bench.claim("measure").candidates] == [0, 1]
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_candidate_that_can_no_longer_be_built_is_not_measured(bench: Bench) -> None:
     bench.built()
     bench.answer(bench.claim("measure"), cause=Cause.ARTIFACT_LOST)
@@ -111,6 +114,7 @@ def test_a_candidate_that_can_no_longer_be_built_is_not_measured(bench: Bench) -
     assert [candidate.index for candidate in bench.claim("measure").candidates] == [1]
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_job_that_loses_its_artifacts_each_time_comes_to_an_end(bench: Bench) -> None:
     """To build them again succeeded, and that forgave the loss."""
     for lost in range(3):

@@ -31,6 +31,8 @@ from tuna.vocabulary import Resource
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from search_library import SearchLibrary
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 
 class LearningLibrary(SearchLibrary):
     """What ends a round, and what begins the next, are for the same processes."""

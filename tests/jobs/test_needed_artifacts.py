@@ -106,6 +106,7 @@ def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Scene
     return Scene(engine, redis_client, tmp_path)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_end_of_one_job_does_not_shorten_the_life_of_what_another_needs(scene: Scene) -> None:
     digest = scene.built()
     scene.measured(limit=1)
@@ -117,6 +118,7 @@ def test_the_end_of_one_job_does_not_shorten_the_life_of_what_another_needs(scen
     assert scene.needs() == 0
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_an_artifact_refers_to_lives_as_long(scene: Scene) -> None:
     inner = scene.store.put(b"inner code")
     scene.built(inner)
@@ -126,6 +128,7 @@ def test_what_an_artifact_refers_to_lives_as_long(scene: Scene) -> None:
     assert not scene.lives_long(inner)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_text_of_a_problem_lives_until_its_last_job_has_ended(scene: Scene) -> None:
     text = scene.store.put(b"workload")
     scene.report(scene.claim("build"), workload=text)
@@ -135,6 +138,7 @@ def test_the_text_of_a_problem_lives_until_its_last_job_has_ended(scene: Scene) 
     assert not scene.lives_long(text)
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
     """Also where another job's end shortened its life before the result that needs it was
     drained."""
@@ -150,6 +154,7 @@ def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
     assert not scene.lives_long(gone)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_files_of_an_imported_model_live_as_long_as_the_model(scene: Scene) -> None:
     """They expired after a day, and no build of the model was possible any more."""
     file, text = scene.store.put(b"a model"), scene.store.put(b"its module")
@@ -204,6 +209,7 @@ def test_nothing_is_removed_while_rows_of_a_package_cannot_be_read(
     assert scene.lives_long(other)
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_a_package_reads_of_its_rows_is_not_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +227,7 @@ def test_what_a_package_reads_of_its_rows_is_not_removed(
     assert not scene.lives_long(other)
 
 
+@pytest.mark.both_databases_in_drills
 def test_artifacts_that_are_gone_are_not_made_up_again(scene: Scene) -> None:
     digest = scene.built()
     scene.client.delete(f"tuna:{{n}}:artifact:{digest}", "tuna:{n}:artifacts")

@@ -29,6 +29,8 @@ from tuna.queue.claim import ClaimedChunk
 from tuna.reports.queries import read_figures
 from tuna.vocabulary import Cause, State
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 #: Of a search of the library.
 ROUNDS = 8
 

@@ -165,6 +165,7 @@ def test_a_round_is_built_while_the_one_before_is_measured_and_no_more(scene: Sc
     assert [row[:2] for row in scene.rows()] == [(0, "measure"), (1, "measure"), (2, "search")]
 
 
+@pytest.mark.both_databases_in_drills
 def test_rounds_that_learn_nothing_are_open_beside_each_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene
         assert begun() == connection.execute(started).scalar_one()
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_round_is_told_the_results_before_the_last_whenever_those_came(scene: Scene) -> None:
     for step in ("search", "build", "measure"):
         scene.work(step)
@@ -228,6 +230,7 @@ def test_a_round_is_told_the_results_before_the_last_whenever_those_came(scene: 
     assert scene.trials() == scene.expected()
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_search_ends_when_its_library_says_so_and_says_why(scene: Scene) -> None:
     finish(scene)
     assert (scene.stopped(), len(scene.rows())) == ("8 rounds", 8)
@@ -329,6 +332,7 @@ def test_a_late_result_of_a_round_is_refused_once_and_changes_nothing(scene: Sce
     assert scene.trials() == scene.expected()
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     scene.work("search")
     scene.load()
@@ -346,6 +350,7 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     assert len(scene.rows()) == 8
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_search_that_is_canceled_opens_no_round_until_it_is_retried(scene: Scene) -> None:
     scene.work("search")
     scene.load()
@@ -376,6 +381,7 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
     assert scene.trials() == scene.expected()
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene) -> None:
     scene.work("search")
     scene.load()
@@ -425,6 +431,7 @@ def test_a_candidate_of_a_round_is_repeated_from_its_params(
         assert (again["index"], again["time_ms"]) == (2, time_of(trial.params))
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_trial_that_there_is_not_and_words_that_do_not_fit_are_refused(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ from tuna.reports.html import render
 from tuna.reports.queries import read_figures
 from tuna.vocabulary import Cause, Resource
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 #: Rounds of a search of the library.
 ROUNDS = 8
 

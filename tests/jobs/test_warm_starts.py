@@ -27,6 +27,8 @@ from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.queue.claim import claim
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 LAYER = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 STEPS = {"steps": "search,compile,eval"}
 SOLVER = "TvmConvDirectNCHW"

@@ -41,6 +41,8 @@ from tuna.reports.queries import read_figures
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 LIBRARY = get_library("noop")
 #: Two layers, and the same with a transposed convolution, which has no key of MIOpen's that Tuna
 #: knows.

@@ -27,6 +27,8 @@ from tuna.queue.results import ResultStream
 from tuna.settings import get_settings
 from tuna.workers.worker_process import WorkerProcess
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 LIBRARY = get_library("noop")
 DEEP = 100_000
 NAN, INF = float("nan"), float("inf")

@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -220,10 +221,9 @@ def test_a_model_whose_processes_are_killed_is_built_once(
 @pytest.mark.service
 @pytest.mark.usefixtures("forked")
 def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "demo"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp())  # short: else the socket of its Redis is in another folder
     monkeypatch.setenv("TMPDIR", str(folder))
     with serving(home, "--demo") as link, visitor_of(link) as visitor:
         (session,) = visitor.get("/v1/sessions").json()["sessions"]
