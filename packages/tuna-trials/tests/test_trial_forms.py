@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 from builders import DRIVERS, DatabaseBuilder
-from test_contracts import Ours
+from exporter_samples import Ours
 
 from tuna.configs import parse_line
 from tuna.db import models
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.exports import export, export_golden, trial_forms
-from tuna.exports.trial_forms import OptunaExporter, T4Exporter
+from tuna.exports import export, export_golden
 from tuna.libraries.exporter import Entry
+from tuna_trials import trial_forms
+from tuna_trials.trial_forms import OptunaExporter, T4Exporter
 
 LAYER = parse_line(DRIVERS[0])[0]
 
