@@ -43,7 +43,7 @@ from private_servers import mariadb_server, wait_until
 from shared_data import DRILLS, need, needed_program
 
 from tuna.cli.main import guarded
-from tuna.cli.mituna.common import respell
+from tuna.cli.seeds import respell
 from tuna.db.engine import make_engine
 from tuna.libraries.miopen.environment import visible_gpu
 from tuna.queue.connection import release_services

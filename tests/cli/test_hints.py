@@ -15,8 +15,8 @@ import click
 import pytest
 from command_lines import PROGRAMS
 
+from tuna.cli import seeds
 from tuna.cli.main import commands, tuna
-from tuna.cli.mituna import common
 from tuna.settings import get_settings
 
 TypeIn = Callable[..., Any]
@@ -211,8 +211,8 @@ def test_each_respelt_option_is_one() -> None:
             found = found.union(*(options(one) for one in below if one is not None))
         return found
 
-    assert set(common.SPELLING) <= options(tuna)
-    assert set(common.SPELLING.values()) <= options(PROGRAMS["go_fish"])
+    assert set(seeds.SPELLING) <= options(tuna)
+    assert set(seeds.SPELLING.values()) <= options(PROGRAMS["go_fish"])
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna import api
 from tuna.cli.main import guarded, tuna
-from tuna.cli.mituna.common import respell
-from tuna.cli.mituna.db_files import update_golden
+from tuna.cli.seeds import respell
 from tuna.configs import parse_line
 from tuna.settings import get_settings
+from tuna_mituna.db_files import update_golden
 
 pytestmark = pytest.mark.both_databases_in_drills
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tuna.cli.mituna import yaml_steps
-from tuna.cli.mituna.go_fish import go_fish
 from tuna.common.files import gunzip
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
@@ -22,6 +20,8 @@ from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
 from tuna.settings import get_settings, parse_cpus
+from tuna_mituna import yaml_steps
+from tuna_mituna.go_fish import go_fish
 
 DEEP = 100_000
 KEY = "64-7-7-1x1-64-7-7-1-0x0-1x1-1x1-0-NCHW-FP32-F"
@@ -45,7 +45,7 @@ def _refused(call: Callable[[], object], *words: str) -> None:
 
 
 _READERS = """
-from tuna.cli.mituna.yaml_steps import _load
+from tuna_mituna.yaml_steps import _load
 from tuna.configs import parse_file
 from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
@@ -133,7 +133,7 @@ def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(
 ) -> None:
     (tmp_path / "steps.yaml").write_text("[" * DEEP)
     code = (
-        "from tuna.cli.mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept"
+        "from tuna_mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept"
         " BadInput as e:\n    print(e)"
     )
     assert "nested" in in_little_memory(code)

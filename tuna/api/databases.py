@@ -20,7 +20,7 @@ from tuna.exports.database_files import Diff, MergeReport, check, diff, merge_al
 from tuna.exports.importer import import_db
 from tuna.exports.intake import ImportReport, import_reported
 from tuna.exports.registry import exporter_of
-from tuna.exports.tuning_files import TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.exports.write import kernels_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name

@@ -15,7 +15,7 @@ from tuna.common.messages import choices
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
-from tuna.exports.trial_parts import TrialLog
+from tuna.exports.trial_log import TrialLog, trial_log
 from tuna.libraries.base import Library
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
@@ -116,7 +116,7 @@ def log_trials(url: str) -> TrialLog:
     `tune_model`, whose events' `on_stored` is its `add`; raises ServiceError for a URL that cannot
     be used."""
     open_database()  # as it ought to be, for the process that reads it
-    return TrialLog(url, get_settings().home)
+    return trial_log(url, get_settings().home)
 
 
 @contextlib.contextmanager

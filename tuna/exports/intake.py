@@ -20,7 +20,7 @@ from tuna.db.engine import reading, transaction
 from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.exports.tuning_files import TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.libraries.exporter import ImportedResult
 from tuna.results import reported
 from tuna.results.selectable import SESSIONS

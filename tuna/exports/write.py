@@ -16,7 +16,7 @@ from tuna.db import sessions
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import exporter
-from tuna.exports.tuning_files import TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.libraries.exporter import ExportReport
 from tuna.libraries.results import (
     KernelOf,

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 from builders import DRIVERS, DatabaseBuilder
-from test_contracts import Ours
+from exporter_samples import Ours
 
 from tuna.configs import parse_line
 from tuna.db import models
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.exports import export, export_golden, trial_forms
-from tuna.exports.trial_forms import OptunaExporter, T4Exporter
+from tuna.exports import export, export_golden
 from tuna.libraries.exporter import Entry
+from tuna_trials import trial_forms
+from tuna_trials.trial_forms import OptunaExporter, T4Exporter
 
 LAYER = parse_line(DRIVERS[0])[0]
 #: Copied from kernel_tuner/schema/T4/1.0.0 of Kernel Tuner 1.5.0 (Apache-2.0), which brings

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +36,7 @@ from tuna.db.database import connect_database
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, FindDb, Job, Session, SolverRow, TrialRow
 from tuna.errors import StorageFull, TunaError
-from tuna.exports.trial_logs import ENDED, FIELDS, of_jobs
+from tuna.exports.trial_log import ENDED, FIELDS, Logged, TrialLog, of_jobs
 from tuna.libraries.base import FINALS
 from tuna.sandbox.python import module_command
 from tuna.services.restarts import Restarts
@@ -59,19 +59,7 @@ _NAMES = tuple(name for name in FIELDS if name != "times_ms")
 _COLUMNS = tuple(getattr(TrialRow, name) for name in _NAMES)
 
 
-@dataclass
-class Logged:
-    """Numbers of trials, and of parts that were not sent."""
-
-    logged: int = 0
-    dropped: int = 0  #: number of trials that were dropped because the spool was full
-    waiting: int = 0  #: number of parts that wait to be sent
-    #: number of lists of jobs that are kept, whose trials are all in parts, or dropped
-    kept: int = 0
-    reason: str = ""  #: last reason why trials were not read or sent
-
-
-class TrialLog:
+class ProcessTrialLog(TrialLog):
     """Logs the trials of jobs that have ended, by a process, within a `with` block."""
 
     def __init__(self, url: str, home: Path) -> None:
@@ -85,7 +73,7 @@ class TrialLog:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trial log", daemon=True)
 
-    def __enter__(self) -> TrialLog:
+    def __enter__(self) -> ProcessTrialLog:
         self._thread.start()
         return self
 

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from tuna import api
-from tuna.cli import options, show
+from tuna.cli import options, seeds, show
 from tuna.cli.golden import KINDS, Accepted, print_build
-from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
 _PATH = click.Path(path_type=Path)
@@ -29,8 +28,8 @@ class _Wishes:
     top: int = options.option("Solvers kept for a layer.", type=options.COUNT, default=4)
 
 
-@click.command(context_settings=common.CONTEXT)
-@common.session_id
+@click.command(context_settings=seeds.CONTEXT)
+@seeds.session_id
 @click.option(
     "--golden_v", type=options.GOLDEN, help="Golden version, instead of a session; needs -a."
 )
@@ -38,10 +37,10 @@ class _Wishes:
 @click.option("-f", "--find_db", "form", flag_value="find", help="Export the find db.")
 @click.option("-k", "--kern_db", "form", flag_value="kernel", help="Export the kernel db.")
 @click.option("--tvm_db", "form", flag_value="tvm", help="Export TVM's own JSON database.")
-@common.arch
-@common.num_cu
+@seeds.arch
+@seeds.num_cu
 @options.collected(_Wishes, "_")
-@common.debug
+@seeds.debug
 def export_db(
     session_id: int | None,
     golden_v: int | None,
@@ -60,14 +59,14 @@ def export_db(
         api.check_device(session_id, arch, num_cu)
         show.exported(api.export(session_id, form, Path(), **wishes))
     else:
-        named = common.required(arch, "-a")
+        named = seeds.required(arch, "-a")
         show.exported(
             api.export_golden(golden_v or 0, form, Path(), arch=named, num_cu=num_cu, **wishes)
         )
     return 0
 
 
-@click.command(context_settings=common.CONTEXT)
+@click.command(context_settings=seeds.CONTEXT)
 @click.option(
     "-t",
     "--target_file",
@@ -77,13 +76,13 @@ def export_db(
 )
 @click.option("--rocm_v", help="ROCm version that it was made with.")
 @click.option("--miopen_v", help="MIOpen version that it was made with.")
-@common.session_id
-@common.arch
-@common.num_cu
+@seeds.session_id
+@seeds.arch
+@seeds.num_cu
 @click.option(
     "-l", "--label", default="imported", show_default=True, help="Reference text of a new session."
 )
-@common.debug
+@seeds.debug
 def import_db(target_file: Path, session_id: int | None, label: str, **facts: Any) -> int:
     """Import a database of MIOpen's into a session; without --session_id into a new one."""
     given = options.given(facts)
@@ -91,7 +90,7 @@ def import_db(target_file: Path, session_id: int | None, label: str, **facts: An
     return 0
 
 
-@click.command(context_settings=common.CONTEXT)
+@click.command(context_settings=seeds.CONTEXT)
 @click.option(
     "-m",
     "--master_file",
@@ -124,15 +123,15 @@ def import_db(target_file: Path, session_id: int | None, label: str, **facts: An
     default=Path(),
     help="Folder for the result; default: here.",
 )
-@common.debug
+@seeds.debug
 def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:
     """Merge two find dbs, perf dbs or kernel dbs into a new file; neither of them is changed."""
     show.merged(api.merge_databases(master_file, target_file, output=output, keep_keys=keep_keys))
     return 0
 
 
-@click.command(context_settings=common.CONTEXT)
-@common.session_id
+@click.command(context_settings=seeds.CONTEXT)
+@seeds.session_id
 @click.option(
     "--golden_v", "version", type=options.GOLDEN, required=True, help="Golden version to create."
 )
@@ -147,7 +146,7 @@ def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path
     type=KINDS,
     help="Only the session's results for layers of this kind.",
 )
-@common.debug
+@seeds.debug
 @click.pass_context
 def update_golden(ctx: click.Context, /, wanted: Accepted, **chosen: Any) -> int:
     """Build a golden version from a session, an earlier version, or both."""
@@ -156,5 +155,5 @@ def update_golden(ctx: click.Context, /, wanted: Accepted, **chosen: Any) -> int
     return 0
 
 
-export_db_main = common.program(export_db, "export_db.py")
-update_golden_main = common.program(update_golden, "update_golden.py")
+export_db_main = seeds.program(export_db, "export_db.py")
+update_golden_main = seeds.program(update_golden, "update_golden.py")

@@ -18,8 +18,9 @@ from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna.exports.database_files import merge_all
 from tuna.exports.registry import exporter_of
-from tuna.exports.tuning_files import HipblasltExporter, TunableOpExporter, TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.results.core_tables import reported
+from tuna_capture.tuning_files import HipblasltExporter, TunableOpExporter
 
 TypeIn = Callable[..., Any]
 ROW = ("GemmTunableOp_BFloat16_TN,tn_512_256_4096_ld_4096_4096_512", "Gemm_Rocblas_45", "0.1")

@@ -15,9 +15,9 @@ from jobs_builder import make_jobs
 from tuna.db.engine import writing
 from tuna.db.models import Job, TrialRow
 from tuna.errors import BadInput, ServiceError
-from tuna.exports import trial_logs
-from tuna.exports.trial_logs import TrialLogs
 from tuna.libraries.base import FINALS
+from tuna_remote import trial_logs
+from tuna_remote.trial_logs import TrialLogs
 
 
 def end(engine: sa.Engine, job_id: int, time_ms: float = 1.5, **values: Any) -> None:

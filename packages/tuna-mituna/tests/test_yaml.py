@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tuna.cli.mituna import yaml_steps
-from tuna.cli.mituna.go_fish import go_fish
 from tuna.errors import BadInput
+from tuna_mituna import yaml_steps
+from tuna_mituna.go_fish import go_fish
 
 
 def lines_of(document: dict[str, Any], library: str = "noop") -> list[list[str]]:

@@ -18,8 +18,8 @@ from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, Job, SolverRow, TrialRow
 from tuna.errors import BadInput, ServiceError
+from tuna.exports.trial_log import ENDED, FIELDS, of_jobs
 from tuna.libraries.base import FINALS
-from tuna.vocabulary import State
 
 log = structlog.get_logger(__name__)
 
@@ -27,12 +27,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
 _NAME_CHARS = 200
 #: Seconds of pause after a store has failed
 _AGAIN_S = 10.0
-#: Columns of a trial that a line has
-FIELDS = (
-    *("number", "params", "step", "cause", "output_tail", "time_ms", "low_ms", "high_ms"),
-    *("clock", "times_ms", "ended_early", "max_error", "build_s", "measured_at"),
-)
-ENDED = (State.EVALUATED.value, State.ERRORED.value)
 
 
 class TrialLogs:
@@ -118,16 +112,6 @@ class TrialLogs:
                     f"A log cannot be written to {self.url}: {error}.", hint=hint
                 ) from None
             self._waiting.discard(job_id)
-
-
-def of_jobs() -> sa.Select[Any]:
-    """Jobs with their layers and solvers, without finals."""
-    query = (
-        sa.select(Job.id)
-        .join(ConfigRow, ConfigRow.id == Job.config_id)
-        .join(SolverRow, SolverRow.id == Job.solver_id)
-    )
-    return query.where(Job.steps != FINALS)
 
 
 def _jobs(session_id: int) -> sa.Select[Any]:

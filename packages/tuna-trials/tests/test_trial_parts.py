@@ -22,11 +22,12 @@ from tuna.artifacts.files import Folder
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Session, TrialRow
 from tuna.errors import ServiceError, StoreUnavailable
-from tuna.exports import trial_parts
-from tuna.exports.trial_parts import Logged, TrialLog, TrialParts
+from tuna.exports.trial_log import Logged
 from tuna.libraries.base import FINALS
 from tuna.services import restarts
 from tuna.settings import get_settings
+from tuna_trials import trial_parts
+from tuna_trials.trial_parts import ProcessTrialLog, TrialParts
 
 
 def end(engine: sa.Engine, *job_ids: int, trials: int = 2) -> None:
@@ -174,7 +175,7 @@ def test_a_url_that_does_not_answer_delays_nothing(
 
 def test_a_bad_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="Protocol not known") as raised:
-        TrialLog("nothing://user:secret@there", tmp_path)
+        ProcessTrialLog("nothing://user:secret@there", tmp_path)
     assert "secret" not in str(raised.value)
 
 
@@ -192,7 +193,7 @@ def of_process(sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> sa.
 
 def test_a_process_that_is_killed_costs_no_trial(of_process: sa.Engine, tmp_path: Path) -> None:
     """It held jobs in no part yet, of which the next one is told again."""
-    with TrialLog(str(tmp_path / "logs"), tmp_path / "home") as log:
+    with ProcessTrialLog(str(tmp_path / "logs"), tmp_path / "home") as log:
         killed: set[int] = set()
         for job_id in (1, 2, 3):
             log.add([job_id])
@@ -217,10 +218,10 @@ def test_a_coordinator_that_is_killed_costs_no_trial_that_was_read(
     script = """
 import sys, time
 from pathlib import Path
-from tuna.exports import trial_parts
+from tuna_trials import trial_parts
 
 trial_parts._GATHER_S = 0.05
-with trial_parts.TrialLog(sys.argv[1], Path(sys.argv[2])) as log:
+with trial_parts.ProcessTrialLog(sys.argv[1], Path(sys.argv[2])) as log:
     log.add([1, 2])
     while len(log._told) < 2:  # the first one was answered
         time.sleep(0.01)

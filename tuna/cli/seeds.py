@@ -1,4 +1,4 @@
-"""Options and helpers that the seeds' commands share."""
+"""Options, spellings and entry points that the seeds' programs share (tuna-mituna, tuna-remote)."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from tuna import api
-from tuna.cli import options, show, work
+from tuna.cli import options, seeds, show, work
 from tuna.cli.console import say
-from tuna.cli.mituna import common, db_files, layer_jobs, yaml_steps
 from tuna.common.messages import counted
 from tuna.errors import BadInput
 from tuna.vocabulary import Resource
+from tuna_mituna import db_files, layer_jobs, yaml_steps
 
 DEFAULT_LIBRARY = "miopen"
 #: Commands that `go_fish.py LIBRARY` takes as a word instead of options
@@ -49,11 +49,11 @@ class _Fish(click.Group):
             callback=library_command.callback,
             invoke_without_command=True,
             help=f"Prepare and run tuning sessions of {name}.",
-            context_settings={**common.CONTEXT, "obj": name},
+            context_settings={**seeds.CONTEXT, "obj": name},
         )
 
 
-@click.group(cls=_Fish, context_settings=common.CONTEXT)
+@click.group(cls=_Fish, context_settings=seeds.CONTEXT)
 def go_fish() -> None:
     """Tune a library: ./go_fish.py [LIBRARY] WHAT-TO-DO. Without a library: miopen."""
 
@@ -91,13 +91,13 @@ def go_fish() -> None:
 @click.option("--add_framework", metavar="NAME", help="Store a framework; needs --fw_version.")
 @click.option("--fw_version", help="Version of the framework.")
 @click.option("--enqueue_only", is_flag=True, help="Enqueue the step's jobs and drain the results.")
-@common.session_id
+@seeds.session_id
 @click.option("-l", "--label", help="Reference text; with --update_applicability: the config tag.")
-@common.arch
-@common.num_cu
+@seeds.arch
+@seeds.num_cu
 @click.option("--rocm_v", help="--init_session: ROCm version, where it is not installed.")
 @click.option("--miopen_v", help="--init_session: MIOpen version, where it is not installed.")
-@common.debug
+@seeds.debug
 @click.pass_context
 @functools.partial(options.session_options, spelling="_")
 def library_command(ctx: click.Context, /, **given: Any) -> int | None:
@@ -114,7 +114,7 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
 
 def _init_session(library: str, given: dict[str, Any]) -> None:
     facts = options.given({name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
-    reason = common.required(given["label"], "-l")
+    reason = seeds.required(given["label"], "-l")
     show.started(api.init_session(library, reason, facts, options=given["session_options"]))
 
 
@@ -123,19 +123,19 @@ def _update_solvers(library: str, _: dict[str, Any]) -> None:
 
 
 def _update_applicability(library: str, given: dict[str, Any]) -> None:
-    number = common.required(given["session_id"], "--session_id")
+    number = seeds.required(given["session_id"], "--session_id")
     show.applicability(api.update_applicability(number, given["label"], library=library))
 
 
 def _execute(library: str, given: dict[str, Any]) -> int:
-    number = common.required(given["session_id"], "--session_id")
+    number = seeds.required(given["session_id"], "--session_id")
     api.session_library(number, library)
     return 1 if work.work_through([number], workers=True) else 0
 
 
 def _fin_steps(library: str, given: dict[str, Any]) -> int:
     """Enqueue, or run a worker: the two terminals of the seeds."""
-    number = common.required(given["session_id"], "--session_id")
+    number = seeds.required(given["session_id"], "--session_id")
     api.session_library(number, library)
     steps = options.split(given["fin_steps"])
     resources = {api.get_library(library).step(step).resource for step in steps}
@@ -203,4 +203,4 @@ _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "add_framework": _add_networks,
 }
 
-main = common.program(go_fish, "go_fish.py")
+main = seeds.program(go_fish, "go_fish.py")

@@ -9,9 +9,8 @@ from typing import Literal
 import click
 
 from tuna import api
-from tuna.cli import options, show
+from tuna.cli import options, seeds, show
 from tuna.cli.console import say
-from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
 #: Families of solvers by MIOpen's name of the algorithm
@@ -51,9 +50,9 @@ class _Import:
     strict: bool = options.option("Import nothing if any line is rejected.")
 
 
-@click.command(context_settings=common.CONTEXT)
+@click.command(context_settings=seeds.CONTEXT)
 @options.collected(_Import, "_")
-@common.debug
+@seeds.debug
 def import_configs(
     wanted: _Import,
 ) -> int:
@@ -72,14 +71,14 @@ def import_configs(
     network = None
     if any((wanted.model, wanted.md_version, wanted.framework, wanted.fw_version)):
         network = api.Network(
-            common.required(wanted.model, "--model"),
-            common.required(wanted.md_version, "--md_version"),
-            common.required(wanted.framework, "--framework"),
-            common.required(wanted.fw_version, "--fw_version"),
+            seeds.required(wanted.model, "--model"),
+            seeds.required(wanted.md_version, "--md_version"),
+            seeds.required(wanted.framework, "--framework"),
+            seeds.required(wanted.fw_version, "--fw_version"),
             wanted.gpu_count,
         )
     tag = "no_tag" if wanted.tag is None and wanted.mark_recurrent else wanted.tag
-    tag = common.required(tag, "-t")
+    tag = seeds.required(tag, "-t")
     show.imported(
         lambda: api.import_configs(
             wanted.file_name,
@@ -105,9 +104,9 @@ def add_networks(
 ) -> None:
     """Store a model or a framework, or list them."""
     if model:
-        _add_network("model", model, common.required(md_version, "--md_version"))
+        _add_network("model", model, seeds.required(md_version, "--md_version"))
     if framework:
-        _add_network("framework", framework, common.required(fw_version, "--fw_version"))
+        _add_network("framework", framework, seeds.required(fw_version, "--fw_version"))
     if print_models:
         show.networks(api.list_networks())
 
@@ -151,8 +150,8 @@ class _Selection:
     )
 
 
-@click.command(context_settings=common.CONTEXT)
-@common.session_id
+@click.command(context_settings=seeds.CONTEXT)
+@seeds.session_id
 @options.collected(_Selection, "_")
 @click.option(
     "-o",
@@ -161,9 +160,9 @@ class _Selection:
     expose_value=False,
     help="As always: one job for each applicable solver.",
 )
-@common.arch
-@common.num_cu
-@common.debug
+@seeds.arch
+@seeds.num_cu
+@seeds.debug
 def load_job(
     session_id: int | None,
     arch: str | None,
@@ -172,8 +171,8 @@ def load_job(
 ) -> int:
     """Add jobs to a session."""
     number, reason = (
-        common.required(session_id, "--session_id"),
-        common.required(wanted.label, "-l"),
+        seeds.required(session_id, "--session_id"),
+        seeds.required(wanted.label, "-l"),
     )
     if wanted.algo and wanted.solvers:
         raise BadInput("Say -A or -s, not both.")
@@ -209,4 +208,4 @@ def load_job(
     return 0
 
 
-load_job_main = common.program(load_job, "load_job.py")
+load_job_main = seeds.program(load_job, "load_job.py")
