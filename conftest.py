@@ -27,15 +27,23 @@ import sqlalchemy as sa
 import structlog
 from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
+from durations import Durations
 from fin_double.rocm import install
-from fork_server import CHILD, ForkServer, fork_server, forking
+from fork_server import (
+    CHILD,
+    PROGRAM_MODULES,
+    TVM_MODULES,
+    ForkServer,
+    fork_server,
+    forking,
+)
 from left_behind import LeftBehind
 from markers import ServiceGuard, add_markers, parameters
 from private_servers import mariadb_server, wait_until
 from shared_data import DRILLS, need, needed_program
 
 from tuna.cli.main import guarded
-from tuna.cli.mituna.common import respell
+from tuna.cli.seeds import respell
 from tuna.db.engine import make_engine
 from tuna.libraries.miopen.environment import visible_gpu
 from tuna.queue.connection import release_services
@@ -71,96 +79,24 @@ hypothesis.settings.load_profile("tuna")
 TESTS = Path(__file__).parent / "tests"
 #: On PYTHONPATH: kernels are timed for a short time.
 QUICK_SITE = str(TESTS / "quick_site")
-#: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
-PROGRAM_MODULES = (
-    "tuna.cli.main",
-    "tuna.api.client",
-    "tuna.db.overview",
-    "tuna.golden",
-    "tuna.coordinator.coordinator",
-    "tuna_serve.requests.process",
-    "tuna_serve.web.app",
-    "tuna.workers.worker",
-    "tuna.workers.launch",
-    "celery.bin.celery",
-    "celery.apps.worker",
-    "celery.concurrency.prefork",
-    "kombu.transport.redis",
-)
-TVM_MODULES = (
-    "tuna.libraries.building",
-    "tuna.libraries.measuring",
-    "tuna.libraries.tvm.kernel_child",
-    "tuna_models.benchmark_child",
-    "tuna_models.child",
-)
-#: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes
-#: twice the time of SQLite.
-ON_SQLITE = (
-    "test_several_sessions.py",
-    "test_export.py",
-    "test_golden_build.py",
-    "test_golden_cli.py",
-    "test_golden_compare.py",
-    "test_golden_evidence.py",
-    "test_golden_explain.py",
-    "test_chosen_rounds.py",
-    "test_round_parts.py",
-    "test_searches_shown.py",
-    "test_warm_starts.py",
-    "test_foreign_numbers.py",
-    "test_hostile_results.py",
-    "test_text_options.py",
-)
 
 
-#: The files that take longest, the longest first: begun last, one of them would keep a single core
-#: busy at the end. What is not here takes a few seconds.
-LONG = (
-    "test_faults.py",
-    "test_seed_commands.py",
-    "test_worker_command.py",
-    "test_browser.py",
-    "test_coordinator.py",
-    "test_tvm_faults.py",
-    "test_benchmark_model.py",
-    "test_hostile_answers.py",
-    "test_our_libraries.py",
-    "test_joined_workers.py",
-    "test_serving.py",
-    "test_plan.py",
-    "test_tvm_solvers.py",
-    "test_candidates.py",
-    "test_tvm_boards.py",
-    "test_pipeline_workers.py",
-    "test_tvm_families.py",
-    "test_hostile_files.py",
-    "test_archives.py",
-    "test_secrets.py",
-    "test_example_plugin.py",
-    "test_tvm_compile.py",
-    "test_hostile_results.py",
-    "test_golden_faults.py",
-    "test_model_commands.py",
-    "test_first_release_database.py",
-    "test_tvm_end_to_end.py",
-    "test_miopen_commands.py",
-    "test_crossing.py",
-    "test_miopen_pipeline.py",
-    "test_cuda_measuring.py",
-    "test_runner.py",
-    "test_elsewhere.py",
-    "test_processes.py",
-)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write how long each file took into tests/durations.json, by which they are ordered",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks, long files first; what is for drills is left out of the short suite."""
+    """Marks; what is for drills is left out of the short suite."""
 
     def for_drills(item: pytest.Item) -> bool:
         only = any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))
-        return only or (item.path.name in ON_SQLITE and "mariadb" in parameters(item))
+        on_sqlite = item.get_closest_marker("both_databases_in_drills") is not None
+        return only or (on_sqlite and "mariadb" in parameters(item))
 
     if DRILLS == 1:
         left_out = {item for item in items if for_drills(item)}
@@ -168,8 +104,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     for item in items:
         add_markers(item)
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -181,6 +115,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tuna-tests-")
     os.environ.pop("XDG_RUNTIME_DIR", None)
     config.pluginmanager.register(ServiceGuard())
+    config.pluginmanager.register(Durations(config.getoption("--record-durations")))
     if Path("/proc/self/environ").exists():
         config.pluginmanager.register(LeftBehind(config))
 

@@ -4,4 +4,4 @@
 from tuna.cli.script import run
 
 if __name__ == "__main__":
-    run("tuna.cli.mituna.db_files", "export_db_main")
+    run("tuna_mituna.db_files", "export_db_main")

@@ -4,4 +4,4 @@
 from tuna.cli.script import run
 
 if __name__ == "__main__":
-    run("tuna.cli.mituna.go_fish", "main")
+    run("tuna_mituna.go_fish", "main")

@@ -4,4 +4,4 @@
 from tuna.cli.script import run
 
 if __name__ == "__main__":
-    run("tuna.cli.mituna.layer_jobs", "load_job_main")
+    run("tuna_mituna.layer_jobs", "load_job_main")

@@ -53,7 +53,7 @@ CALL_S = 540.0
 LIMITS_S = {"exhaustive": 360.0, "search": 90.0, "again": 90.0, "versus": 240.0, "cold": 180.0}
 #: Limits that say nothing where there is no device.
 OF_SPEED = ("seconds", "idle_share")
-MOST_IDLE, MOST_BEHIND = 0.15, 0.01
+MAX_IDLE, MAX_BEHIND = 0.15, 0.01
 _STAND_IN = "GPU_BENCH_STAND_IN"  #: variable
 
 
@@ -162,14 +162,14 @@ class Stage:
 
     def _exhaustive(self, layers: Sequence[MoeConfig]) -> Outcome:
         run = self._tuned("exhaustive", layers, self._options(exhaustive=True))
-        return self._of_part(run, layers, {}, {"idle_share": MOST_IDLE})
+        return self._of_part(run, layers, {}, {"idle_share": MAX_IDLE})
 
     def _search(self, layers: Sequence[MoeConfig]) -> Outcome:
         run = self._tuned("search", layers, self._options(exhaustive=False))
-        every, limits = self._run("exhaustive"), {"idle_share": MOST_IDLE}
+        every, limits = self._run("exhaustive"), {"idle_share": MAX_IDLE}
         if every.is_done:
             run.figures |= behind(run, every)
-            limits |= {"behind": MOST_BEHIND}
+            limits |= {"behind": MAX_BEHIND}
         return self._of_part(run, layers, {}, limits)
 
     def _again(self, layers: Sequence[MoeConfig]) -> Outcome:

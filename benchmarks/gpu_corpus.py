@@ -23,7 +23,7 @@ from tuna.libraries.kernels import Past
 from tuna.libraries.results import ResultEnvironment, ResultRecord
 from tuna.testing.exporter_contract import sample_record
 
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 _DIGITS = 6  #: of a time
 
 
@@ -118,8 +118,8 @@ def write(path: Path, runs: Sequence[RecordedRun]) -> None:
         lines += [facts, *facts.pop("tables")]
     text = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
     data = gzip.compress(text.encode(), mtime=0)
-    if len(data) > MOST_BYTES:
-        raise SystemExit(f"The corpus would have {len(data)} bytes, more than {MOST_BYTES}.")
+    if len(data) > MAX_BYTES:
+        raise SystemExit(f"The corpus would have {len(data)} bytes, more than {MAX_BYTES}.")
     path.write_bytes(data)
 
 

@@ -23,7 +23,7 @@ from tuna.configs import from_json
 from tuna.libraries.repeats import median_interval
 from tuna_triton.cuda_measuring import DeviceBench
 
-_LEAST, _MOST = 10, 60
+_MIN, _MAX = 10, 60
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def compared(pair: Mapping[str, Any], until: float) -> dict[str, Any]:
                 if not error <= tolerance:
                     return {"config": config.to_json(), "failed": f"{name}: error {error:.3g}"}
             with default.graph(default.once_ms()) as a, tuned.graph(tuned.once_ms()) as b:
-                while len(ratios) < _LEAST or (len(ratios) < _MOST and time.monotonic() < until):
+                while len(ratios) < _MIN or (len(ratios) < _MAX and time.monotonic() < until):
                     order = [("default", a), ("tuned", b)]
                     for name, (graph, runs) in order if len(ratios) % 2 else order[::-1]:
                         launch = lambda graph=graph: cuda.launch_graph(graph)  # noqa: E731

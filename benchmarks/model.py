@@ -1,10 +1,11 @@
 """Latency of tuned models against PyTorch, onnxruntime and untuned TVM, and its shares.
 
 Each model of examples/make_models.py is imported, tuned for `--minutes`, built, and timed in turn
-with what is installed, on one core, in CPU time; the two ResNets once more with direct sums only.
-Everything lies in a new folder, so that nothing is known when the first model comes. A table goes
-to stderr. Also: a second build, and a batch of eight that was never tuned; with `--batch-minutes`
-it is tuned afterwards with 32 candidates, and its tasks are compared with what they took before.
+with what is installed, on one core in CPU time, or on `--cores` of them by the clock; the two
+ResNets once more with direct sums only. Everything lies in a new folder, so that nothing is known
+when the first model comes. A table goes to stderr. Also: a second build, and a batch of eight that
+was never tuned; with `--batch-minutes` it is tuned afterwards with 32 candidates, and its tasks are
+compared with what they took before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Outcome
+from tuna.sandbox.cores import measuring_with
 
 if TYPE_CHECKING:
     from tuna_models.api import BuiltModel
@@ -62,6 +64,9 @@ def main() -> int:
         "--no-untuned", action="store_true", help="leave untuned TVM out, which takes seconds a run"
     )
     parser.add_argument(
+        "--cores", type=int, default=1, help="threads of all that takes part; several by wall time"
+    )
+    parser.add_argument(
         "--folder", type=Path, help="for models, results and libraries; default: a temporary one"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
@@ -70,7 +75,8 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["TUNA_HOME"] = str(folder / "home")
-        return _Run(options, folder).all().print(options.json)
+        with measuring_with(options.cores):
+            return _Run(options, folder).all().print(options.json)
 
 
 class _Run:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.harness import Outcome, command_line
 from tuna.libraries import noise
-from tuna.libraries.noise_records import MOST_NOISE, last, quiet_needed, store
+from tuna.libraries.noise_records import MAX_NOISE, last, quiet_needed, store
 from tuna.settings import get_settings
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     verdict = _named(noise.differences(final), "change, by the setting")
     outcome.ratios |= verdict
     outcome.ratios["largest change"] = max(verdict.values())
-    outcome.limits["largest change"] = MOST_NOISE
+    outcome.limits["largest change"] = MAX_NOISE
     # a load that does not use the cores disturbs nothing
     outcome.budget["cores busy with builds, beside"] = 0.5 * found.builds
     return outcome.print()

@@ -275,7 +275,7 @@ def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
 
 
 def _child(session_id: int, steps: list[str], *, is_remote: bool) -> int:
-    from tuna import logs
+    from tuna.common import logs
     from tuna.coordinator.session_run import run_sessions
     from tuna.db import sessions
     from tuna.db.engine import make_engine, reading
@@ -328,7 +328,7 @@ class _Stopwatch:
 
     def __enter__(self) -> _Stopwatch:
         from tuna.coordinator.coordinator import Coordinator
-        from tuna.drain.drain import Drain
+        from tuna.coordinator.drain import Drain
 
         self._patch(Coordinator, "publish", "publish")
         self._patch(Drain, "write", "drain")

@@ -22,16 +22,16 @@ import sqlalchemy as sa
 
 from benchmarks.simulated_device import DURATIONS, SimulatedDevice, SimulatedRounds, install
 from tests.private_servers import wait_until
-from tuna import logs
+from tuna.common import logs
 from tuna.configs import GemmConfig
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.policies import Policy, Share, Snapshot
 from tuna.coordinator.publisher import Backends
 from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.steps import every_step
-from tuna.policies import Policy, Share, Snapshot
 from tuna.queue.announcements import NAMESPACES_KEY
 from tuna.queue.connection import connect, ensure_services, make_celery, release_services
 from tuna.settings import Settings, get_settings

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Outcome, command_line
-from tuna.drain.find_db_writer import MeasuredResult, best
+from tuna.coordinator.find_db_writer import MeasuredResult, best
 from tuna.libraries.contest import Contest
 from tuna.libraries.items import StepResult
 from tuna.libraries.measurement import Measurement

@@ -5,10 +5,15 @@ examples/run_model.py model.so`.
 The library holds code and weights. `model.so.json` beside it says what the inputs are; here they
 are drawn at random, or read with `--input FILE.npy`, one for each input, in order. Nothing here
 imports Tuna.
+
+It runs on as many threads as the model is built for, or fewer where the affinity (`taskset`) or the
+container's CPU quota allows fewer; `TVM_NUM_THREADS` overrides that.
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import statistics
 import time
@@ -27,6 +32,26 @@ def drawn(entry, random):
     return np.ones(entry["shape"], entry["dtype"])
 
 
+def cpu_quota():
+    """CPU seconds a second that a container (cgroup v2 or v1) may use; infinite without limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError):
+            words = " ".join(Path("/sys/fs/cgroup", name).read_text() for name in names).split()
+            return math.inf if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+    return math.inf
+
+
+def set_threads(built_for):
+    """Say how TVM's thread pool is to be; it reads this once, before the first run."""
+    quota, cpus = cpu_quota(), len(os.sched_getaffinity(0))
+    os.environ.setdefault("TVM_NUM_THREADS", str(int(max(1, min(built_for, cpus, quota)))))
+    # Else TVM pins its threads to cores of its own choice, also to those that are not ours.
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    if quota < cpus:
+        # Idle threads that spin use up the quota.
+        os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
+
+
 def main():
     """Load, run, print the outputs' shapes and first values, and how long a run takes."""
     parser = argparse.ArgumentParser(description="Run a model that `tuna model build` wrote.")
@@ -34,8 +59,7 @@ def main():
     parser.add_argument("--input", type=Path, action="append", default=[], metavar="FILE.npy")
     given = parser.parse_args()
     facts = json.loads(Path(f"{given.library}.json").read_text())
-    # Before TVM is imported, which takes half the cores otherwise: kernels are tuned for so many.
-    os.environ.setdefault("TVM_NUM_THREADS", str(facts["target"].get("num-cores", 1)))
+    set_threads(facts["target"].get("num-cores", 1))  # before TVM is imported
     import tvm
     from tvm import relax
 

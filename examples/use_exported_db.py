@@ -44,6 +44,18 @@ def parse(driver):
     return words[1], dict(zip((word.lstrip("-") for word in words[2::2]), words[3::2], strict=True))
 
 
+def label(driver):
+    """A layer in a few words."""
+    command, flags = parse(driver)
+    if "gemm" in command:
+        return f"{command} {flags['a_h']}x{flags['b_w']}x{flags['a_w']}"
+    sizes = "x".join(flags.get(n, "?") for n in ("batchsize", "in_channels", "in_h", "in_w"))
+    outs, rows, columns, stride = (
+        flags.get(flag, "?") for flag in ("out_channels", "fil_h", "fil_w", "conv_stride_h")
+    )
+    return f"{command} {sizes} k{outs} {rows}x{columns} s{stride}"
+
+
 def integers(flags):
     """The flags whose values are numbers."""
     return {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
@@ -321,12 +333,15 @@ def main(directory):
             tasks += 1
         elif layer["key"] not in best or layer["time_ms"] < best[layer["key"]]["time_ms"]:
             best[layer["key"]] = layer
+    names = {key: label(layer["driver"]) for key, layer in best.items()}
+    wide = max(map(len, ["layer (times in ms)", *names.values()]))
+    widest = max(len(layer["solver"]) for layer in best.values()) if best else 0
     print(
-        f"{'layer':<58} {'solver':<20} {'untuned ms':>10} {'tuned ms':>9} {'faster':>7}"
-        f" {'error':>8}"
+        f"{'layer (times in ms)':<{wide}} {'solver':<{widest}} {'untuned':>8} {'tuned':>7}"
+        f" {'faster':>6} {'error':>7}"
     )
     wrong = 0
-    for layer in best.values():
+    for key, layer in best.items():
         command, flags = parse(layer["driver"])
         module = ms.database.Workload.from_json(workloads[layer["workload"]]).mod
         record = records[layer["records"][0]][1]
@@ -366,16 +381,9 @@ def main(directory):
         ]
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written
         wrong += not right
-        sizes = "x".join(flags.get(n, "?") for n in ("batchsize", "in_channels", "in_h", "in_w"))
-        outs, rows, columns, stride = (
-            flags.get(flag, "?") for flag in ("out_channels", "fil_h", "fil_w", "conv_stride_h")
-        )
-        name = f"{command} {sizes} k{outs} {rows}x{columns} s{stride}"
-        if "gemm" in command:
-            name = layer["driver"][18:76]
         print(
-            f"{name:<58} {layer['solver']:<20} {number(untuned_ms):>10} {tuned_ms:>9.3f} "
-            f"{number(untuned_ms and untuned_ms / tuned_ms, 1):>7} {error:>8.1e}"
+            f"{names[key]:<{wide}} {layer['solver']:<{widest}} {number(untuned_ms):>8}"
+            f" {tuned_ms:>7.3f} {number(untuned_ms and untuned_ms / tuned_ms, 1):>6} {error:>7.1e}"
             f"{'' if right else '  WRONG'}"
         )
     if tasks:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 
 from tuna.cli.main import tuna
-from tuna.cli.mituna import db_files, go_fish, layer_jobs
+from tuna_mituna import db_files, go_fish, layer_jobs
 
 PROGRAMS: dict[str, click.Command] = {
     "tuna": tuna,

@@ -11,6 +11,7 @@ Run as a program this file is the server: `python fork_server.py SOCKET_FD MODUL
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -22,6 +23,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,29 @@ from unittest import mock
 
 #: The module of sandboxed children.
 CHILD = "tuna.sandbox.child"
+#: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
+PROGRAM_MODULES = (
+    "tuna.cli.main",
+    "tuna.api.client",
+    "tuna.db.overview",
+    "tuna.golden",
+    "tuna.coordinator.coordinator",
+    "tuna_serve.requests.process",
+    "tuna_serve.web.app",
+    "tuna.workers.worker",
+    "tuna.workers.launch",
+    "celery.bin.celery",
+    "celery.apps.worker",
+    "celery.concurrency.prefork",
+    "kombu.transport.redis",
+)
+TVM_MODULES = (
+    "tuna.libraries.building",
+    "tuna.libraries.measuring",
+    "tuna.libraries.tvm.kernel_child",
+    "tuna_models.benchmark_child",
+    "tuna_models.child",
+)
 _PR_SET_CHILD_SUBREAPER = 36
 #: The server's own files lie above, those of its forks below.
 _HIGH_FD = 512
@@ -143,7 +168,7 @@ def _serve(requests: socket.socket) -> list[str]:
     while True:
         message, fds, _, _ = socket.recv_fds(requests, _MAX_REQUEST_BYTES, 16)
         if not message:
-            sys.exit()
+            os._exit(0)
         child = os.fork()
         if child == 0:
             between = os.getpid()
@@ -178,7 +203,26 @@ def _become(request: Mapping[str, Any], fds: Sequence[int], between: int) -> Non
 
 
 def _execute(words: list[str], paths: list[str]) -> None:
-    """What `python WORDS` does."""
+    """What `python WORDS` does, but that it ends without freeing all objects: a fork would copy
+    each page of them first."""
+    try:
+        _run_program(words, paths)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    else:
+        code = 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):  # Python says at its end that it cannot write
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run_program(words: list[str], paths: list[str]) -> None:
     first = {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [first, *given, *paths]

@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuna.policies import OpenStep, Policy, SearchProgress, Share, Snapshot, StageKind
+from tuna.coordinator.policies import Policy, Share, Snapshot
+from tuna.jobs.open_steps import OpenStep, SearchProgress, StageKind
 
 QUEUES = ("cpu", "device")
 

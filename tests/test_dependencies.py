@@ -55,8 +55,8 @@ PROGRAM = """
 import sys
 import kombu.transport.redis, celery.bin.worker, celery.concurrency.prefork
 import tuna.celery_app, tuna.coordinator.session_run, tuna.workers.serve, tuna.exports
-import tuna.reports.html
-import tuna.reports.prometheus, tuna.golden, tuna.doctor, tuna.cli.main, tuna.libraries.measuring
+import tuna.reports.html, tuna.reports.prometheus, tuna.golden, tuna.api.checks
+import tuna.cli.main, tuna.libraries.measuring
 from tuna.exports.registry import exporters
 exporters()
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
@@ -206,12 +206,8 @@ NOT_LOCKED = {
     "boto3": "a drill, with moto",
     "botocore": "one case: AWS' model of its requests, which boto3 brings",
     "ipykernel": "a drill",
-    "jsonschema": "one case: Kernel Tuner's schema",
-    "kernel_tuner": "one case: its schema",
     "nbclient": "a drill",
     "moto": "a drill: pip install 'moto[server]'",
-    "onnxruntime": "one case: what ONNX's own evaluator refuses",
-    "optuna": "an extra for one form of export (docs/formats.md)",
     "pandas": "one case: what a user may have",
     "requests": "a drill: of schemathesis",
     "resource": "Python's",

@@ -90,3 +90,23 @@ def test_a_fork_whose_parent_is_no_more_ends(tuna_forks: ForkServer) -> None:
     asked = json.dumps({"parent": ended.pid}).encode()
     socket.send_fds(tuna_forks._socket, [asked], [])  # nobody may be left after this test
     assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "error"), [("", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "no\n")]
+)
+def test_it_ends_as_a_program_does(end: str, code: int, error: str) -> None:
+    """It writes what is buffered, waits for its threads, and does what is registered for its end,
+    though it frees no objects."""
+    text = (
+        "import atexit, sys, threading, time; atexit.register(print, 'registered');"
+        "threading.Timer(0.05, print, ['thread']).start(); sys.stdout.write('buffered ');" + end
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        code,
+        "buffered thread\nregistered\n",
+        error,
+    )

@@ -24,28 +24,33 @@ def start(*words, **options):
 """
 
 
+@pytest.fixture(autouse=True)
+def _without_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of the time of a start."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def _prepare(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(_CONFTEST)
     pytester.makeini(f"[pytest]\npythonpath = {Path(__file__).parent}\nmarkers = keeps_processes\n")
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        "start('61')",
-        "start('61', env={'PATH': os.environ['PATH']})",
-        "subprocess.run(['sh', '-c', 'sleep 61 & exit'])",
-        "subprocess.run(['sh', '-c', 'env -i sleep 61 & exit'], cwd=tmp_path)",
-    ],
-)
-def test_a_process_that_is_left_is_named_and_ended(pytester: pytest.Pytester, left: str) -> None:
+def test_a_process_that_is_left_is_named_and_ended(pytester: pytest.Pytester) -> None:
     _prepare(pytester)
-    pytester.makepyfile(
-        f"import os, subprocess\nfrom conftest import start\ndef test_it(tmp_path): {left}\n"
-    )
-    result = pytester.runpytest_subprocess("-p", "no:xdist")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.re_match_lines([r".*processes were left behind", r" +\d+: sleep 61"])
+    pytester.makepyfile("""
+        import os, subprocess
+        from conftest import start
+
+        def test_child(): start("51")
+        def test_without_the_mark(): start("52", env={"PATH": os.environ["PATH"]})
+        def test_without_its_parent(): subprocess.run(["sh", "-c", "sleep 53 & exit"])
+        def test_without_both(tmp_path):
+            subprocess.run(["sh", "-c", "env -i sleep 54 & exit"], cwd=tmp_path)
+    """)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=4, errors=4)
+    left = [r".*processes were left behind", r" +\d+: sleep {}"]
+    result.stdout.re_match_lines([line.format(51 + n) for n in range(4) for line in left])
 
 
 def test_what_a_fixture_of_the_session_or_a_module_with_the_marker_starts_may_stay(
@@ -92,6 +97,6 @@ def test_what_a_fixture_of_the_session_or_a_module_with_the_marker_starts_may_st
         def test_last(): pass
         """,
     )
-    result = pytester.runpytest_subprocess("-p", "no:xdist")
+    result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=6, errors=1)
     result.stdout.re_match_lines([r".*processes were left behind", r" +\d+: sleep 64"])

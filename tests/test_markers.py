@@ -38,7 +38,10 @@ def test_code_that_is_reached_through_helpers_counts() -> None:
     assert not markers._reached(lambda: Path("x").name) & (markers.SERVICES | markers.TVM)
 
 
-def test_a_server_without_the_mark_fails_its_test(pytester: pytest.Pytester) -> None:
+def test_a_server_without_the_mark_fails_its_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # most of the time of a start
     pytester.makeconftest(
         "from markers import ServiceGuard\n"
         "def pytest_configure(config): config.pluginmanager.register(ServiceGuard())\n"
@@ -55,7 +58,7 @@ def test_a_server_without_the_mark_fails_its_test(pytester: pytest.Pytester) -> 
         def test_without_the_mark(): start()
         def test_of_another_program(): subprocess.run(["true"], check=True)
     """)
-    result = pytester.runpytest_subprocess("-p", "no:xdist")
+    result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=3, errors=1)
     result.stdout.fnmatch_lines(
         ["*test_without_the_mark*", "without the mark `service` it started", "*redis-server"]

@@ -28,7 +28,7 @@ TRAPS = (
     ),
     (
         "a time of 0 is a failed measurement",
-        "tests/drain/test_drain.py::test_an_impossible_time_is_a_failed_trial_and_never_a_result",
+        "tests/coordinator/drain/test_drain.py::test_an_impossible_time_is_a_failed_trial_and_never_a_result",
     ),
     (
         "a job without a result is not compiled",
@@ -240,7 +240,7 @@ EXPECTED = (
     ),
     (
         "test_celery: jobs in flight come back",
-        "tests/drain/test_drain.py::test_work_that_was_returned_or_lost_in_a_queue_costs_nothing",
+        "tests/coordinator/drain/test_drain.py::test_work_that_was_returned_or_lost_in_a_queue_costs_nothing",
     ),
     (
         "test_importconfigs: a second import",

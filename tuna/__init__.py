@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tuna.version import DISTRIBUTION, __version__
+from tuna.common.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
     from tuna.api.client import Tuna

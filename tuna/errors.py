@@ -22,7 +22,7 @@ class BadInput(TunaError):
 
 
 class NotFound(BadInput):
-    """There is no such session, tag, solver, step or library."""
+    """A session, tag, solver, step, library or another thing that was named does not exist."""
 
     exit_code = 3
 
@@ -54,6 +54,6 @@ class StoreUnavailable(ServiceError):
 
 
 class StorageFull(TunaError):
-    """There is no space left where Tuna has to write."""
+    """No space is left where Tuna has to write."""
 
     exit_code = 8

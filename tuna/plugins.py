@@ -21,7 +21,7 @@ class Plugins(Generic[T]):
         self._group, self._noun, self._of = group, noun, of
         self._loaded: dict[str, T] = {}
         self._failures: dict[str, str] = {}
-        #: Changes whenever `names` may have changed, so that caches can follow.
+        #: number that changes whenever `names` may have changed, so that caches can follow
         self.generation = 0
 
     @functools.cached_property
@@ -43,7 +43,7 @@ class Plugins(Generic[T]):
             try:
                 loaded = self._points[name].load()
                 if not isinstance(loaded, self._of):
-                    raise TypeError(f"{self._points[name].value} is no {self._of.__name__}")
+                    raise TypeError(f"{self._points[name].value} is not a {self._of.__name__}")
             except Exception as error:  # foreign code, on which the others must not depend
                 self._failures[name] = f"{type(error).__name__}: {error}"
             else:

@@ -32,20 +32,20 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tuna.common.files import check_home
+from tuna.common.messages import choices, nearest
+from tuna.common.settings_file import settings_file
+from tuna.common.tls import checked
 from tuna.errors import BadInput
-from tuna.files import check_home
-from tuna.messages import choices, nearest
 from tuna.plugins import Plugins
-from tuna.settings_file import settings_file
-from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: Highest core number: Linux supports 8192 cores (NR_CPUS).
+#: Highest core number: Linux supports 8192 cores (NR_CPUS)
 _MAX_CPU = 8191
-#: Shortest signing key.
+#: Minimum of bytes of a signing key
 _KEY_BYTES = 16
 
 
@@ -100,7 +100,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
-#: The URL of a Redis or a broker, verified if it is encrypted.
+#: URL of a Redis or a broker, verified if it is encrypted
 _ServerUrl = Annotated[SecretStr, AfterValidator(_verified)]
 
 
@@ -111,21 +111,36 @@ def _default_home() -> Path:
         found = Path(platformdirs.user_data_dir("tuna"))
     except RuntimeError:
         found = Path("~")
-    if not found.is_absolute():  # older releases of platformdirs leave `~` where there is no home
+    if not found.is_absolute():  # older releases of platformdirs leave `~` without a home
         raise BadInput("This user has no home folder.", hint="set TUNA_HOME, or HOME")
     return found
 
 
+#: Settings of distributions beside the core: a file may have them where these are not installed.
+OF_DISTRIBUTIONS = {
+    "tuna-serve": (
+        *("request_mib", "submit_open", "submit_trials", "submit_mib", "submit_priority"),
+        *("space_mib", "space_token_mib"),
+    )
+}
+#: Names in the settings file that only a distribution knows which is not installed, with its name.
+_ignored: dict[str, str] = {}
+
+
 class _SettingsFile(TomlConfigSettingsSource):
-    """The settings file: `Settings` is not given what a section of a package takes."""
+    """The settings file: `Settings` is not given what a section of a package takes, or would take
+    if its distribution were installed."""
 
     def __call__(self) -> dict[str, Any]:
         found = super().__call__()
         others = found.keys() - Settings.model_fields.keys()
         if not others or self.settings_cls is not Settings:
             return found  # packages are looked for where the file has more than the core's
-        others &= _names_of_sections()
-        return {name: value for name, value in found.items() if name not in others}
+        taken = others & _names_of_sections()
+        _ignored.clear()
+        for distribution, names in OF_DISTRIBUTIONS.items():
+            _ignored.update(dict.fromkeys(others.intersection(names) - taken, distribution))
+        return {key: found[key] for key in found if key not in taken and key not in _ignored}
 
 
 class _FileAndVariables(BaseSettings):
@@ -384,7 +399,7 @@ class Settings(_FileAndVariables):
 _Section = TypeVar("_Section", bound=SettingsSection)
 _AnySettings = TypeVar("_AnySettings", bound=BaseSettings)
 _SECTIONS: Plugins[type[SettingsSection]] = Plugins("tuna.settings", "section of settings", type)
-#: Sections with the settings of the process that they were read with.
+#: Sections with the settings of the process that they were read with
 _sections_read: dict[type[SettingsSection], tuple[Settings, SettingsSection]] = {}
 
 
@@ -428,18 +443,27 @@ def _read(settings: type[_AnySettings]) -> _AnySettings:
         raise BadInput(f"The settings file cannot be read: {error}") from None
 
 
-#: Variables that are no settings.
+def ignored_settings() -> list[str]:
+    """Return a sentence for each setting in the file whose distribution is not installed."""
+    return [
+        f"The settings file has {name}, which only {distribution} reads: it is not installed here"
+        for name, distribution in sorted(_ignored.items())
+    ]
+
+
+#: Variables that are not settings
 _OTHERS = ("TUNA_CONFIG", "TUNA_JOIN", "TUNA_EXAMPLE_PROGRAM")
 _ALIKE = 0.88
 
 
 def misspelt() -> dict[str, str]:
-    """Variables of this process that look like a setting's name and are none, each with that
+    """Unknown variables of this process that look like a setting's name, each with that
     name."""
     known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
     unknown = {name for name in os.environ if name.startswith("TUNA_") and name not in known}
     if unknown:
-        known.update(f"TUNA_{name.upper()}" for name in _names_of_sections())
+        others = _names_of_sections().union(*OF_DISTRIBUTIONS.values())
+        known.update(f"TUNA_{name.upper()}" for name in others)
     found = {}
     for name in sorted(unknown):
         if name not in known:

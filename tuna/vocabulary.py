@@ -5,13 +5,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, TypeVar
 
-#: The first step of jobs that search in rounds.
+#: First step of jobs that search in rounds
 SEARCH = "search"
-#: Largest artifact; code objects are much smaller, so a larger file is damaged.
+#: Maximum of bytes of an artifact; code objects are much smaller, so a larger file is damaged
 MAX_BYTES = 1 << 30
-#: `Solver.algorithm` of baselines in databases.
+#: `Solver.algorithm` of baselines in databases
 BASELINE = "Baseline"
-#: Class of a layer that was not measured, and for which a predictor chose a configuration.
+#: Class of a layer that was not measured, and for which a predictor chose a configuration
 PREDICTED: Final = "predicted"
 
 _State = TypeVar("_State", bound=Enum)
@@ -44,7 +44,7 @@ class State(str, Enum):
     CANCELED = "canceled"  #: a person ended it
 
 
-#: A lease exists: a worker or a queue has the job.
+#: States with a lease: a worker or a queue has the job
 IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED, State.EVALUATING})
 
 
@@ -70,7 +70,7 @@ class Cause(str, Enum):
     INFRA = "infra"  #: Tuna or the machine failed, not the candidate
 
 
-#: Policies of coordinators (docs/scheduling.md), and those that only `tuna simulate` compares.
+#: Policies of coordinators (docs/scheduling.md), then those that only `tuna simulate` compares
 PUBLISHING_POLICIES = ("auto", "fair", "gradient", "shortest", "deadline")
 COMPARED_POLICIES = ("fifo", "sequential", "greedy", "synchronous", "unsynchronised", "bundled")
 
@@ -88,10 +88,10 @@ class RequestState(str, Enum):
 
     ACCEPTED = "accepted"  #: written down; its file is being read
     KNOWN = "known"  #: answered by what was known, without a trial
-    TUNING = "tuning"  #: its jobs are worked on, or its model is built
+    TUNING = "tuning"  #: jobs are worked on, or the model is built
     BUILT = "built"  #: answered by what was tuned for it, as far as its budget allowed
-    FAILED = "failed"  #: there is no answer; its message says why
-    CANCELED = "canceled"  #: its visitor, or an admin, ended it
+    FAILED = "failed"  #: failed without an answer; its message says why
+    CANCELED = "canceled"  #: ended by its visitor, or by an admin
 
     __str__ = str.__str__
 

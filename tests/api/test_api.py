@@ -126,7 +126,7 @@ def test_preparing_a_session_returns_what_it_did(
 
 def test_errors_are_raised_and_not_printed(layers: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = api.init_session("noop", "why")
-    with pytest.raises(NotFound, match="no session 9"):
+    with pytest.raises(NotFound, match="Unknown session 9"):
         api.status(9)
     with pytest.raises(NotFound):
         api.report(9)

@@ -119,8 +119,8 @@ def test_what_cannot_be_is_raised_as_the_commands_raise_it(home: Path) -> None:
         (lambda: noop.layers([LINE]).candidates(3).run(), BadInput, "candidates"),
         (lambda: noop.layers([LINE]).solvers("S").run(), BadInput, "'S'"),
         (lambda: t.session("none").layers([LINE]).run(), NotFound, "none"),
-        (lambda: t.query(since="yesterday"), BadInput, "'yesterday' is no time"),
-        (lambda: t.coverage("x", "znver5"), NotFound, "neither a model nor a tag"),
+        (lambda: t.query(since="yesterday"), BadInput, "'yesterday' is not a time"),
+        (lambda: t.coverage("x", "znver5"), NotFound, "Unknown model or tag"),
         (lambda: t.model("x"), NotFound, "no imported model"),
         (lambda: t.tune("x.tflite"), BadInput, "x.tflite"),
     ):

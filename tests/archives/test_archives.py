@@ -90,6 +90,7 @@ def test_another_tuna_restores_identical_rows(
             assert hashlib.sha256(blob).hexdigest() == digest
 
 
+@pytest.mark.both_databases_in_drills
 def test_where_ids_are_taken_the_session_gets_new_ones(
     source: sa.Engine, engine: sa.Engine, tmp_path: Path
 ) -> None:
@@ -164,12 +165,12 @@ def _flipped(data: bytes, place: int) -> bytes:
     [
         (lambda data: data[: len(data) // 2], "cut off"),
         (lambda data: data[:-1], "cut off"),
-        (lambda data: data[:30], "cut off|no archive"),
-        (lambda data: b"", "no archive"),
-        (lambda data: b"PK\x03\x04 a zip file", "no archive"),
-        (lambda data: gzip.compress(b"some text\nof somebody\n"), "no archive"),
-        (lambda data: gzip.compress(b'["other",{}]\n'), "no archive"),
-        (lambda data: gzip.compress(b"[" * 100_000), "no archive"),
+        (lambda data: data[:30], "cut off|not an archive"),
+        (lambda data: b"", "not an archive"),
+        (lambda data: b"PK\x03\x04 a zip file", "not an archive"),
+        (lambda data: gzip.compress(b"some text\nof somebody\n"), "not an archive"),
+        (lambda data: gzip.compress(b'["other",{}]\n'), "not an archive"),
+        (lambda data: gzip.compress(b"[" * 100_000), "not an archive"),
         (lambda data: _flipped(data, len(data) // 2), "damaged|cut off"),
         (lambda data: _flipped(data, len(data) - 6), "damaged"),
         (

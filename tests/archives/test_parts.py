@@ -29,7 +29,7 @@ SESSION, OTHER = 2, 3
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, source: sa.Engine, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(parts, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(parts, "_MIN_BYTES", 1000)
     monkeypatch.setattr(of_api, "open_database", lambda: source)
     with writing(source) as connection:  # whose jobs have ended
         connection.execute(sa.update(Job).values(state="evaluated"))
@@ -79,7 +79,7 @@ def test_one_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Folder, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         api.archive_session(SESSION, URL)
-    with pytest.raises(BadInput, match=r"there is no index\.json"):
+    with pytest.raises(BadInput, match=r"index\.json, which is written last"):
         api.restore_session(URL)
     first, second = part_names()
     monkeypatch.setattr(Folder, "write", write)
@@ -152,7 +152,7 @@ def test_another_session_is_refused(tmp_path: Path) -> None:
 def test_a_bad_index_is_refused(text: str) -> None:
     Folder(URL).write(parts.INDEX, text.encode())
     for refused in (lambda: api.restore_session(URL), lambda: api.archive_session(SESSION, URL)):
-        with pytest.raises(BadInput, match="is no index of an archive"):
+        with pytest.raises(BadInput, match="is not an index of an archive"):
             refused()
 
 

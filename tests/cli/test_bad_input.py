@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from shared_data import needed_program
 
+from tuna import settings
+from tuna.plugins import Plugins
 from tuna.settings import get_settings
 
 Type = Callable[..., object]
@@ -36,7 +38,7 @@ def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
         ("status",), ("applicability",), ("load-jobs",), ("run",), ("enqueue",), ("report",),
         ("export", "--form", "find"),
     ):  # fmt: skip
-        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "no session 77")
+        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "Unknown session 77")
 
 
 def test_only_a_coordinator_of_all_sessions_stays(type_in: Type) -> None:
@@ -205,7 +207,7 @@ def test_an_id_that_no_database_can_hold_is_a_bad_value(
 ) -> None:
     ended = loaded(*words, "1" + 22 * "0")
     assert ended.code == 2
-    assert "10000000000000000000000 is no id" in ended.err
+    assert "10000000000000000000000 is too large for an id" in ended.err
     assert loaded(*words, 2**63 - 1).code == 3, "one that is just not there is told so"
 
 
@@ -232,6 +234,26 @@ def test_a_settings_file_that_is_not_there_or_has_what_is_no_setting_is_refused(
     _refused(type_in("tuna", "status"), 2, "leas_s", "did you mean lease_s?")
 
 
+def test_settings_of_a_distribution_that_is_not_installed_are_ignored_with_a_warning(
+    type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no worker machine without the service could share the file of its team."""
+    monkeypatch.setattr(settings, "_SECTIONS", Plugins("tuna.none", "section", type))
+    (tmp_path / "tuna.toml").write_text("lease_s = 7.0\nspace_mib = 5\n")
+    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
+    monkeypatch.setenv("TUNA_SUBMIT_OPEN", "4")
+    get_settings.cache_clear()
+    ended = type_in("tuna", "status")
+    assert (ended.code, get_settings().lease_s) == (0, 7.0)
+    assert ended.err == (
+        "Warning: The settings file has space_mib, which only tuna-serve reads: it is not installed"
+        " here\n"
+    )
+    (tmp_path / "tuna.toml").write_text("space_mbi = 5\n")
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 2, "space_mbi")
+
+
 def test_a_variable_that_looks_like_a_setting_is_warned_of(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +262,7 @@ def test_a_variable_that_looks_like_a_setting_is_warned_of(
     monkeypatch.setenv("TUNA_REDIS_PORT", "tcp://10.0.0.1:6379")
     ended = type_in("tuna", "status")
     assert ended.code == 0
-    assert ended.err == "Warning: TUNA_EVAL_CPU is no setting; did you mean TUNA_EVAL_CPUS?\n"
+    assert ended.err == "Warning: unknown setting TUNA_EVAL_CPU; did you mean TUNA_EVAL_CPUS?\n"
 
 
 def test_layers_are_read_from_standard_input(type_in: Type, layers: Path) -> None:

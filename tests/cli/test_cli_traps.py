@@ -213,5 +213,5 @@ def test_a_quickstart_that_could_not_be_written_is_refused_before_it_tunes(
     (tmp_path / "file").write_text("")
     ended = type_in("tuna", "quickstart", "-o", tmp_path / "file" / "results")
     assert ended.code != 0
-    assert "there is no folder" in ended.err
+    assert "does not exist" in ended.err
     assert not (empty_home / "tuna.sqlite").exists()

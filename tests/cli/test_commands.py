@@ -16,7 +16,7 @@ from builders import START, DatabaseBuilder
 from jobs_builder import make_jobs
 from pydantic_settings import TomlConfigSettingsSource
 
-from tuna import doctor
+from tuna.api import checks as doctor
 from tuna.cli import work
 from tuna.cli.main import commands, load_command
 from tuna.db import models

@@ -64,7 +64,7 @@ def test_an_imported_session_is_of_the_device_in_the_files_name(
     ("words", "code", "said"),
     [
         ((), 2, "--rocm-version is missing"),
-        (("--session-id", 7), 3, "no session 7"),
+        (("--session-id", 7), 3, "Unknown session 7"),
         (("--session-id", 1, "--arch", "gfx90a"), 2, "the environment is the session's"),
     ],
 )

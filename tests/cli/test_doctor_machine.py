@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tuna.doctor import machine
-from tuna.doctor.findings import Finding
+from tuna.api.checks import machine
+from tuna.api.checks.findings import Finding
 from tuna.errors import BadInput
 from tuna.sandbox import box, processes
 from tuna.settings import Settings, get_settings

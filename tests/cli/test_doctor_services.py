@@ -19,11 +19,11 @@ import sqlalchemy as sa
 from private_servers import redis_server, with_password
 from shared_data import needed_program
 
-from tuna import doctor
+from tuna.api import checks as doctor
+from tuna.api.checks import servers
+from tuna.api.checks.findings import Finding, judge_clock, judge_version
 from tuna.db import database
 from tuna.db.engine import make_engine
-from tuna.doctor import servers
-from tuna.doctor.findings import Finding, judge_clock, judge_version
 from tuna.errors import ServiceError
 from tuna.settings import Settings
 

@@ -18,9 +18,8 @@ import pytest
 from command_lines import PROGRAMS, Ended
 from databases import SqliteTemplate
 
-from tuna.cli import options
+from tuna.cli import options, seeds
 from tuna.cli.main import guarded
-from tuna.cli.mituna import common
 from tuna.errors import TunaError
 from tuna.queue.connection import release_services
 from tuna.settings import Settings, get_settings
@@ -117,7 +116,7 @@ class Scene:
 
     def type(self, program: str, *words: str) -> Ended:
         out, err = io.StringIO(), io.StringIO()
-        respell = {} if program == "tuna" else {"respell": common.respell}
+        respell = {} if program == "tuna" else {"respell": seeds.respell}
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = guarded(PROGRAMS[program], list(words), program, **respell)
         return Ended(code, out.getvalue(), err.getvalue())

@@ -15,8 +15,8 @@ import click
 import pytest
 from command_lines import PROGRAMS
 
+from tuna.cli import seeds
 from tuna.cli.main import commands, tuna
-from tuna.cli.mituna import common
 from tuna.settings import get_settings
 
 TypeIn = Callable[..., Any]
@@ -116,6 +116,27 @@ def test_commands_in_sentences_stand_in_backquotes() -> None:
     assert set(wrong) <= named
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("tune", "layers.txt", "-t", "mine"), "`MIOpenDriver conv "),
+        (("import", "layers.txt", "-t", "mine"), "`MIOpenDriver conv "),
+        (("tune", "model.onnx", "-o", "model.so"), "`python examples/make_models.py "),
+        (("tune", "kernel.py", "--shapes", "shapes.json"), "examples/triton_kernels"),
+        (("cache", "pack", "mykernels", "pack"), "docs/adapters.md"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_what_is_not_there_yet_comes_with_the_next_step(
+    words: tuple[str, ...], shown: str, type_in: TypeIn
+) -> None:
+    """M6: a new user read "No such file or directory" and nothing else."""
+    ended = type_in("tuna", *words)
+    assert ended.code in {2, 3}
+    assert shown in ended.err.splitlines()[1]
+    assert (ROOT / shown.strip("` ").removeprefix("python ")).exists() or "MIOpen" in shown
+
+
 @pytest.mark.usefixtures("forked")
 def test_following_the_hints_leads_from_nothing_to_jobs(type_in: TypeIn, layers: Path) -> None:
     """Each refusal says what to type; that is pasted, until the command that was wanted works."""
@@ -190,8 +211,8 @@ def test_each_respelt_option_is_one() -> None:
             found = found.union(*(options(one) for one in below if one is not None))
         return found
 
-    assert set(common.SPELLING) <= options(tuna)
-    assert set(common.SPELLING.values()) <= options(PROGRAMS["go_fish"])
+    assert set(seeds.SPELLING) <= options(tuna)
+    assert set(seeds.SPELLING.values()) <= options(PROGRAMS["go_fish"])
 
 
 @pytest.mark.parametrize(

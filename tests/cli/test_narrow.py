@@ -12,16 +12,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from rich.console import Console
+from test_every_command import LINES, Line
 
+from tuna.api.checks.findings import Finding
 from tuna.cli import console as printing
 from tuna.cli import show
 from tuna.cli import status as view
 from tuna.cli.console import ProgressView, table
+from tuna.cli.main import tuna
 from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview
-from tuna.doctor.findings import Finding
 from tuna.queue.heartbeat import WorkerStatus
 from tuna.reports.status import LiveSession, LiveSnapshot
 from tuna.workers.launch import RunStopped, local_workers
@@ -235,3 +238,47 @@ def test_status_is_a_table_at_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert any("session" in line and "by state" in line for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_help_breaks_at_80_columns_between_words(line: Line) -> None:
+    """`load-jobs` was broken at its hyphen, and the causes of failures filled a line of 132."""
+    context = click.Context(line.command, info_name=str(line), terminal_width=78)
+    for text in line.command.get_help(context).splitlines():
+        assert len(text) <= 80, text
+        assert not re.search(r"\w-$", text), text
+
+
+def test_lists_of_commands_break_at_80_columns_between_words_and_end_in_none() -> None:
+    """`tuna session --help` cut six of its sentences off."""
+    groups = {line.words[:-1] for line in LINES if line.program == "tuna" and line.words}
+    for words in sorted(groups):
+        group: click.Command | None = tuna
+        for word in words:
+            assert isinstance(group, click.Group)
+            group = group.get_command(click.Context(group), word)
+        assert group is not None
+        text = group.get_help(click.Context(group, info_name="tuna", terminal_width=78))
+        assert not re.search(r"\w-$", text, re.MULTILINE), words
+        assert "..." not in text.split("Commands:")[1], words
+
+
+def test_a_list_leaves_columns_out_and_says_where_there_is_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """M6: sessions and tokens were paragraphs at 80 columns, and no worker an empty table."""
+    monkeypatch.setattr(printing, "table_width", lambda: 40)
+    columns = [
+        printing.Column[str]("name", str),
+        printing.Column[str]("digest", lambda _: "0" * 32, 2),
+        printing.Column[str]("size", lambda _: "9", 1, right=True),
+    ]
+    printing.print_list(columns, ["one", "two"], "Nothing yet.")
+    head, _, one, two = filter(str.strip, capsys.readouterr().out.splitlines())
+    assert [head.split(), one.split(), two.split()] == [
+        ["name", "size"],
+        ["one", "9"],
+        ["two", "9"],
+    ]
+    printing.print_list(columns, [], "Nothing yet.")
+    assert capsys.readouterr() == ("", "Nothing yet.\n")

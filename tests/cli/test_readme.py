@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -26,23 +27,26 @@ ROWS = [
     for line in (ROOT / page).read_text().splitlines()
     if line.startswith("| ")
 ]
-TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", "\n".join(ROWS))
+TYPED = re.findall(r"`((?:tuna|python) [^`]+)`", "\n".join(ROWS))
 #: Commands that another test types, and where.
 ELSEWHERE = {
-    "tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "test_tune_rpc_port.py",
+    "tuna tune-rpc @examples/tune_rpc.yaml @examples/workloads.yaml": "test_tune_rpc_port.py",
     "tuna serve": "test_serving.py",
     "tuna token create --role submit --space mykernels": "test_spaces.py",
     "tuna cache pack mykernels pack": "test_served_cache.py",
     "tuna predictor train": "test_predictors.py",
-    'tuna query --predict "MIOpenDriver conv -c 64 -H 56 -W 56 -k 64 -F 1"': ("test_predictors.py"),
-    "tuna tune layers.jsonl --library triton -t mymodel -o out": "test_vllm_page.py",
-    "tuna tune kernel.py --shapes shapes.json -o out": "test_triton_pipeline.py",
+    "tuna predictor use": "test_predictors.py",
+    'tuna query --predict "MIOpenDriver conv -n 1 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1'
+    ' -F 1"': "test_predictors.py",
+    "tuna tune examples/triton_kernels/layers.jsonl --library triton -t mymodel -o tiles": (
+        "test_vllm_page.py"
+    ),
+    "tuna tune examples/triton_kernels/softmax.py --shapes examples/triton_kernels/shapes.json"
+    " -o tiles": "test_triton_pipeline.py",
 }
-#: What tunes: a drill types it with a layer and a model.
+#: What tunes, or is a program of its own: a drill types it.
 TUNING = [
-    line
-    for line in TYPED
-    if line.startswith(("tuna tune ", ".venv/bin/python ")) and line not in ELSEWHERE
+    line for line in TYPED if line.startswith(("tuna tune ", "python ")) and line not in ELSEWHERE
 ]
 READING = [line for line in TYPED if line not in {*TUNING, *ELSEWHERE}]
 
@@ -54,7 +58,7 @@ def tuned(home: Path) -> None:
     with writing(engine) as connection:
         build = DatabaseBuilder(connection)
         first = tuned_network(build, trials=3)
-        second = build.session(reason="another night", arch="znver4")
+        second = build.session(reason="another night")
         rows = [build.config(layer) for layer in DRIVERS]
         for row in rows:
             build.winner(
@@ -69,9 +73,22 @@ def tuned(home: Path) -> None:
     assert (first, second) == (1, 2), "the numbers that the table has"
 
 
-def test_no_row_has_a_word_to_replace_but_the_folder_of_a_tuning() -> None:
+def test_no_row_has_a_word_to_replace() -> None:
     words = {word for line in TYPED for word in shlex.split(line)}
-    assert {word for word in words if word.isupper() or "..." in word} <= {"DIR"}
+    assert not {word for word in words if word.isupper() or "..." in word}
+
+
+def test_each_file_of_a_row_is_in_the_repository_or_written_by_a_row_above() -> None:
+    """M6: rows named layers.txt, model.onnx and other files that a new user does not have."""
+    written = set(re.findall(r"`([\w-]+)/`", (ROOT / "README.md").read_text()))
+    assert written == {"quickstart-results"}
+    for line in TYPED:
+        words = shlex.split(line)
+        outputs = {after for option, after in itertools.pairwise(words) if option == "-o"}
+        for word in {word.lstrip("@") for word in words if " " not in word} - outputs:
+            if re.search(r"[a-z][./][a-z]|-results$", word):
+                assert word in written or (ROOT / word).exists(), line
+        written |= outputs
 
 
 def test_the_tables_are_found() -> None:
@@ -80,9 +97,9 @@ def test_the_tables_are_found() -> None:
     assert {
         "tuna doctor",
         "tuna results --session-id 1",
-        "tuna coverage ResNet-50 --arch znver4",
+        "tuna coverage ResNet-50",
     } <= set(READING)
-    assert len(TUNING) == 3
+    assert len(TUNING) == 4
     for line, file in ELSEWHERE.items():
         (path,) = (path for folder in TESTS for path in folder.rglob(file))
         assert line.split()[1] in path.read_text()
@@ -99,21 +116,14 @@ def test_a_row_that_reads_works_as_printed(line: str, type_in: Callable[..., End
 
 @pytest.mark.drill(only=True)
 @pytest.mark.timeout(900)
-def test_the_rows_that_tune_work_as_printed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order and in one folder, as programs; DIR is what the first of them wrote."""
-    monkeypatch.syspath_prepend(ROOT / "packages" / "tuna-models" / "tests")
-    import nets
-    import onnx
-
-    (home.parent / "layers.txt").write_text(
-        "MIOpenDriver conv -n 1 -c 16 -H 14 -W 14 -k 16 -y 3 -x 3 -p 1 -q 1 -F 1\n"
-    )
-    onnx.save(nets.residual(), "model.onnx")
+@pytest.mark.usefixtures("home")
+def test_the_rows_that_tune_work_as_printed() -> None:
+    """In their order and in one folder, as programs; what the first of them wrote is taken for what
+    the quickstart does."""
+    Path("examples").symlink_to(ROOT / "examples")
     for line in TUNING:
-        program, *words = shlex.split(line.replace("DIR", "out"))
-        if program != "tuna":
-            words[0] = str(ROOT / words[0])
-        program = str(Path(sys.executable).with_name(Path(program).name))
+        program, *words = shlex.split(line.replace("quickstart-results", "out"))
+        program = str(Path(sys.executable).with_name(program))
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stdout, done.stderr)
     assert json.loads(Path("model.so.json").read_text())["inputs"]

@@ -153,11 +153,11 @@ def test_jobs_that_run_are_canceled_first_or_are_in_the_way(loaded: TypeIn, home
 def test_an_unknown_session_and_a_foreign_file_are_refused(loaded: TypeIn, tmp_path: Path) -> None:
     for words in (("show", 7), ("archive", 7, tmp_path / "file"), ("delete", 7, "--yes")):
         ended = loaded("tuna", "session", *words)
-        assert (ended.code, "There is no session 7." in ended.err) == (3, True)
+        assert (ended.code, "Unknown session 7." in ended.err) == (3, True)
     assert not (tmp_path / "file").exists()
     (tmp_path / "other").write_text("layers")
     ended = loaded("tuna", "session", "restore", tmp_path / "other")
-    assert (ended.code, "is no archive of a session" in ended.err) == (2, True)
+    assert (ended.code, "is not an archive of a session" in ended.err) == (2, True)
 
 
 def test_a_timeline_is_written_of_what_was_done(loaded: TypeIn, tmp_path: Path) -> None:

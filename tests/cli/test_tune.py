@@ -167,10 +167,12 @@ def test_rejected_lines_are_named_in_their_order(type_in: TypeIn, layers: Path) 
 def test_the_log_of_a_run_is_in_a_file_and_not_in_the_output(
     type_in: TypeIn, layers: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line such as `chunk returned [tuna.drain.drain]` stood in the middle of the output."""
+    """A line such as `chunk returned [tuna.coordinator.drain]` was in the middle of the output."""
 
     def run_sessions(*_: object, **__: object) -> Progress:
-        structlog.get_logger("tuna.drain.drain").warning("chunk returned", reason="worker shutdown")
+        structlog.get_logger("tuna.coordinator.drain").warning(
+            "chunk returned", reason="worker shutdown"
+        )
         return Progress({}, 1, 0, 0, sessions={1: Progress({"evaluated": 1}, 1, 0, 0)})
 
     monkeypatch.setattr(running, "run_sessions", run_sessions)

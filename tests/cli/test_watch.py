@@ -76,6 +76,7 @@ def _history(engine: sa.Engine) -> int:
     return session_id
 
 
+@pytest.mark.both_databases_in_drills
 def test_eta_and_efficiency_come_from_what_steps_took(
     engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_eta_and_efficiency_come_from_what_steps_took(
     assert totals.idle_share == pytest.approx(0.25)
 
 
+@pytest.mark.both_databases_in_drills
 def test_nobody_at_work_means_no_eta(
     engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ def test_nobody_at_work_means_no_eta(
     )
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_rate_is_that_of_the_last_minute(engine: sa.Engine, tmp_path: Path) -> None:
     session_id = _history(engine)
     watcher = Watcher(engine, _settings(tmp_path))
@@ -129,6 +132,7 @@ def test_the_rate_is_that_of_the_last_minute(engine: sa.Engine, tmp_path: Path) 
     assert watcher.look().sessions[0].overview.session_id == session_id
 
 
+@pytest.mark.both_databases_in_drills
 def test_totals_are_the_same_however_they_are_read(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +162,7 @@ def test_a_process_that_was_replaced_counts_once() -> None:
     assert most_at_once([]) == 0
 
 
+@pytest.mark.both_databases_in_drills
 def test_workers_are_shown_and_their_lack_is_a_dash(
     engine: sa.Engine, tmp_path: Path, redis_client: redis.Redis, redis_urls: dict[str, str]
 ) -> None:
@@ -178,6 +183,7 @@ def test_workers_are_shown_and_their_lack_is_a_dash(
     assert "workers –" in view.lines(away)[0]
 
 
+@pytest.mark.both_databases_in_drills
 def test_an_idle_home_has_no_workers_and_no_fault(engine: sa.Engine, tmp_path: Path) -> None:
     """It said that Redis does not answer, where none runs since nothing is to be done."""
     _history(engine)
@@ -278,4 +284,4 @@ def test_a_session_that_is_not_there_is_one_sentence(home: Path) -> None:
     process = _start(home, "--session-id", "9", stdout=subprocess.PIPE)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 3
-    assert "There is no session 9." in errors
+    assert "Unknown session 9." in errors

@@ -70,6 +70,29 @@ def test_a_narrow_terminal_shows_the_layer_the_time_and_the_gains(
     assert head == "over over layer ms untuned onednn"
 
 
+def test_words_that_all_layers_share_make_room_for_the_solver(
+    figures: ReportFigures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quickstart named no solver at 80 columns."""
+    monkeypatch.setattr(report, "terminal_width", lambda: 80)
+    first, second, *_ = figures.layers
+    layers = [
+        dataclasses.replace(one, label=f"conv 1x1024x14x14 {k} NCHW fp32 F")
+        for one, k in ((first, "k256 3x3 s1 p1"), (second, "k2048 1x1 s1 p0"))
+    ]
+    header = dataclasses.replace(figures.header, against=None)
+    total = dataclasses.replace(figures.totals[0], name=f"net {'0123456789abcdef' * 4}")
+    report.print_winners(
+        dataclasses.replace(figures, header=header, layers=tuple(layers), totals=(total,))
+    )
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = (line for line in lines if "best solver" in line)
+    assert "layer, all NCHW fp32 F  " in head
+    assert any("k2048 1x1 s1 p0   " in line and "Tile" in line for line in lines)
+    assert any("total: net 0123456789ab " in line for line in lines)
+    assert max(len(line) for line in lines if line.startswith(" ")) <= 80
+
+
 def test_what_was_noisy_or_measured_elsewhere_is_said(
     figures: ReportFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -163,7 +163,7 @@ def test_other_commands_do_not_override_the_precision(command: str) -> None:
     [
         (b"", "is empty"),
         (b"\xfd\xfe\x80\x81", "not valid UTF-8"),
-        (b"\xff\xfe\x80", "is no text"),
+        (b"\xff\xfe\x80", "is not a text"),
         (GOOD.encode() + b"\n\0\n", "line 2 holds a NUL character"),
         (GOOD.encode("utf-16-le"), "NUL character"),
     ],
@@ -235,7 +235,7 @@ def test_the_largest_real_list_gives_the_known_counts(driver_commands: Path) -> 
         if not rejection.unsupported
     ]
     assert [text.partition(",")[0] for text in wrong] == [
-        "1341: there is no MIOpenDriver command in the line"
+        "1341: the line has no MIOpenDriver command"
     ]
 
 

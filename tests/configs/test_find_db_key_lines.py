@@ -143,9 +143,9 @@ def test_a_key_of_a_layer_that_tuna_does_not_have_is_unsupported_not_wrong(
     [
         (
             KEY.replace("-14-30-", "-15-30-"),
-            "is no convolution: the layer with its sizes has 64-28-30-.*-14-30-16",
+            "is not a convolution: the layer with its sizes has 64-28-30-.*-14-30-16",
         ),
-        (KEY.replace("FP32-F", "FP32-B"), "is no convolution"),
+        (KEY.replace("FP32-F", "FP32-B"), "is not a convolution"),
         (f"{KEY}_g5", "group_count 5 must divide"),
         (KEY.replace("28", "0", 1), "in_h must be at least 1"),
         (KEY.replace("3x5", "99x5"), "the filter does not fit along h"),

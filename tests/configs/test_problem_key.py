@@ -166,7 +166,7 @@ def test_a_transposed_layer_has_no_key() -> None:
     ],
 )
 def test_what_is_no_key_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="no find-db key"):
+    with pytest.raises(BadInput, match="not a find-db key"):
         problem_key.parse(text)
 
 

@@ -9,7 +9,7 @@ from tuna.configs import ConvConfig, DataType, Direction, ParsedFile, parse_file
 
 
 def _shipped(name: str) -> ParsedFile:
-    with as_file(files("tuna") / "data" / name) as path:
+    with as_file(files("tuna.example") / name) as path:
         return parse_file(path)
 
 

@@ -46,12 +46,12 @@ from state_machine_parts import (
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.publisher import Backends
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import TRANSITIONS
 from tuna.libraries.base import Again, Retry, Step

@@ -138,6 +138,7 @@ def _causes(engine: sa.Engine) -> list[tuple[str, str | None]]:
         return sorted((row.step, row.cause or "") for row in rows)
 
 
+@pytest.mark.both_databases_in_drills
 def test_every_item_finds_the_body_of_its_config(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
         staging.stage_artifacts(engine, store, _items(session_id, FUNCTIONS[0].digest))
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:
     function = FUNCTIONS[0]
     with (

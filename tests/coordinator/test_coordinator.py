@@ -25,16 +25,16 @@ from kombu import Connection
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.drain import Drain
+from tuna.coordinator.find_db_writer import FindDbWriter
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import server_errors, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
-from tuna.drain.drain import Drain
-from tuna.drain.find_db_writer import FindDbWriter
 from tuna.errors import StoreUnavailable
-from tuna.jobs import serving
+from tuna.jobs import rounds, serving
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
@@ -46,7 +46,6 @@ from tuna.queue.connection import connect, ensure_services, make_celery, queue_d
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import StreamEntry
-from tuna.search import rounds
 from tuna.settings import get_settings
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import DEVICE_WAIT_S, Runner
@@ -229,6 +228,7 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
     assert len(accepted(engine)) == 800
 
 
+@pytest.mark.both_databases_in_drills
 def test_an_error_of_the_drain_ends_the_run(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +414,7 @@ def test_while_the_artifact_store_is_away_an_coordinator_waits(
     assert len(accepted(engine)) == 800
 
 
+@pytest.mark.both_databases_in_drills
 def test_celerys_events_name_library_step_session_solver_and_layer(
     make: Callable[[], Coordinator],
 ) -> None:
@@ -425,6 +426,7 @@ def test_celerys_events_name_library_step_session_solver_and_layer(
     assert re.fullmatch(r"Noop\d on (conv|gemm) .+ and \d+ more", arguments), arguments
 
 
+@pytest.mark.both_databases_in_drills
 def test_celerys_limit_is_that_of_the_items(
     make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +440,7 @@ def test_celerys_limit_is_that_of_the_items(
     assert limit_s == 50 * 14_400 + 25 + DEVICE_WAIT_S + 30
 
 
+@pytest.mark.both_databases_in_drills
 def test_it_waits_for_jobs_that_are_not_to_be_tried_yet_without_haste(
     engine: sa.Engine, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,14 +16,15 @@ from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.session_run import progress
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Search
-from tuna.drain.drain import Drain
 from tuna.exports.write import of_session
 from tuna.golden import releasable
+from tuna.jobs import finals
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import FINALS, Finals, Step
@@ -35,7 +36,6 @@ from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
 from tuna.queue.results import ResultStream, StreamEntry
-from tuna.search import finals
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import BASELINE, Cause, Resource
@@ -165,6 +165,7 @@ def scene(
     return make
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_drift_decided_between_solvers_is_decided_again_in_turn(
     scene: Callable[..., Scene],
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
         assert commands(connection, [repeated])[repeated].count("--step measure") == 3
 
 
+@pytest.mark.both_databases_in_drills
 def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(
     scene: Callable[..., Scene],
 ) -> None:
@@ -289,6 +291,7 @@ def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(
     assert one.load() == 0
 
 
+@pytest.mark.both_databases_in_drills
 def test_there_are_none_where_there_is_nothing_to_decide(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

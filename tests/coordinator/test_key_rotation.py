@@ -73,6 +73,7 @@ def scene(engine: sa.Engine, tuna_home: Path) -> Scene:
     return Scene(engine, tuna_home)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_former_key_is_accepted_until_the_next_rotation(scene: Scene) -> None:
     before, forgotten = scene.keys(), scene.store.put(b"that no job needs")
     scene.rotate()
@@ -120,6 +121,7 @@ def test_what_a_leaked_key_signed_is_refused_at_once(scene: Scene) -> None:
             scene.store.get(digest)
 
 
+@pytest.mark.both_databases_in_drills
 def test_who_still_has_the_former_key_looks_for_a_newer_one_before_it_refuses(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_who_still_has_the_former_key_looks_for_a_newer_one_before_it_refuses(
         Artifacts(scene.files, tmp_path, scene_keys).get(digest)
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_coordinator_never_replaces_a_newer_key_by_the_one_that_it_read_before(
     scene: Scene, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,12 +156,14 @@ def test_a_coordinator_never_replaces_a_newer_key_by_the_one_that_it_read_before
     assert artifact_keys(redis_client, scene.settings, "n") == scene.keys()
 
 
+@pytest.mark.both_databases_in_drills
 def test_own_workers_get_the_secret(scene: Scene, redis_client: redis.Redis) -> None:
     keys = announce(scene.engine, redis_client, scene.settings, "n")
     assert artifact_keys(redis_client, scene.settings, "n") == keys
     assert keys.signs
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_worker_that_runs_signs_with_the_new_key(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,12 @@ from jobs_builder import make_jobs, make_searches
 from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.no_work_cache import NoWorkCache
+from tuna.coordinator.policies import fair, gradient
 from tuna.coordinator.publisher import Backends
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.serving import SessionWork, read_works
-from tuna.policies import OpenStep, fair, gradient
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
@@ -83,6 +84,7 @@ def claimed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.both_databases_in_drills
 def test_one_query_says_for_which_of_all_steps_jobs_wait(
     engine: sa.Engine, statements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,7 @@ def test_one_query_says_for_which_of_all_steps_jobs_wait(
     assert other in empty
 
 
+@pytest.mark.both_databases_in_drills
 def test_only_the_jobs_that_are_meant_count(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +235,7 @@ def test_what_is_known_to_wait_is_published_before_the_others_are_looked_at(
     assert claimed == ["build", "look", "measure"]
 
 
+@pytest.mark.both_databases_in_drills
 def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
     engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

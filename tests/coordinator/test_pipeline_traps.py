@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResultRow
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext

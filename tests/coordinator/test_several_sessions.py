@@ -39,6 +39,8 @@ from tuna.testing.noop import NoopLibrary
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 LIBRARY = get_library("noop")
 
 

@@ -134,6 +134,7 @@ def test_it_waits_for_a_server_without_a_limit_and_logs_it_once(
     assert len(attempts) == (4 if stays else 1)
 
 
+@pytest.mark.both_databases_in_drills
 def test_an_upgrade_of_the_schema_ends_it_with_a_sentence(
     engine: sa.Engine, make: Callable[[], Coordinator]
 ) -> None:
@@ -162,6 +163,7 @@ def test_an_upgrade_that_is_under_way_is_no_fault_of_a_library(
         raise OperationalError("SELECT", {}, gone)
 
 
+@pytest.mark.both_databases_in_drills
 def test_sessions_whose_results_are_drained_and_that_are_not_served_are_forgotten(
     engine: sa.Engine, make: Callable[[], Coordinator]
 ) -> None:

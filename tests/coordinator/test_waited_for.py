@@ -14,9 +14,13 @@ import redis
 import sqlalchemy as sa
 import stamina
 from jobs_builder import make_jobs
+from rich.console import Console, RenderableType
 from test_several_sessions import LIBRARY, Silent, announce, make, works_of
 
-from tuna import waits
+from tuna import api
+from tuna.api.documents import overview_documents, snapshot_document
+from tuna.cli import status as view
+from tuna.common import waits
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.waited_for import waited_for
 from tuna.db import server_errors
@@ -51,6 +55,14 @@ def test_chunks_wait_for_a_worker_of_their_queue(engine: sa.Engine) -> None:
     assert waited_for(works, [], Published(Counter(), Counter())) == "", "nothing is published"
 
 
+def shown(renderable: RenderableType) -> str:
+    """Return what a terminal of 200 columns shows."""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
 def test_a_coordinator_and_status_say_the_same(
     engine: sa.Engine,
     redis_client: redis.Redis,
@@ -67,9 +79,18 @@ def test_a_coordinator_and_status_say_the_same(
     sentence = f"a compile worker (queue {work.queue(find_step(LIBRARY, 'build'))})"
     assert coordinator.waited_for() == sentence
     assert status.waits(engine, get_settings(), [first]) == {first: sentence}
+    snapshot = status.Watcher(engine, get_settings()).look()
+    assert snapshot.sessions[0].waits_for == sentence
+    assert view.lines(snapshot)[0].endswith(f"; waiting for: {sentence}")
+    assert f"session {first} waits for: {sentence}" in shown(view.view(snapshot))
+    assert snapshot_document(snapshot)["sessions"][0]["waits_for"] == sentence
+    monkeypatch.setattr(api, "waits", lambda ids: status.waits(engine, get_settings(), ids))
+    (document,) = overview_documents([snapshot.sessions[0].overview])
+    assert document["waits_for"] == sentence
     announce(engine, redis_client, "a worker")
     assert coordinator.waited_for() == ""
     assert status.waits(engine, get_settings(), [first]) == {}
+    assert status.Watcher(engine, get_settings()).look().sessions[0].waits_for == ""
 
 
 def test_an_outage_is_told_with_its_server_and_then_its_end(

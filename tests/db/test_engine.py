@@ -14,7 +14,7 @@ from tuna.errors import DatabaseError, StorageFull
 
 def test_a_table_that_is_full_is_said_in_a_sentence(mariadb_url: str) -> None:
     engine = make_engine(mariadb_url)
-    with pytest.raises(StorageFull, match="There is no space left for the database mysql"):
+    with pytest.raises(StorageFull, match="No space is left for the database mysql"):
         _fill_a_table(engine)
     engine.dispose()
 

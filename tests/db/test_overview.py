@@ -65,6 +65,7 @@ def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -
     assert len(seen.failures) == 3
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_session_without_jobs_is_there_too(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 1)
     with engine.begin() as connection:

@@ -22,11 +22,11 @@ from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import reaper
+from tuna.coordinator.drain import Drain
 from tuna.db import jobs, overview, searches, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search
 from tuna.db.types import utc_now
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.params_text import ParamsText

@@ -15,10 +15,10 @@ from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
 from tuna.coordinator import actions as job_actions
 from tuna.coordinator.actions import JobSelection
+from tuna.coordinator.drain import Drain
 from tuna.db import configs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
-from tuna.drain.drain import Drain
 from tuna.errors import NotFound
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork

@@ -41,9 +41,8 @@ from deploy_files import (
 from kombu.transport.redis import Channel
 from shared_data import needed_program
 
-from tuna import policies
 from tuna.cli.main import tuna
-from tuna.coordinator import publisher
+from tuna.coordinator import policies, publisher
 from tuna.coordinator.coordinator import ALIVE
 from tuna.libraries.tvm import toolchain
 from tuna.settings import Settings

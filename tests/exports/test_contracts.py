@@ -9,56 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from builders import DRIVERS, schedule, workload
+from builders import DRIVERS, schedule
+from exporter_samples import LAYERS, TIMES, Ours
 
 from tuna.configs import parse_line
 from tuna.exports.csv_table import CsvExporter
-from tuna.exports.database_files import diff
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries.exporter import Entry
-from tuna.libraries.miopen import problem, problem_key
+from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
-from tuna.testing.exporter_contract import ExporterContract, SampleResult, sample_record
+from tuna.testing.exporter_contract import SampleResult, sample_record
 
-LAYERS = [parse_line(driver)[0] for driver in DRIVERS[:3]]
-TIMES = {"ConvAsm3x3U": 0.5, "ConvWinograd<3-2>": 0.25, "=GemmFwdRest": 2.0}
 FWD = "miopenConvolutionFwdAlgoDirect"
-
-
-class Ours(ExporterContract):
-    """The samples and the tests that our own exporters share."""
-
-    solvers: tuple[str, ...] = ("ConvAsm3x3U", "ConvWinograd<3-2>")
-
-    def samples(self) -> Sequence[SampleResult]:
-        """Each solver for each of three layers."""
-        return [self.sample(layer, solver) for layer in LAYERS for solver in self.solvers]
-
-    def sample(self, layer: Any, solver: str, **facts: Any) -> SampleResult:
-        """One of them."""
-        number = LAYERS.index(layer) * 10 + list(TIMES).index(solver)
-        time_ms = TIMES[solver] * (1 + LAYERS.index(layer))
-        record = sample_record(
-            layer.driver(),
-            solver,
-            time_ms,
-            config_key=layer.key,
-            label=layer.label,
-            job_id=number,
-            **facts,
-        )
-        code = ((f"code {number} ".encode() * 99, "", ""),)
-        return SampleResult(
-            record, problem.text_of(layer), kernels=code, workload=workload(str(number))
-        )
-
-    def test_two_exports_of_the_same_do_not_differ(self, tmp_path: Path) -> None:
-        one, other = (self.export(tmp_path / name).path for name in "ab")
-        found = diff(one, other)
-        assert not found.differs
-        assert found.total("same") == len(self.expected())
 
 
 class TestFind(Ours):

@@ -344,7 +344,7 @@ def test_perf_dbs_are_merged_row_by_row_from_any_form_to_any(tmp_path: Path) -> 
         ("B", "kept"),
         ("C", "added"),
     ]
-    with pytest.raises(BadInput, match="no name of a perf db"):
+    with pytest.raises(BadInput, match="not a name of a perf db"):
         merge(master, target, tmp_path / "o.fdb.txt".replace(".txt", ".kdb"))
 
 

@@ -25,6 +25,8 @@ from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.results import NO_TIME
 from tuna.libraries.tvm import tvm_db
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 LAYER = DRIVERS[1]
 KEY = "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F"
 FORMS = ["find", "perf", "kernel", "tvm", "json", "csv"]
@@ -275,7 +277,7 @@ def test_nothing_to_export_writes_nothing_and_keeps_what_was_there(
 
 
 def test_an_unknown_session_is_not_found(build: DatabaseBuilder, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no session 7"):
+    with pytest.raises(NotFound, match="Unknown session 7"):
         export(build.connection, 7, "find", tmp_path)
 
 
@@ -366,8 +368,8 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_else(
     def full(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("tuna.files._sync", full)
-    with pytest.raises(StorageFull, match="no space left"):
+    monkeypatch.setattr("tuna.common.files._sync", full)
+    with pytest.raises(StorageFull, match="No space is left"):
         export(build.connection, session, form, tmp_path)
     assert contents(report.path) == before
     assert list(tmp_path.iterdir()) == [report.path]
@@ -398,7 +400,7 @@ def test_a_directory_is_replaced_also_without_an_exchange_of_names(
     session = tuned_network(build, trials=6)
     report = export(build.connection, session, "tvm", tmp_path)
     (report.path / "stale").write_text("")
-    monkeypatch.setattr("tuna.files._exchange", lambda one, other: False)
+    monkeypatch.setattr("tuna.common.files._exchange", lambda one, other: False)
     export(build.connection, session, "tvm", tmp_path)
     assert sorted(contents(report.path)) == [
         f"{report.path.name}/{name}"

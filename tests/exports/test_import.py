@@ -95,6 +95,7 @@ def _part_of(
     )
 
 
+@pytest.mark.both_databases_in_drills
 def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
     engine: sa.Engine, session_id: int, tmp_path: Path
 ) -> None:
@@ -228,6 +229,7 @@ def test_what_was_measured_is_never_replaced(
     assert results(engine) == {(KEY, "A"): (1.5, 64, "")}
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_old_form_of_a_find_db_is_read_in_all_its_dialects(
     engine: sa.Engine, session_id: int, tmp_path: Path
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_time_of_zero_is_kept_and_never_exported(
     )
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_miopen_would_not_take_is_left_out_and_counted(
     engine: sa.Engine, session_id: int, write: Callable[..., Path]
 ) -> None:
@@ -270,6 +273,7 @@ def test_what_miopen_would_not_take_is_left_out_and_counted(
     assert results(engine) == {(KEY, "A"): (1.0, 0, ""), (f"{WRW}_ciFP8", "A"): (1.0, 0, "")}
 
 
+@pytest.mark.both_databases_in_drills
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -296,6 +300,7 @@ def test_a_damaged_file_is_refused_before_anything_is_stored(
         )
 
 
+@pytest.mark.both_databases_in_drills
 def test_an_import_needs_a_session_that_is_there(
     engine: sa.Engine, write: Callable[..., Path]
 ) -> None:

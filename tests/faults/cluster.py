@@ -24,6 +24,7 @@ import psutil
 import redis
 import stepped_clock
 from fault_library import BROKEN, DEAD, FAILS, LOG, SLOW
+from fork_server import PROGRAM_MODULES, ForkServer, fork_server, forking
 from private_servers import install_mariadb, killed_with_parent, listens, wait_until
 from search_library import HOLD
 from shared_data import needed_program
@@ -51,6 +52,23 @@ _LIBRARIES = (
 )
 
 
+#: With PARENT and the words after `python`: does what they say, with the clock of its process, and
+#: is killed when PARENT dies.
+_FORKED = """
+import runpy, sys
+from tuna.sandbox import child
+child.limit_self({"parent": int(sys.argv.pop(1))})
+import stepped_clock
+stepped_clock.install()
+option, what = sys.argv[1:3]
+del sys.argv[1:3]
+if option == "-c":
+    exec(what)
+else:
+    runpy.run_module(what, run_name="__main__", alter_sys=True)
+"""
+
+
 class ClusterError(AssertionError):
     """A process of the cluster ended unexpectedly, or children outlived their parent."""
 
@@ -65,10 +83,11 @@ class Cluster:
         *,
         in_redis: bool = False,
         stays: bool = False,
+        forked: bool = False,
     ) -> None:
         """`joined`: those of the workers that know a token and nothing else of the cluster, with a
         gateway for them; `in_redis`: artifacts are there; `stays`: the coordinator goes on without
-        jobs."""
+        jobs; `forked`: programs of Python are forks, which start within milliseconds."""
         needed_program("mariadb-install-db")
         self.folder, self.log = folder, folder / "ran"  #: the library's log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -78,6 +97,9 @@ class Cluster:
         self._due: set[str] = set()  # to be started once Redis and MariaDB are reachable
         self._artifacts = folder / "artifacts"
         self._snapshot = folder / "redis" / "dump.rdb"
+        self._forked = forked
+        self._forks: ForkServer | None = None
+        self._forking = contextlib.ExitStack()
         self._joined = joined
         self._served = ["--all", "--stay"] if stays else ["--session-id", "1"]
         self._tokens: dict[str, list[str]] = {}
@@ -133,6 +155,8 @@ class Cluster:
                 for home in self._homes.values():
                     (home / "cache").mkdir()
                     (home / "cache" / "machine").symlink_to(known.readlink())
+            if self._forked:  # of a server that sees the mounts
+                self._forks = self._forking.enter_context(fork_server(PROGRAM_MODULES))
             self._servers["redis"] = [
                 program(), "--bind", self._address, "--port", "6379", "--dir",
                 str(self.folder / "redis"),
@@ -158,6 +182,7 @@ class Cluster:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
             process.wait(_START_S)
+        self._forking.close()
         for folder in (self._artifacts, *self._homes.values()):
             if folder.is_mount():
                 _libc().umount2(os.fsencode(folder), 2)  # MNT_DETACH
@@ -367,11 +392,14 @@ class Cluster:
             ):
                 del env[variable]
             env["TUNA_JOIN"] = self._token(name)
-        with open(self.folder / "logs" / f"{name}.log", "ab") as log:
+        if self._forks and command[0] == sys.executable:
+            command = [sys.executable, "-c", _FORKED, str(os.getpid()), *command[1:]]
+        else:
+            command = killed_with_parent(command)
+        with open(self.folder / "logs" / f"{name}.log", "ab") as log, forking(self._forks):
             self._running[name] = psutil.Popen(
-                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                cwd=self.folder, env=env,
-            )  # fmt: skip
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=env
+            )
 
     def _program(self, name: str) -> list[str]:
         if name == "coordinator":

@@ -70,17 +70,19 @@ def run(
     refused_s: float = 0.0,
     slow: bool = False,
     stays: bool = False,
+    forked: bool = False,
 ) -> Report:
     """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept.
 
     `joined`: those of the workers that join a gateway with a token; `more`: workers
     besides the usual ones; `in_redis`: artifacts are there; `refused_s`: so long Redis is read-only
     when the coordinator starts; `slow`: items take long until the last fault, so that workers are
-    never idle; `stays`: the coordinator does not end with the session, but by SIGTERM after it.
+    never idle; `stays`: the coordinator does not end with the session, but by SIGTERM after it;
+    `forked`: workers and the coordinator are forks.
     """
     report = Report(seed, job_count)
     began = time.monotonic()
-    with Cluster(folder, joined, in_redis=in_redis, stays=stays) as cluster:
+    with Cluster(folder, joined, in_redis=in_redis, stays=stays, forked=forked) as cluster:
         engine = make_engine(cluster.db_url)
         try:
             expected = _load(engine, folder / "plugin", job_count)

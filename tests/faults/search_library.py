@@ -17,11 +17,11 @@ from typing import Any
 
 from pydantic import Field
 
+from tuna.jobs import history
 from tuna.libraries import options
 from tuna.libraries.base import RoundsOutcome, SearchRules, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
-from tuna.search import history
 from tuna.testing.noop import NoopLibrary, NoopOptions
 from tuna.vocabulary import Cause, Resource
 

@@ -21,7 +21,8 @@ def test_a_session_survives_the_faults_of_a_seed(
     seed: int, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
     knows_machine(tmp_path / "home")
-    report = drill.run(seed, tmp_path, job_count=500 if DRILLS == 1 else 2000)
+    count, forked = (500, True) if DRILLS == 1 else (2000, False)
+    report = drill.run(seed, tmp_path, count, forked=forked)
     assert report.ok, "\n".join(
         [*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"]
     )

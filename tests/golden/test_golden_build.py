@@ -22,6 +22,8 @@ from tuna.golden import (
 )
 from tuna.vocabulary import BASELINE
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 
 def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene) -> None:
     session = scene.session(
@@ -198,7 +200,7 @@ def test_a_new_version_needs_a_base_once_there_are_older_ones(scene: Scene) -> N
 
 def test_zero_is_a_version_like_any_other(scene: Scene) -> None:
     session = scene.session({(A, ASM): 1.0})
-    with pytest.raises(NotFound, match="no golden version 0 of miopen"):
+    with pytest.raises(NotFound, match="Unknown golden version 0 of miopen"):
         scene.build(1, session, base=0)
     scene.build(0, session)
     with pytest.raises(BadInput, match="needs a base"):
@@ -213,10 +215,10 @@ def test_a_base_must_be_there_be_another_and_be_older(scene: Scene) -> None:
     session = scene.session({(A, ASM): 1.0})
     scene.build(5, session)
     before = scene.everything()
-    with pytest.raises(NotFound, match="no golden version 4 of miopen") as refusal:
+    with pytest.raises(NotFound, match="Unknown golden version 4 of miopen") as refusal:
         scene.build(6, session, base=4)
     assert refusal.value.hint == "golden versions: 5"
-    with pytest.raises(NotFound, match="no golden version 4"):
+    with pytest.raises(NotFound, match="Unknown golden version 4"):
         scene.build(6, base=4)
     with pytest.raises(BadInput, match="built on itself"):
         scene.build(5, session, base=5, overwrite=True)
@@ -413,7 +415,7 @@ def test_libraries_do_not_mix_and_number_their_versions_themselves(scene: Scene)
 
 
 def test_a_session_that_is_not_there_or_empty_is_refused(scene: Scene) -> None:
-    with pytest.raises(NotFound, match="no session 7"):
+    with pytest.raises(NotFound, match="Unknown session 7"):
         scene.build(1, 7)
     with pytest.raises(BadInput, match="Session 1 has no results"):
         scene.build(1, scene.session({}))

@@ -13,36 +13,38 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna import api
 from tuna.cli.main import guarded, tuna
-from tuna.cli.mituna.common import respell
-from tuna.cli.mituna.db_files import update_golden
+from tuna.cli.seeds import respell
 from tuna.configs import parse_line
 from tuna.settings import get_settings
+from tuna_mituna.db_files import update_golden
+
+pytestmark = pytest.mark.both_databases_in_drills
 
 #: Command line, exit code, part of the output.
 NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("build", 3), 2, "needs a session, a base version, or both"),
     (("build", 3, "--session-id", 1), 2, "needs a base"),
-    (("build", 3, "--session-id", 9, "--base", 2), 3, "no session 9"),
-    (("build", 3, "--base", 7), 3, "no golden version 7"),
+    (("build", 3, "--session-id", 9, "--base", 2), 3, "Unknown session 9"),
+    (("build", 3, "--base", 7), 3, "Unknown golden version 7"),
     (("build", 2, "--session-id", 2), 2, "add --overwrite"),
     (("build", 1, "--session-id", 2, "--overwrite"), 2, "is promoted and never changes"),
     (("build", -1, "--session-id", 2), 2, "No such option"),
     (("build", "1.1", "--session-id", 2), 2, "not a valid integer"),
     (("build", 2**31, "--session-id", 2), 2, "is not in the range"),
-    (("build", 3, "--base", 2, "--library", "tvm"), 3, "no golden version 2 of tvm"),
-    (("report", 7), 3, "no golden version 7"),
-    (("report", 2, "--max-regression", "much"), 2, "is no share"),
-    (("report", 2, "--min-gain", "5"), 2, "is no share; write 5% or 0.05"),
-    (("report", 2, "--min-gain", "-1%"), 2, "is no share"),
-    (("report", 2, "--min-gain", "inf"), 2, "is no share"),
-    (("promote", 7), 3, "no golden version 7"),
+    (("build", 3, "--base", 2, "--library", "tvm"), 3, "Unknown golden version 2 of tvm"),
+    (("report", 7), 3, "Unknown golden version 7"),
+    (("report", 2, "--max-regression", "much"), 2, "is not a share"),
+    (("report", 2, "--min-gain", "5"), 2, "is not a share; write 5% or 0.05"),
+    (("report", 2, "--min-gain", "-1%"), 2, "is not a share"),
+    (("report", 2, "--min-gain", "inf"), 2, "is not a share"),
+    (("promote", 7), 3, "Unknown golden version 7"),
     (("rollback", "nosuch"), 3, "nosuch has no golden versions"),
-    (("explain", 7, "1"), 3, "no golden version 7"),
+    (("explain", 7, "1"), 3, "Unknown golden version 7"),
     (("--session_id", 2), 2, "golden_v"),
     (("--golden_v", 3), 2, "needs a session, a base version, or both"),
     (("--golden_v", 3, "--session_id", 2), 2, "most likely --base_golden_v 2"),
     (("--golden_v", 2, "--session_id", 2), 2, "add --overwrite"),
-    (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 7), 3, "no golden version 7"),
+    (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 7), 3, "Unknown golden version 7"),
     (
         ("--golden_v", 3, "--session_id", 2, "--base_golden_v", 2, "-C", "gem"),
         2,

@@ -21,6 +21,8 @@ from tuna.golden import explain_line, promote, to_markdown
 from tuna.libraries.miopen.problem import text_of
 from tuna.queue.work_items import seed
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 WINO, NAIVE = "ConvBinWinogradRxSf2x3", "ConvDirectNaiveConvFwd"
 
 
@@ -210,7 +212,7 @@ def test_a_line_that_names_nothing_is_refused(exported: Path) -> None:
         (find, 99, "has no line 99"),
         (results, 1, "is the header"),
         (sqlite, 1, "."),
-        (other, 1, "is no database that can be read"),
+        (other, 1, "is not a database that Tuna reads"),
         (exported / "none.txt", 1, "none.txt"),
     ):
         with pytest.raises(BadInput, match=said):

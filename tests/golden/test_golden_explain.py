@@ -14,6 +14,8 @@ from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
 
+pytestmark = pytest.mark.both_databases_in_drills
+
 OLD = {
     "time_ms": 1.0,
     "params": "4,4",
@@ -212,7 +214,7 @@ def test_an_entry_of_another_version_or_solver_is_not_found(two: Scene) -> None:
         two.explain(2, str(other.id))
     with pytest.raises(NotFound, match=f"no entry .* with {GEMM}"):
         two.explain(2, B, solver=GEMM)
-    with pytest.raises(NotFound, match="no golden version 3"):
+    with pytest.raises(NotFound, match="Unknown golden version 3"):
         two.explain(3, A)
 
 

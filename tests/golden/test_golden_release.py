@@ -44,6 +44,7 @@ def test_a_promoted_version_is_current_and_says_when(scene: Scene) -> None:
     assert (_current(scene), scene.states()) == (3, {1: "promoted", 2: "draft", 3: "promoted"})
 
 
+@pytest.mark.both_databases_in_drills
 def test_current_is_what_was_promoted_last_not_the_largest_number(scene: Scene) -> None:
     _three(scene)
     promote(scene.engine, 3)
@@ -53,6 +54,7 @@ def test_current_is_what_was_promoted_last_not_the_largest_number(scene: Scene) 
     assert _current(scene) == 3
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_rollback_makes_the_release_before_it_current_again(scene: Scene) -> None:
     _three(scene)
     for number in (1, 2, 3):
@@ -69,6 +71,7 @@ def test_a_rollback_makes_the_release_before_it_current_again(scene: Scene) -> N
     assert scene.everything()[1:] == contents  # nothing is deleted
 
 
+@pytest.mark.both_databases_in_drills
 @pytest.mark.parametrize("withdraw", [False, True])
 def test_what_was_promoted_never_changes(scene: Scene, withdraw: bool) -> None:
     scene.build(1, scene.session({(A, ASM): 1.0}))
@@ -108,6 +111,7 @@ def test_a_release_outlives_what_becomes_of_its_session(scene: Scene) -> None:
     assert scene.kernels(entry.id) == [(b"code", "k0.o", "-O3")]
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_draft_that_fails_the_gate_stays_a_draft(scene: Scene) -> None:
     scene.build(1, scene.session({(A, ASM): 1.0, (B, ASM): 1.0}))
     promote(scene.engine, 1, max_regression=0.0)  # nothing to be slower than
@@ -129,6 +133,7 @@ def test_a_draft_that_fails_the_gate_stays_a_draft(scene: Scene) -> None:
     assert (report.against, report.total.faster, report.total.slower) == (1, 1, 1)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_gate_compares_with_what_is_current_and_not_with_the_base(scene: Scene) -> None:
     _three(scene)
     promote(scene.engine, 3)
@@ -166,7 +171,7 @@ def test_each_library_has_a_current_version_of_its_own(scene: Scene) -> None:
 
 
 def test_what_is_not_there_is_neither_promoted_nor_rolled_back(scene: Scene) -> None:
-    with pytest.raises(NotFound, match="no golden version 1"):
+    with pytest.raises(NotFound, match="Unknown golden version 1"):
         promote(scene.engine, 1)
     with pytest.raises(NotFound, match="miopen has no golden versions") as refusal:
         rollback(scene.engine, "miopen")
@@ -195,6 +200,7 @@ def test_of_two_who_promote_a_version_one_does_and_the_other_is_told(scene: Scen
     assert sorted(isinstance(one, GoldenFrozen) for one in outcomes) == [False, True]
 
 
+@pytest.mark.both_databases_in_drills
 def test_noisy_results_are_released_on_demand_and_simulated_ones_never(scene: Scene) -> None:
     session = scene.session({(A, ASM): {"time_ms": 1.0, "noisy": True}, (B, ASM): 2.0})
     scene.build(1, session, allow_noisy=True)

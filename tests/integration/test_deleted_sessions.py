@@ -49,7 +49,8 @@ def test_a_session_that_is_canceled_and_deleted_in_mid_run_leaves_no_artifact(
     run = processes.start("tuna", "run", "--session-id", str(session_id))
     eventually(lambda: len(artifacts(tuna_home)) > 40, 60)
     assert delete(processes, session_id, "--cancel").wait(60) == 0
-    run.wait(60)
+    assert run.wait(60) == 3
+    assert f"Session {session_id} was deleted while it ran." in (tuna_home / "log").read_text()
     assert (artifacts(tuna_home), count(engine, Session), count(engine, Job)) == ([], 0, 0)
 
 

@@ -159,7 +159,7 @@ def terminals(
     ):
         (checkout / name).symlink_to(ROOT / name)
     (tmp_path / "utils" / "recurrent_cfgs").mkdir(parents=True)
-    lines = (ROOT / "tuna/data/resnet50_b1.txt").read_text().splitlines()
+    lines = (ROOT / "tuna/example/resnet50_b1.txt").read_text().splitlines()
     layer = next(line for line in lines if "-y 3" in line)
     (tmp_path / "utils/recurrent_cfgs/resnet50.txt").write_text(f"{layer}\n")
     rocm = install(tmp_path / "rocm", arch="gfx908", num_cu=120, marked=False)

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs, make_searches, states
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator.drain import Drain
 from tuna.db import jobs, models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import Candidate, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
@@ -82,6 +82,7 @@ def measured(index: int, time_ms: float | None) -> Trial:
     return Trial(index=index, time_ms=time_ms, times_ms=(time_ms,))
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -> None:
     """D1: its candidates had the causes of the first one, so that it got none: a false
     `not_applicable`."""
@@ -97,6 +98,7 @@ def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -
     assert states(bench.engine) == {"evaluated": 1}
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_an_attempt_measured_and_could_not_keep_is_measured_again(bench: Bench) -> None:
     bench.built()
     item = bench.claim("measure")
@@ -104,6 +106,7 @@ def test_what_an_attempt_measured_and_could_not_keep_is_measured_again(bench: Be
     assert [candidate.index for candidate in bench.claim("measure").candidates] == [0, 1]
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_candidate_that_can_no_longer_be_built_is_not_measured(bench: Bench) -> None:
     bench.built()
     bench.answer(bench.claim("measure"), cause=Cause.ARTIFACT_LOST)
@@ -112,6 +115,7 @@ def test_a_candidate_that_can_no_longer_be_built_is_not_measured(bench: Bench) -
     assert [candidate.index for candidate in bench.claim("measure").candidates] == [1]
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_job_that_loses_its_artifacts_each_time_comes_to_an_end(bench: Bench) -> None:
     """To build them again succeeded, and that forgave the loss."""
     for lost in range(3):

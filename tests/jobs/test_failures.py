@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs, states
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.drain.drain import Drain
 from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob

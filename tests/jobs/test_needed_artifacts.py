@@ -17,10 +17,10 @@ from tuna.artifacts.files import RedisFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import actions as job_actions
 from tuna.coordinator import staging
+from tuna.coordinator.drain import Drain
 from tuna.db import access_tokens, networks
 from tuna.db.engine import reading, writing
 from tuna.db.models import CacheEntryRow, Job, JobArtifact
-from tuna.drain.drain import Drain
 from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import release
 from tuna.jobs.needed_artifacts import ArtifactUser
@@ -107,6 +107,7 @@ def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Scene
     return Scene(engine, redis_client, tmp_path)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_end_of_one_job_does_not_shorten_the_life_of_what_another_needs(scene: Scene) -> None:
     digest = scene.built()
     scene.measured(limit=1)
@@ -118,6 +119,7 @@ def test_the_end_of_one_job_does_not_shorten_the_life_of_what_another_needs(scen
     assert scene.needs() == 0
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_an_artifact_refers_to_lives_as_long(scene: Scene) -> None:
     inner = scene.store.put(b"inner code")
     scene.built(inner)
@@ -127,6 +129,7 @@ def test_what_an_artifact_refers_to_lives_as_long(scene: Scene) -> None:
     assert not scene.lives_long(inner)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_text_of_a_problem_lives_until_its_last_job_has_ended(scene: Scene) -> None:
     text = scene.store.put(b"workload")
     scene.report(scene.claim("build"), workload=text)
@@ -136,6 +139,7 @@ def test_the_text_of_a_problem_lives_until_its_last_job_has_ended(scene: Scene) 
     assert not scene.lives_long(text)
 
 
+@pytest.mark.both_databases_in_drills
 def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
     """Also where another job's end shortened its life before the result that needs it was
     drained."""
@@ -151,6 +155,7 @@ def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
     assert not scene.lives_long(gone)
 
 
+@pytest.mark.both_databases_in_drills
 def test_the_files_of_an_imported_model_live_as_long_as_the_model(scene: Scene) -> None:
     """They expired after a day, and no build of the model was possible any more."""
     file, text = scene.store.put(b"a model"), scene.store.put(b"its module")
@@ -205,6 +210,7 @@ def test_nothing_is_removed_while_rows_of_a_package_cannot_be_read(
     assert scene.lives_long(other)
 
 
+@pytest.mark.both_databases_in_drills
 def test_what_a_package_reads_of_its_rows_is_not_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +228,7 @@ def test_what_a_package_reads_of_its_rows_is_not_removed(
     assert not scene.lives_long(other)
 
 
+@pytest.mark.both_databases_in_drills
 def test_artifacts_that_are_gone_are_not_made_up_again(scene: Scene) -> None:
     digest = scene.built()
     scene.client.delete(f"tuna:{{n}}:artifact:{digest}", "tuna:{n}:artifacts")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuna import doctor
+from tuna.api import checks as doctor
 from tuna.errors import LibraryMissing
 from tuna.libraries import registry
 from tuna.libraries.base import Finals, Library, SearchRules, Step

@@ -277,7 +277,7 @@ def test_of_several_trials_of_a_candidate_the_fastest_counts() -> None:
 def test_nothing_is_learned_from_failures_alone() -> None:
     space = Grid(SMALL_SIDE)
     failed = [Past(params, None, "run_error") for params in propose(space, [], count=20, seed=1)]
-    with pytest.raises(BadInput, match="no trial with a time"):
+    with pytest.raises(BadInput, match="No trial has a time"):
         learn(space.features_of, [Known("own", failed)])
     assert len(propose(space, failed, count=5, seed=1)) == 5
 

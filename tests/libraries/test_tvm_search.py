@@ -25,6 +25,7 @@ pytestmark = [
 pytest.importorskip("tvm")
 
 from tuna.errors import BadInput
+from tuna.jobs import history
 from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob, Past
 from tuna.libraries.search.cost_model import CostModel
@@ -33,7 +34,6 @@ from tuna.libraries.tvm import problems, schedules
 from tuna.libraries.tvm.decisions import Design, factorisations, tiling_features
 from tuna.libraries.tvm.kernel_child import TvmBuilder, module_of, space_of
 from tuna.libraries.tvm.schedules import ScheduleSpace
-from tuna.search import history
 from tuna.vocabulary import Cause
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
@@ -149,7 +149,7 @@ def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
     ],
 )
 def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
-    with pytest.raises(BadInput, match="no schedule of this problem"):
+    with pytest.raises(BadInput, match="not a schedule of this problem"):
         schedules.schedule_of(module_of(job()), params)
     assert searched_space().point_of(params) is None
 

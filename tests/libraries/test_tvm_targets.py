@@ -64,14 +64,14 @@ def test_lvm_is_taken_for_llvm_with_a_warning(
         (f"llvm -num-cores={1 << 31}", "num-cores cannot be"),
         ("llvm -mcpu", "mcpu cannot be True"),
         ("llvm -mcpus=x", "has no 'mcpus'"),
-        ("llvm mcpu=x", "'mcpu' is no attribute"),
+        ("llvm mcpu=x", "'mcpu' is not an attribute"),
         ("llvm -mcpu=a -mcpu=b", "'mcpu' twice"),
         ("llvm -mattr='", "cannot be read"),
         ('{"kind": "llvm", "host": {"kind": "llvm"}}', "no host"),
-        ('{"kind": "llvm", "mattr": [1]}', "no list of words"),
+        ('{"kind": "llvm", "mattr": [1]}', "not a list of words"),
         ('{"kind": "llvm", "num-cores": true}', "num-cores cannot be True"),
-        ("{", "no JSON object"),
-        ("{" * 100_000, "no JSON object"),
+        ("{", "not a JSON object"),
+        ("{" * 100_000, "not a JSON object"),
     ],
 )
 def test_what_is_no_target_is_refused(text: str, said: str) -> None:
@@ -96,7 +96,7 @@ def test_without_a_linker_its_package_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LibraryMissing, match=r"no riscv64-linux-gnu-g\+\+ here") as missing:
+    with pytest.raises(LibraryMissing, match=r"riscv64-linux-gnu-g\+\+, which") as missing:
         toolchain.linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "")
     assert (
         missing.value.hint

@@ -7,11 +7,13 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder
 
+from tuna.cli import report
 from tuna.db import networks
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -150,7 +152,7 @@ def test_what_cannot_be_compared_is_refused(build: DatabaseBuilder) -> None:
     result(build, theirs, DRIVERS[1], "S", 1.0)
     with pytest.raises(BadInput, match="at least two"):
         compare(build.connection, [ours, ours])
-    with pytest.raises(NotFound, match="no session 99"):
+    with pytest.raises(NotFound, match="Unknown session 99"):
         compare(build.connection, [ours, 99])
     with pytest.raises(NotFound, match="no layer") as nothing:
         compare(build.connection, [ours, theirs])
@@ -170,6 +172,25 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says(repeats: in
         assert ratio.high is not None
         held += ratio.low <= 1 / (1 + math.log(2) / 20) <= ratio.high
     assert 0.92 <= held / rounds <= 0.99
+
+
+def test_a_layer_is_one_line_at_80_columns(
+    found: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was broken into five, to make room for intervals and solvers."""
+    monkeypatch.setattr(report, "table_width", lambda: 80)
+    layers = [
+        replace(layer, label=f"conv 1x1024x14x14 k{200 + number} 1x1 s1 p0 NCHW fp32 F")
+        for number, layer in enumerate(found.layers)
+    ]
+    other = replace(found.layers[0], label="gemm 128x768x768 NN fp32")
+    report._print_comparison(replace(found, layers=(*layers, other)))
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if "k201" in line)
+    assert row.split()[-3:] == ["3", "9", "3.000"]
+    assert max(len(line) for line in lines if not line.startswith("session ")) <= 80
+    report._print_comparison(replace(found, layers=tuple(layers)))
+    assert "layer, all 1x1 s1 p0 NCHW fp32 F" in capsys.readouterr().out
 
 
 def test_the_command_shows_it_and_warns(type_in: Callable[..., object]) -> None:

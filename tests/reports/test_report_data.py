@@ -196,7 +196,7 @@ def test_a_session_without_anything_has_empty_figures(build: DatabaseBuilder) ->
     assert (figures.layers, figures.jobs, figures.failures, figures.devices) == ((), (), (), ())
     assert (figures.wall_s, figures.idle_share, figures.trials_per_minute) == (None, None, None)
     assert dict(figures.header.environment)["Flag threads"] == "1"
-    with pytest.raises(NotFound, match="no session 99"):
+    with pytest.raises(NotFound, match="Unknown session 99"):
         read_figures(build.connection, 99)
 
 

@@ -17,10 +17,10 @@ import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs, make_searches
 
+from tuna.common.messages import one_line
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
-from tuna.messages import one_line
 from tuna.reports.timeline import write_timeline
 
 _AT = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)

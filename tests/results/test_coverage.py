@@ -9,7 +9,7 @@ from builders import START, DatabaseBuilder, memory
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.db import models, networks
-from tuna.errors import NotFound
+from tuna.errors import BadInput, NotFound
 from tuna.results.best import Cover, Scope
 from tuna.results.coverage import coverage
 
@@ -95,6 +95,14 @@ def test_another_device_covers_nothing(build: DatabaseBuilder) -> None:
         assert error.value.hint == "architectures: znver4, znver5"
 
 
+def test_the_only_architecture_that_was_tuned_for_need_not_be_named(build: DatabaseBuilder) -> None:
+    with pytest.raises(BadInput, match="several architectures") as error:
+        coverage(build.connection, "net", Scope())
+    assert error.value.hint == "name one with --arch: znver4, znver5"
+    build.session("onednn")
+    assert coverage(build.connection, "net", Scope(library="onednn")).arch == "znver5"
+
+
 def test_a_name_that_is_neither_a_model_nor_a_tag_is_an_error(build: DatabaseBuilder) -> None:
-    with pytest.raises(NotFound, match="neither a model nor a tag 'x'"):
+    with pytest.raises(NotFound, match="Unknown model or tag 'x'"):
         coverage(build.connection, "x", Scope("znver5"))

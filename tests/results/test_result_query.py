@@ -252,16 +252,16 @@ def test_an_answer_is_cut_at_its_limit_and_says_so(connection: sa.Connection) ->
 @pytest.mark.parametrize(
     ("wanted", "error", "sentence"),
     [
-        ({"model": "alex"}, NotFound, "no model 'alex'"),
+        ({"model": "alex"}, NotFound, "Unknown model 'alex'"),
         ({"tag": "x"}, NotFound, "tag 'x'"),
         ({"op": "softmax"}, NotFound, "kind of layer 'softmax'"),
-        ({"dtype": "fp3"}, BadInput, "'fp3' is no data type"),
+        ({"dtype": "fp3"}, BadInput, "Unknown data type 'fp3'"),
         ({"shape": ("height=3",)}, BadInput, "field 'height'"),
         ({"arch": "gfx1"}, NotFound, "architecture 'gfx1'"),
         ({"device": "TPU"}, NotFound, "device 'TPU'"),
         ({"environment": "%"}, NotFound, "environment '%'"),
-        ({"solver": "S"}, NotFound, "no solver 'S'"),
-        ({"session_id": 9}, NotFound, "no session 9"),
+        ({"solver": "S"}, NotFound, "Unknown solver 'S'"),
+        ({"session_id": 9}, NotFound, "Unknown session 9"),
         ({"limit": 0}, BadInput, "not 0"),
         ({"n_best": 0}, BadInput, "not 0"),
     ],
@@ -292,5 +292,5 @@ def test_pages_by_cursor_are_the_whole_answer(
     "text", ["x", "e30", "W10", "WzEsMV0", "WyJ4Il0", "W1sxLDIsMyw0LDUsNiw3XSwxXQ", "å"]
 )
 def test_a_cursor_of_something_else_is_refused(connection: sa.Connection, text: str) -> None:
-    with pytest.raises(BadInput, match="no cursor"):
+    with pytest.raises(BadInput, match="cursor is not one"):
         query(connection, ResultFilter(), cursor=text)

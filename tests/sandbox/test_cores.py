@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,7 @@ def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
     monkeypatch.setattr(
         cores, "read_places", lambda cpus: {cpu: cores.CpuTopology() for cpu in cpus}
     )
@@ -88,3 +90,52 @@ def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
     with cores.measuring_with(None):
         assert len(cores.eval_cpus()) == (3 if before else 4)
     assert get_settings().eval_cpus == (before or "")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/", {"cpu.max": "100000 100000"}, 1.0),  # a container: its group is the root
+        ("0::/", {}, None),  # the machine's root has no such file
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "50000 100000"}, 0.5),
+        (
+            "4:memory:/m\n1:cpu:/a\n0::/",
+            {"cpu/a/cpu.cfs_quota_us": "200000", "cpu/a/cpu.cfs_period_us": "100000"},
+            2.0,
+        ),
+        (  # a container of cgroup v1, which is told the host's path
+            "3:cpu,cpuacct:/docker/1f",
+            {
+                "cpu,cpuacct/cpu.cfs_quota_us": "300000",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_cpu_quota_is_the_least_of_the_groups_of_the_process(
+    tmp_path: Path, groups: str, files: dict[str, str], quota: float | None
+) -> None:
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert cores.cpu_quota(tmp_path / "groups", tmp_path / "root") == quota
+
+
+@pytest.mark.parametrize(
+    ("quota", "usable"), [(None, 4), (0.5, 1), (1.0, 1), (2.9, 2), (4.0, 4), (64.0, 4)]
+)
+def test_as_many_cores_are_usable_as_the_quota_pays_for(
+    four: None, monkeypatch: pytest.MonkeyPatch, quota: float | None, usable: int
+) -> None:
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
+    assert cores.usable_count() == usable
+    with cores.measuring_with(None):
+        assert len(cores.eval_cpus()) == usable
+        limit = "" if quota is None else f" under a CPU quota of {quota:g}"
+        assert cores.of_all() == f"{usable} of 4 cores{limit}"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tuna import waits
-from tuna.files import own_folder
+from tuna.common import waits
+from tuna.common.files import own_folder
 from tuna.sandbox import device_lock as locks
 from tuna.sandbox.device_lock import DeviceBusy, device_lock
 

@@ -25,9 +25,9 @@ from celery import Celery
 from shared_data import need, needed_program
 from structlog.testing import capture_logs
 
-from tuna import doctor
+from tuna.api import checks as doctor
+from tuna.common.files import NotPlain, read_plain
 from tuna.errors import ServiceError
-from tuna.files import NotPlain, read_plain
 from tuna.sandbox import box as boxes
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box
@@ -342,7 +342,7 @@ def test_what_a_child_wrote_is_read_as_a_plain_file_or_not_at_all(
         path.mkdir()
     else:
         path.write_bytes(bytes(11))
-    with pytest.raises(NotPlain, match=r"answer is (no plain file|longer than 10 bytes)"):
+    with pytest.raises(NotPlain, match=r"answer is (not a plain file|longer than 10 bytes)"):
         read_plain(path, 10)
 
 

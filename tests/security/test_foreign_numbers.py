@@ -17,29 +17,31 @@ from builders import DRIVERS, DatabaseBuilder, memory, tuned_network
 from jobs_builder import make_jobs
 
 from tuna.artifacts.store import Artifacts
+from tuna.common.messages import inert
 from tuna.configs import parse_line
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import Pace
 from tuna.db import configs, jobs, models, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow, TrialRow
-from tuna.drain.drain import Drain
 from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export
+from tuna.jobs import finals
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import FINALS, Finals
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.messages import inert
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.reports import html
 from tuna.reports.queries import read_figures
-from tuna.search import finals
 from tuna.testing.noop import NoopLibrary
+
+pytestmark = pytest.mark.both_databases_in_drills
 
 LIBRARY = get_library("noop")
 #: Two layers, and the same with a transposed convolution, which has no key of MIOpen's that Tuna

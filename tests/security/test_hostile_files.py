@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tuna.cli.mituna import yaml_steps
-from tuna.cli.mituna.go_fish import go_fish
+from tuna.common.files import gunzip
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
-from tuna.files import gunzip
 from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
 from tuna.settings import get_settings, parse_cpus
+from tuna_mituna import yaml_steps
+from tuna_mituna.go_fish import go_fish
 
 DEEP = 100_000
 KEY = "64-7-7-1x1-64-7-7-1-0x0-1x1-1x1-0-NCHW-FP32-F"
@@ -45,7 +45,7 @@ def _refused(call: Callable[[], object], *words: str) -> None:
 
 
 _READERS = """
-from tuna.cli.mituna.yaml_steps import _load
+from tuna_mituna.yaml_steps import _load
 from tuna.configs import parse_file
 from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
@@ -119,7 +119,7 @@ def test_an_impossible_number_in_a_layer_loses_only_its_line(tmp_path: Path) -> 
         ("init_session: {enabled: true, session_id: .nan}", "cannot be run"),
         ("init_session: {enabled: true, session_id: 1e400}", "cannot be run"),
         ("init_session: {enabled: yes, colour: red}", "no option"),
-        ("__import__: {enabled: true}", "no step"),
+        ("__import__: {enabled: true}", "Unknown step"),
     ],
 )
 def test_a_hostile_yaml_file_is_refused(tmp_path: Path, text: str, word: str) -> None:
@@ -133,7 +133,7 @@ def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(
 ) -> None:
     (tmp_path / "steps.yaml").write_text("[" * DEEP)
     code = (
-        "from tuna.cli.mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept"
+        "from tuna_mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept"
         " BadInput as e:\n    print(e)"
     )
     assert "nested" in in_little_memory(code)
@@ -207,7 +207,7 @@ def test_an_endless_view_is_no_table(tmp_path: Path, perf: sqlite3.Connection) -
         f"CREATE VIEW perf_db AS {endless} SELECT i AS id, 's' AS solver, 1 AS config, 'p' AS"
         " params FROM n"
     )
-    _refused(lambda: _read_perf(tmp_path), "no perf db")
+    _refused(lambda: _read_perf(tmp_path), "not a perf db")
 
 
 def test_triggers_and_virtual_tables_of_a_foreign_file_do_nothing(
@@ -219,7 +219,7 @@ def test_triggers_and_virtual_tables_of_a_foreign_file_do_nothing(
     perf.execute("CREATE VIRTUAL TABLE kern_db USING fts5(kernel_name)")
     before = (tmp_path / "perf.db").read_bytes()
     assert len(list(perf_db.read(tmp_path / "perf.db"))) == 1
-    _refused(lambda: list(kernel_db.read(tmp_path / "perf.db")), "no kernel db")
+    _refused(lambda: list(kernel_db.read(tmp_path / "perf.db")), "not a kernel db")
     assert (tmp_path / "perf.db").read_bytes() == before
 
 

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs, states
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import report_checks
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
-from tuna.drain import report_checks
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
@@ -27,6 +27,8 @@ from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.settings import get_settings
 from tuna.workers.worker_process import WorkerProcess
+
+pytestmark = pytest.mark.both_databases_in_drills
 
 LIBRARY = get_library("noop")
 DEEP = 100_000
@@ -297,7 +299,7 @@ def test_a_message_that_is_no_chunk_is_dropped_with_a_word(message: Any) -> None
     ("facts", "word"),
     [
         ({"version": WIRE_VERSION + 1}, f"version {WIRE_VERSION + 1}"),
-        ({"library": "../../evil"}, "no library"),
+        ({"library": "../../evil"}, "Unknown library"),
         ({"step": "os.system"}, "no step"),
         ({"items": [{"job_id": 1}]}, "required"),
         ({"surprise": 1}, "not permitted"),

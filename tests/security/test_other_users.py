@@ -23,8 +23,8 @@ from command_lines import Ended
 from tuna.artifacts.copies import ArtifactCache
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
+from tuna.common.files import make_home
 from tuna.errors import BadInput
-from tuna.files import make_home
 from tuna.sandbox.device_lock import device_lock
 from tuna.services.embedded_redis import EmbeddedRedis
 from tuna.settings import get_settings

@@ -16,14 +16,15 @@ from builders import DatabaseBuilder, memory, tuned_network
 from hostile_texts import ALL, FORGED, HOSTILE, MARKUP, SHELL, obeyed
 from places import CORE, PACKAGES
 
-from tuna import api, logs
+from tuna import api
 from tuna.cli import show, status
 from tuna.cli.console import print_table, say
 from tuna.cli.main import guarded, tuna
+from tuna.common import logs
+from tuna.common.messages import inert, last_line, one_line
 from tuna.db import models
 from tuna.db.overview import Failure, Overview
 from tuna.errors import TunaError
-from tuna.messages import inert, last_line, one_line
 from tuna.queue.messages import summary, title
 from tuna.reports import html
 from tuna.reports.queries import read_figures

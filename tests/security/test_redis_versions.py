@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuna.doctor.servers import _holes
+from tuna.api.checks.servers import _holes
 from tuna.services.redis_client import first_safe
 
 

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs, states
 from private_servers import redis_server, with_password
 
-from tuna import logs
+from tuna.common import logs
 from tuna.db import database
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base

@@ -45,7 +45,7 @@ _CALLS |= {
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
 _OWN_LIBRARY = {
     "benchmarks/tvm.py",
-    "tuna/files.py",
+    "tuna/common/files.py",
     "tuna/libraries/probe.py",
     "tuna/sandbox/child.py",
 }

@@ -21,6 +21,8 @@ from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
 from tuna.settings import get_settings
 
+pytestmark = [pytest.mark.both_databases_in_drills, pytest.mark.usefixtures("forked")]
+
 Type = Callable[..., Any]
 NASTY = {
     "SQL": "' or '1'='1\"; DROP TABLE job; -- x') UNION SELECT key FROM config -- `d\\'e🐟é",

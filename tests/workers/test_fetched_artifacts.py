@@ -16,10 +16,10 @@ from jobs_builder import make_jobs, states
 
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator import find_db_writer
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, FindDbKernel, KernelRow, StepResultRow
-from tuna.drain import find_db_writer
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial

@@ -11,7 +11,7 @@ from tuna.sandbox.discovery import AMD, CPU, Device
 from tuna.settings import Settings
 from tuna.workers import serve as serving
 from tuna.workers.launch import run_hook
-from tuna.workers.serve import Restarts, device_specs, serve
+from tuna.workers.serve import device_specs, is_final, serve
 
 CARDS = [
     Device(AMD, "gfx942 x 304", index, variables={"ROCR_VISIBLE_DEVICES": str(index)})
@@ -53,42 +53,16 @@ def test_an_eval_worker_has_one_process_and_a_compile_worker_no_device() -> None
         serve("compile", devices="all", settings=Settings())
 
 
-def test_a_worker_that_dies_again_and_again_is_given_up() -> None:
-    restarts = Restarts()
-    pauses = [restarts.pause_s(lived_s=1.0) for _ in range(7)]
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, None]
-
-
-def test_a_worker_whose_board_is_not_there_is_started_until_it_is() -> None:
-    waiting, other = Restarts(waits=True), Restarts()
-    assert [waiting.pause_s(lived_s=1.0) for _ in range(8)] == [
-        1.0,
-        2.0,
-        4.0,
-        8.0,
-        16.0,
-        32.0,
-        32.0,
-        32.0,
-    ]
+def test_a_worker_without_its_board_is_started_until_there_is_one() -> None:
     missing = LibraryMissing.exit_code
-    assert [waiting.is_final(missing, first=first) for first in (True, False)] == [False, False]
-    assert [other.is_final(missing, first=first) for first in (True, False)] == [True, True]
-    for restarts in (waiting, other):
-        assert [restarts.is_final(code, first=True) for code in (0, 1, BadInput.exit_code, 5)] == [
-            True,
-            False,
-            True,
-            True,
-        ]
-        assert not restarts.is_final(ServiceError.exit_code, first=False)
-
-
-def test_a_worker_that_had_recovered_is_started_again_soon() -> None:
-    restarts = Restarts()
-    for _ in range(6):
-        restarts.pause_s(lived_s=1.0)
-    assert restarts.pause_s(lived_s=3600.0) == 1.0
+    for first in (True, False):
+        assert not is_final(missing, waits=True, first=first)
+        assert is_final(missing, waits=False, first=first)
+    for waits in (True, False):
+        codes = 0, 1, BadInput.exit_code, 5
+        final = [is_final(code, waits=waits, first=True) for code in codes]
+        assert final == [True, False, True, True]
+        assert not is_final(ServiceError.exit_code, waits=waits, first=False)
 
 
 def test_a_hook_sees_the_workers_variables() -> None:

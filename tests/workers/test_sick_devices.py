@@ -19,9 +19,9 @@ from jobs_builder import make_jobs, states
 from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
+from tuna.coordinator.drain import Drain
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, StepResultRow
-from tuna.drain.drain import Drain
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext

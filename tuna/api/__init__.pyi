@@ -1,6 +1,9 @@
 # The names of `tuna.api`: each is imported from here when it is used first.
 
 from tuna.api import golden as golden
+from tuna.api.checks import doctor as doctor
+from tuna.api.checks import measure_noise as measure_noise
+from tuna.api.checks.findings import Finding as Finding
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
 from tuna.api.configs import Networks as Networks
@@ -112,14 +115,12 @@ from tuna.db.searches import Searches as Searches
 from tuna.db.session_options import SessionOptions as SessionOptions
 from tuna.db.solvers import Applicability as Applicability
 from tuna.db.solvers import StoredSolver as StoredSolver
-from tuna.doctor import doctor as doctor
-from tuna.doctor import measure_noise as measure_noise
-from tuna.doctor.findings import Finding as Finding
 from tuna.exports import ExportReport as ExportReport
 from tuna.exports.csv_table import text_cell as text_cell
 from tuna.exports.database_files import diff_line as diff_line
 from tuna.exports.intake import ImportReport as ImportReport
 from tuna.exports.registry import exporters as exporters
+from tuna.jobs.history import WarmStart as WarmStart
 from tuna.libraries.boards import WorkerBoards as WorkerBoards
 from tuna.libraries.items import StepResult as StepResult
 from tuna.libraries.noise_records import NoiseRecord as NoiseRecord
@@ -149,7 +150,6 @@ from tuna.sandbox.cores import compile_cpus as compile_cpus
 from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
 from tuna.sandbox.discovery import CPU as CPU
-from tuna.search.history import WarmStart as WarmStart
 from tuna.services.ports import require_packages_of_server as require_packages_of_server
 from tuna.workers.joining import Role as Role
 from tuna.workers.joining import joining as joining

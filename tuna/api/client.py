@@ -87,7 +87,7 @@ class SessionPlan:
         the same call goes on.
 
         `processes`: compile processes; `on_progress` is called a few times a second at most. Raises
-        NotFound for a tag or solver that there is not, BadInput for layers or options that cannot
+        NotFound for an unknown tag or solver, BadInput for layers or options that cannot
         be.
         """
         self.check()
@@ -122,7 +122,7 @@ class SessionResults:
 
     session_id: int
     tag: str
-    errored: int  #: jobs of the session that failed for good
+    errored: int  #: number of the session's jobs that failed for good
     check: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def results(self, n_best: int | None = None) -> ResultRows:
@@ -133,7 +133,7 @@ class SessionResults:
         )
 
     def best(self) -> ResultRows:
-        """The fastest result of each layer; a baseline's where there is no other."""
+        """The fastest result of each layer; a baseline's if nothing else has one."""
         self.check()
         return api.winners(self.session_id, self.tag)
 
@@ -202,8 +202,8 @@ class Tuna:
             .import_model(name or path.stem, path, batch=batch, shapes=shapes, values=values)
             .model
         )
-        found = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
-        return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
+        handle = ModelHandle(f"{stored.name}@{stored.version}", winograd=winograd)
+        return handle.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 
     def model(self, name: str) -> ModelHandle:
         """An imported model, `NAME` (the latest) or `NAME@VERSION`."""
@@ -257,9 +257,15 @@ class Tuna:
         return api.query(wanted)
 
     def coverage(
-        self, name: str, arch: str, *, device: str | None = None, library: str | None = None
+        self,
+        name: str,
+        arch: str | None = None,
+        *,
+        device: str | None = None,
+        library: str | None = None,
     ) -> Coverage:
-        """Return the share of a model, network or tag that has results on an architecture."""
+        """Return the share of a model, network or tag that has results on an architecture, by
+        default the only one that was tuned for."""
         self._check()
         return api.coverage(name, arch, device=device, library=library)
 
@@ -281,9 +287,10 @@ class Tuna:
 class ModelHandle:
     """An imported model."""
 
-    name: str  #: `NAME@VERSION`
+    name: str  #: model's name, `NAME@VERSION`
     winograd: bool = field(default=True, kw_only=True)
-    errored: int = field(default=0, kw_only=True)  #: jobs that failed for good when it was tuned
+    #: number of jobs that failed for good when it was tuned
+    errored: int = field(default=0, kw_only=True)
 
     def tune(
         self,

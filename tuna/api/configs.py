@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tuna.common.messages import counted
 from tuna.configs import (
     Config,
     LineCounts,
@@ -22,7 +23,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.networks import Named
 from tuna.errors import BadInput
-from tuna.messages import counted
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Network:
 class Storing:
     """Marks of layers that are stored."""
 
-    recurrent: bool = False  #: marked as tuned again whenever the library changes
-    tag_only: bool = False  #: unknown ones are left out
-    network: Network | None = None  #: that has them
+    recurrent: bool = False  #: true to have the layers tuned again whenever the library changes
+    tag_only: bool = False  #: true to leave out configs that are not stored yet
+    network: Network | None = None  #: network that has the layers; None: none
 
 
 _PLAIN = Storing()
@@ -53,12 +53,12 @@ class ImportedConfigs:
     """Counts of an import: read and stored."""
 
     counts: LineCounts
-    rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
-    configs: int  #: distinct configs that were read
-    added: int  #: those that are new
-    tagged: int  #: those that are newly tagged
-    missing: int  #: with `tag_only`: unknown ones, which were not tagged
-    #: What lines of a log ask for beside their layers, such as a bias, with the number of lines.
+    rejections: tuple[Rejection, ...]  #: rejected and unsupported lines
+    configs: int  #: number of distinct configs that were read
+    added: int  #: number of configs that are new
+    tagged: int  #: number of configs that did not carry the tag before
+    missing: int  #: number of unknown configs that `tag_only` left out
+    #: number of lines of a log by what they ask for beside their layers, such as a bias
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -139,7 +139,7 @@ def _check(parsed: ParsedFile, source: str, *, strict: bool) -> None:
 
 
 def check_tag(tag: str) -> None:
-    """Raise BadInput for what is no tag."""
+    """Raise BadInput for an empty tag or one that is too long."""
     if not tag.strip() or len(tag) > 128:
         raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
 

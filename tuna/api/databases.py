@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuna import exports
+from tuna.common.files import user
 from tuna.db import sessions, solvers
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -19,9 +20,8 @@ from tuna.exports.database_files import Diff, MergeReport, check, diff, merge_al
 from tuna.exports.importer import import_db
 from tuna.exports.intake import ImportReport, import_reported
 from tuna.exports.registry import exporter_of
-from tuna.exports.tuning_files import TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.exports.write import kernels_of
-from tuna.files import user
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
@@ -36,7 +36,7 @@ class MergedDatabase:
     """A file that `merge_databases` wrote, and where its entries come from."""
 
     path: Path
-    reports: Mapping[Path, MergeReport]  #: by the file that was merged into it
+    reports: Mapping[Path, MergeReport]  #: report of the merge by the file that was merged
 
 
 def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:
@@ -128,13 +128,13 @@ def import_database(
     if isinstance(exporter, TuningFile):
         if session_id is not None or target or facts.keys() - {"arch"}:
             raise BadInput(
-                f"The times of a {exporter.title} are reported ones, and belong to no session.",
+                f"A {exporter.title} holds reported times, which do not belong to a session.",
                 hint="give --arch alone, where the file does not name its device",
             )
         return import_reported(engine, path, exporter, user(), facts.get("arch"))
     if session_id is None and exporter.importable:
         raise BadInput(
-            f"A {exporter.title} goes into a session that is there.",
+            f"A {exporter.title} can be imported into an existing session only.",
             hint="give it with --session-id",
         )
     if session_id is None:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,14 @@ from typing import Any
 from tuna import api
 
 
-def overview_document(session: api.Overview) -> dict[str, Any]:
-    """Return a session as `tuna status --json` has it."""
+def overview_documents(sessions: Sequence[api.Overview]) -> list[dict[str, Any]]:
+    """Return sessions as `tuna status --json` has them."""
+    in_flight = [session.session_id for session in sessions if session.in_flight]
+    waits = api.waits(in_flight) if in_flight else {}
+    return [_overview(session, waits.get(session.session_id, "")) for session in sessions]
 
+
+def _overview(session: api.Overview, waits_for: str) -> dict[str, Any]:
     def named(*names: str) -> dict[str, Any]:
         return {name: getattr(session, name) for name in names}
 
@@ -30,6 +35,7 @@ def overview_document(session: api.Overview) -> dict[str, Any]:
         **session.options.model_dump(mode="json"),
         "outlook": _outlook(outlook),
         **named("undrained", "fault", "failures"),
+        "waits_for": waits_for,
     }
 
 

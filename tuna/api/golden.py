@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tuna import golden
+from tuna.common.files import user
 from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import NotFound
 from tuna.exports.registry import line_names
-from tuna.files import user
 from tuna.golden import BuildReport as BuildReport
 from tuna.golden import EntryFilter as EntryFilter
 from tuna.golden import Explanation as Explanation
@@ -53,7 +53,7 @@ def versions(library: str | None = None) -> list[Version]:
     with reading(open_database()) as connection:
         found = golden.versions(connection, library)
     if not found and library is not None:
-        raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
+        raise NotFound(f"{library} has no golden version.", hint="see: `tuna golden list`")
     return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tuna.api.services import artifact_store, namespace
+from tuna.common.messages import choices
 from tuna.configs import GemmConfig, read_one
 from tuna.coordinator import actions as job_actions
 from tuna.db import configs, jobs, sessions, solvers
@@ -19,7 +20,6 @@ from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import check, chosen
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.messages import choices
 from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
 from tuna.queue.reproduction import trial_item
@@ -28,9 +28,9 @@ from tuna.settings import get_settings
 from tuna.vocabulary import SEARCH, State
 from tuna.workers.local_run import run_steps
 
-#: Layers that an error names one by one.
-_MOST_NAMED = 20
-#: Job options by name; which ones there are, the library says.
+#: Maximum of layers that an error names one by one
+_MAX_NAMED = 20
+#: Job options by name; the library says which there are
 Options = Mapping[str, object]
 
 
@@ -41,7 +41,7 @@ class LoadedJobs:
 
     added: int
     pairs: int
-    #: of each layer whose target a known result meets, so that it needs no trial, which
+    #: known result, as text, of each layer whose target it meets, so that the layer needs no trial
     met: tuple[str, ...] = ()
 
 
@@ -50,7 +50,8 @@ class CanceledJobs:
     """Numbers of canceled jobs by the state that they had."""
 
     states: Mapping[str, int]
-    workers_told: bool  #: False: Redis is unreachable, so workers first finish their chunks
+    #: true if the workers were told; false: Redis is unreachable, so they first finish their chunks
+    workers_told: bool
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class JobOrigin:
 
     seed: int = 0
     conditions: Mapping[str, str] = field(default_factory=dict)
-    target: str | None = None  #: default: this machine's
+    target: str | None = None  #: target of the compiler; None: this machine's
 
 
 _ALL, _HERE = Only(), JobOrigin()
@@ -112,7 +113,7 @@ def load_jobs(
         )
     checked = check(library.options, options or {}, library.name)
     rules = library.search if names == [step.name for step in library.steps] else None
-    searched = rules.solvers([one.name for one in library.solvers()], checked) if rules else ()
+    searched = rules.solvers([item.name for item in library.solvers()], checked) if rules else ()
     request = jobs.JobRequest(
         session_id,
         library.name,
@@ -134,7 +135,7 @@ def load_jobs(
         target_ms = checked.get("target_ms")
         met = job_actions.end_met(connection, session_id, target_ms) if target_ms else {}
     if not pairs and without:
-        raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
+        raise nothing_to_tune(library.name, [(layer.layer, layer.reason) for layer in without])
     if not pairs:
         hint = f"run: `tuna applicability --session-id {session_id}`"
         raise BadInput(
@@ -145,8 +146,8 @@ def load_jobs(
 
 def nothing_to_tune(library: str, layers: Sequence[tuple[str, str]]) -> BadInput:
     """Return the error for layers, each with the reason, of which none has a solver."""
-    shown = [f"{layer}: {reason}" for layer, reason in layers[:_MOST_NAMED]]
-    more = [f"and {len(layers) - _MOST_NAMED} more"] if len(layers) > _MOST_NAMED else []
+    shown = [f"{layer}: {reason}" for layer, reason in layers[:_MAX_NAMED]]
+    more = [f"and {len(layers) - _MAX_NAMED} more"] if len(layers) > _MAX_NAMED else []
     return BadInput(
         f"{library} has a solver for none of these layers.", hint="\n  ".join([*shown, *more])
     )
@@ -211,7 +212,7 @@ def reproduce(
     if solver not in [known.name for known in tuned.solvers()]:
         raise NotFound(
             f"{library} has no solver {solver!r}.",
-            hint=choices(solver, (one.name for one in tuned.solvers()), "solvers"),
+            hint=choices(solver, (entry.name for entry in tuned.solvers()), "solvers"),
         )
     layer = read_one(driver)
     item = WorkItem(

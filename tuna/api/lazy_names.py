@@ -28,10 +28,10 @@ def attach(
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if modules[name] == package:  # a module of the package, such as `golden`
-            found: Any = importlib.import_module(f"{package}.{name}")
+            value: Any = importlib.import_module(f"{package}.{name}")
         else:
-            found = getattr(importlib.import_module(modules[name]), name)
-        setattr(sys.modules[package], name, found)
-        return found
+            value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     return get, lambda: list(modules), tuple(modules)

@@ -24,8 +24,8 @@ from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultR
 from tuna.results.untried import LayerWithoutSolver, TargetMet
 from tuna.settings import get_settings
 
-#: Names that a shell offers at most.
-_MOST_NAMES = 200
+#: Maximum of names that a shell offers
+_MAX_NAMES = 200
 
 
 def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
@@ -84,7 +84,7 @@ def query(wanted: ResultFilter, *, with_commands: bool = True, cursor: str = "")
 
     They come by layer in the order of its import, then by time, solver and session. With `n_best`
     they are trials. Without commands `ResultRow.command` is empty, and no library is loaded. Raises
-    NotFound for a name that there is not, BadInput for a value that cannot be.
+    NotFound for an unknown name, BadInput for an invalid value.
     """
     with reading(open_database()) as connection:
         return result_query.query(connection, wanted, with_commands=with_commands, cursor=cursor)
@@ -147,12 +147,12 @@ def known_solvers(library: str | None = None) -> list[str]:
 
 
 def _rows(query: sa.Select[Any]) -> Sequence[Any]:
-    """The first rows; none where there is no database, or none that can be read."""
+    """The first rows; none without a database that can be read."""
     settings = get_settings()
     if settings.embedded_db and not (settings.home / "tuna.sqlite").exists():
         return []
     try:
         with reading(connect_database()) as connection:
-            return connection.execute(query.limit(_MOST_NAMES)).all()
+            return connection.execute(query.limit(_MAX_NAMES)).all()
     except (TunaError, DBAPIError):
         return []

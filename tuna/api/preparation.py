@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tuna import logs
 from tuna.api.configs import (
     ImportedConfigs,
     Network,
@@ -17,6 +16,7 @@ from tuna.api.configs import (
     store_parsed,
 )
 from tuna.api.jobs import LoadedJobs, Options, load_jobs, nothing_to_tune, session_library
+from tuna.common import logs
 from tuna.configs import Config
 from tuna.db import sessions, solvers
 from tuna.db.database import open_database
@@ -45,10 +45,10 @@ class Tuning:
     """A session that is wanted, and its jobs."""
 
     library: str = "tvm"
-    reason: str = ""  #: default: made from the tag
+    reason: str = ""  #: reason of the session; empty: made from the tag
     options: Options = field(default_factory=dict)
     conditions: Mapping[str, str] = field(default_factory=dict)
-    solvers: Sequence[str] = ()  #: default: every applicable one
+    solvers: Sequence[str] = ()  #: names of solvers; empty: every applicable one
 
 
 _TVM = Tuning()

@@ -75,14 +75,15 @@ def write_report(figures: ReportFigures | int, path: Path, against: int | None =
 
 def coverage(
     name: str,
-    arch: str,
+    arch: str | None = None,
     *,
     device: str | None = None,
     library: str | None = None,
     index: LayerIndex | None = None,
     most_layers: int | None = None,
 ) -> Coverage:
-    """Return the part of a model, network or tag that has results on `arch`; see `models.coverage`.
+    """Return the part of a model, network or tag that has results on `arch`, by default the only
+    one that was tuned for; see `results.coverage`.
 
     Raises NotFound, and BadInput for more than `most_layers` layers.
     """

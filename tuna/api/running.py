@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.messages import choices
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
-from tuna.exports.trial_parts import TrialLog
+from tuna.exports.trial_log import TrialLog, trial_log
 from tuna.libraries.base import Library
-from tuna.messages import choices
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import LastingWorkers, WorkerSpec
@@ -28,25 +28,22 @@ def run(
     session_id: int | Sequence[int] | None,
     steps: Sequence[str] = (),
     *,
-    workers: bool = True,
+    workers: bool | LastingWorkers = True,
     processes: int | None = None,
     policy: str | None = None,
-    lasting: LastingWorkers | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     events: RunEvents = _SILENT,
-    on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
     """Run the steps (all when empty) of one session or several with workers on this machine;
     returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
-    `workers`: False: they run elsewhere, as of `enqueue`.
+    `workers`: False: they run elsewhere, as of `enqueue`; or such that several runs share.
     `processes`: compile processes, by default one for each core that may build; `policy`: as
     `Settings.policy`, its default; raises BadInput for one that is for comparisons alone.
-    `lasting`: workers that several runs share.
-    `on_progress` is called a few times a second at most. With `on_log` the log goes to a file in
-    `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON; it is called at
-    the end with the file, if there was anything to log. A second call resumes.
+    `on_progress` is called a few times a second at most. Where `events` have `on_log`, the log goes
+    to a file in `TUNA_HOME`, unless the settings ask for more of it than warnings or for JSON. A
+    second call resumes.
     """
     if on_progress is not None:
         events = replace(events, on_progress=on_progress)
@@ -64,25 +61,25 @@ def run(
             )
         settings = settings.model_copy(update={"policy": policy})
     engine = open_database()
-    with _log_kept(settings, on_log):
-        found = run_sessions(
+    with _log_kept(settings, events.on_log if workers else None):
+        progress = run_sessions(
             engine,
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
             workers=partial(default_workers, compile_processes=processes) if workers else _nobody,
-            lasting=lasting,
+            lasting=workers if isinstance(workers, LastingWorkers) else None,
             events=events,
         )
     if session_id is None:
-        return found
-    empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
+        return progress
+    empty = [key for key, state in sorted(progress.sessions.items()) if not state.total]
     if empty:
         raise BadInput(
             f"Session {empty[0]} has no jobs.",
             hint=f"load some: `tuna load-jobs --session-id {empty[0]}`",
         )
-    return found
+    return progress
 
 
 def enqueue(
@@ -119,7 +116,7 @@ def log_trials(url: str) -> TrialLog:
     `tune_model`, whose events' `on_stored` is its `add`; raises ServiceError for a URL that cannot
     be used."""
     open_database()  # as it ought to be, for the process that reads it
-    return TrialLog(url, get_settings().home)
+    return trial_log(url, get_settings().home)
 
 
 @contextlib.contextmanager

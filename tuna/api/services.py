@@ -24,7 +24,7 @@ from tuna.settings import get_settings
 class Upgrade:
     """A change of the schema: revisions before (None: the database was empty) and after."""
 
-    url: str  #: without its password
+    url: str  #: URL of the database without its password
     before: str | None
     after: str
 
@@ -34,8 +34,8 @@ class SigningKey:
     """A key that verifies artifacts, by its id."""
 
     id: str
-    public: str  #: hex
-    signs: bool  #: the current one; a former one is accepted until the next rotation
+    public: str  #: public key, hex
+    signs: bool  #: true for the current key; a former one is accepted until the next rotation
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class RotatedKey:
     """A new key, and how many of the artifacts that jobs need have its signature."""
 
     key: SigningKey
-    signed: int  #: with it
-    refused: int  #: no accepted key signed them: their jobs are compiled again
+    signed: int  #: number of artifacts that the new key has signed
+    #: number of artifacts that no accepted key had signed: their jobs are compiled again
+    refused: int
 
 
 def namespace(engine: sa.Engine) -> str:

@@ -18,13 +18,13 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.session_options import SessionOptions
 from tuna.errors import ServiceError
+from tuna.jobs.history import WarmStart, warm_starts_of_session
 from tuna.reports import status, timeline
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
 from tuna.reports.timeline import Timeline
-from tuna.search.history import WarmStart, warm_starts_of_session
 from tuna.settings import get_settings
 
-#: Gets the number of jobs that are done, and of all.
+#: Callback that gets the number of jobs that are done, and of all
 OnJobs = Callable[[int, int], None]
 
 

@@ -12,13 +12,13 @@ from typing import Literal
 import redis
 
 from tuna.api.services import namespace
+from tuna.common.messages import choices
 from tuna.db import joined_workers, sessions
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.joined_workers import RemoteWorker
 from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.boards import WorkerBoards, installed_boards
-from tuna.messages import choices
 from tuna.queue.announcements import control_key, set_order
 from tuna.queue.connection import connect, ensure_services, impatient_client
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
@@ -31,9 +31,9 @@ from tuna.workers.remote_exec import Answer, execute
 from tuna.workers.serve import serve
 from tuna.workers.served_queues import session_text
 
-#: The number of a task of an array job, as AWS Batch, Kubernetes and SLURM say it.
+#: Variables with the number of a task of an array job, of AWS Batch, Kubernetes and SLURM
 _INDEX = ("AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
-#: How long a revocation waits for an answer of Redis.
+#: Seconds that a revocation waits for an answer of Redis
 _ANSWER_S = 5.0
 
 
@@ -42,23 +42,24 @@ class Worker:
     """A live worker process, or a remote worker (one that joined by token) of which no process is
     live."""
 
-    #: the process's: the worker's with `:` and a number; a silent worker's: its own
+    #: name of the process, which is the worker's with `:` and a number; of a silent worker, the
+    #: worker's
     name: str
     worker: str
-    joined: bool  #: by token
-    #: busy, idle or aside; cordoned, draining; of a remote one without a process also away, gone,
-    #: revoked
+    joined: bool  #: true if it joined with a token
+    #: busy, idle or aside; cordoned or draining; for a remote worker without a process also away,
+    #: gone or revoked
     state: str
     role: str
     host: str
     device: str
-    environment: str  #: keys of those that it measures for
+    environment: str  #: keys of the environments that it measures in
     toolchains: tuple[str, ...]
-    jobs: tuple[int, ...]  #: its current ones
-    done: int | None  #: items since its start; None without a process
+    jobs: tuple[int, ...]  #: ids of its current jobs
+    done: int | None  #: number of items since its start; None without a process
     per_minute: float | None  #: items a minute since its start
-    silent_s: float  #: since its last heartbeat
-    aside: str = ""  #: why its machine or device is unfit for work
+    silent_s: float  #: seconds since its last heartbeat
+    aside: str = ""  #: reason why its machine or device is unfit for work; empty: it is fit
 
 
 def list_workers() -> list[Worker]:
@@ -66,10 +67,10 @@ def list_workers() -> list[Worker]:
     settings = get_settings()
     with reading(open_database()) as connection:
         own = sessions.namespace(connection)
-        known = {one.name: one for one in joined_workers.remote_workers(connection)}
+        known = {row.name: row for row in joined_workers.remote_workers(connection)}
     ensure_services(settings)
     client, now = connect(settings), time.time()
-    found = []
+    workers = []
     for status in HeartbeatBoard(client, own, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
         remote = known.get(worker)
@@ -79,9 +80,9 @@ def list_workers() -> list[Worker]:
         else:
             order = "" if remote.state == "active" else remote.state
         state = "aside" if status.aside else "busy" if status.job_ids else "idle"
-        found.append(_live(status, worker, order or state, remote is not None, now))
-    there = {worker.worker for worker in found}
-    return found + [_silent(one, now) for one in known.values() if one.name not in there]
+        workers.append(_live(status, worker, order or state, remote is not None, now))
+    live = {worker.worker for worker in workers}
+    return workers + [_silent(silent, now) for silent in known.values() if silent.name not in live]
 
 
 def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: float) -> Worker:
@@ -174,7 +175,7 @@ def _order(name: str, state: str) -> str:
     known = next((one for one in there if name in (one.name, one.worker)), None)
     if known is None:
         raise NotFound(
-            f"There is no worker {name}.",
+            f"Unknown worker {name}.",
             hint=choices(name, (one.name for one in there), "workers"),
         )
     if state == "revoked":

@@ -24,6 +24,8 @@ import sqlalchemy as sa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.archives import tables
+from tuna.common.files import atomic_file, bounded_lines
+from tuna.common.version import __version__
 from tuna.db import database, sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading
@@ -37,22 +39,22 @@ from tuna.db.models import (
     WarmStartRow,
 )
 from tuna.errors import BadInput
-from tuna.files import atomic_file, bounded_lines
-from tuna.version import __version__
 
-#: Form of a session's UUID, which names files.
+#: Form of a session's UUID, which names files
 SESSION_UUID = r"[0-9a-f-]{1,36}"
 _NAME, _VERSION = "tuna-session", 1
 BATCH, _END = "batch", "end"
-#: Largest artifact, since lines are read into memory and a few kilobytes can unpack to gigabytes.
+#: Maximum of bytes of an artifact, since lines are read into memory and a few kilobytes can
+#: unpack to gigabytes
 _MAX_ARTIFACT_BYTES = 64 << 20
-#: Longest line: the largest artifact in base64, and its row; any other line; and all lines.
+#: Maximum of bytes of the longest line, which has the largest artifact in base64 and its row; of
+#: any other line; and of all lines
 _MAX_LINE_BYTES = _MAX_ARTIFACT_BYTES // 3 * 4 + (1 << 20)
 _MAX_ROW_BYTES, _MAX_BYTES = 8 << 20, 64 << 30
-#: Beginning of an artifact's row, and its most values: JSON values take fifty times the memory of
-#: their text, a string takes no more than it.
+#: Beginning of an artifact's row, and maximum of its values: JSON values take fifty times the
+#: memory of their text, a string takes no more than it
 _KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
-#: Configs of a batch, and rows that are in memory together.
+#: Number of configs in a batch, and of rows that are in memory together
 _CONFIGS, _FETCH_ROWS = 50, 1000
 _OF_SOLVERS = (SolverApplicability, Job, FindDb)
 _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
@@ -62,13 +64,13 @@ _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 class ArchiveHeader:
     """First line of an archive."""
 
-    uuid: Annotated[str, Field(pattern=f"^{SESSION_UUID}$")]  #: of the session
+    uuid: Annotated[str, Field(pattern=f"^{SESSION_UUID}$")]  #: UUID of the session
     library: str
     reason: str
-    tuna: str  #: version that wrote it
+    tuna: str  #: version of Tuna that wrote it
     schema: str  #: revision of the database's schema
-    columns: Mapping[str, Sequence[str]]  #: by table, in the order of a row's values
-    ids: Mapping[str, Sequence[int]]  #: by table, the least and the largest id
+    columns: Mapping[str, Sequence[str]]  #: columns by table, in the order of a row's values
+    ids: Mapping[str, Sequence[int]]  #: smallest and largest id by table
     jobs: int
 
     def json(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def verify(path: Path) -> ArchiveHeader:
         if header is None:
             header = _read_header(path, name, value)
     if header is None:
-        raise BadInput(f"{path} is no archive of a session.")
+        raise BadInput(f"{path} is not an archive of a session.")
     return header
 
 
@@ -153,7 +155,7 @@ def _is_bounded(data: bytes) -> bool:
 
 def _checked(path: Path) -> Iterator[ArchiveLine]:
     """Yield all lines but the last; raises BadInput unless that has their hash."""
-    found, read = hashlib.sha256(), 0
+    digest, read = hashlib.sha256(), 0
     try:
         with gzip.open(path, "rb") as stream:
             for data in bounded_lines(cast(BinaryIO, stream), path, _MAX_LINE_BYTES, _MAX_BYTES):
@@ -161,19 +163,19 @@ def _checked(path: Path) -> Iterator[ArchiveLine]:
                     raise BadInput(f"{path} is damaged: a line has {len(data) >> 20} MiB.")
                 name, value = json.loads(data, parse_constant=_refuse)
                 if name == _END:
-                    if value != found.hexdigest() or stream.read(1):
+                    if value != digest.hexdigest() or stream.read(1):
                         raise BadInput(
                             f"{path} is damaged: its contents do not have the hash that it names."
                         )
                     return
                 if not read and name != _NAME:
                     break
-                found.update(data)
+                digest.update(data)
                 read += 1
                 yield ArchiveLine(name, value, len(data))
     except gzip.BadGzipFile as error:
         if not read:
-            raise BadInput(f"{path} is no archive of a session.") from None
+            raise BadInput(f"{path} is not an archive of a session.") from None
         raise BadInput(f"{path} is damaged: {error}.") from None
     except EOFError:
         raise BadInput(
@@ -181,7 +183,7 @@ def _checked(path: Path) -> Iterator[ArchiveLine]:
         ) from None
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
         if not read:
-            raise BadInput(f"{path} is no archive of a session.") from None
+            raise BadInput(f"{path} is not an archive of a session.") from None
         raise BadInput(f"{path} is damaged: {str(error)[:100]}.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
@@ -189,12 +191,12 @@ def _checked(path: Path) -> Iterator[ArchiveLine]:
         raise BadInput(
             f"{path} is cut off: its end is missing.", hint="copy it again, or archive again"
         )
-    raise BadInput(f"{path} is no archive of a session.")
+    raise BadInput(f"{path} is not an archive of a session.")
 
 
 def _read_header(path: Path, name: str, value: Any) -> ArchiveHeader:
     if name != _NAME or not isinstance(value, dict) or not isinstance(value.get("version"), int):
-        raise BadInput(f"{path} is no archive of a session.")
+        raise BadInput(f"{path} is not an archive of a session.")
     if value["version"] != _VERSION:
         raise BadInput(
             f"{path} has version {value['version']} of the format, and this version of Tuna reads"
@@ -209,7 +211,7 @@ def _read_header(path: Path, name: str, value: Any) -> ArchiveHeader:
 
 def _refuse(constant: str) -> None:
     """Refuse NaN and infinity, which no database has."""
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _line(name: str, value: Any) -> bytes:
@@ -299,7 +301,7 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
     put("environment", tables.table("environment").c.id == environment_id)
     put("device", tables.table("device").c.environment_id == environment_id)
     put("session", Session.id == session_id)
-    used = [sa.select(one.solver_id).where(one.session_id == session_id) for one in _OF_SOLVERS]
+    used = [sa.select(ref.solver_id).where(ref.session_id == session_id) for ref in _OF_SOLVERS]
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
     for ids in _configs(connection, session_id):

@@ -19,15 +19,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.archives.archive import SESSION_UUID, ArchiveHeader
 from tuna.artifacts.files import Folder
+from tuna.common.files import make_home
 from tuna.errors import BadInput, StorageFull
-from tuna.files import make_home
 
 INDEX = "index.json"
 _FORMAT = "tuna-session-parts"
-#: A part has a hundredth of what went before, within these bounds: a process that is killed while
-#: it sends one has lost no more, and whoever reads one has it in memory.
-_LEAST_BYTES, _MOST_BYTES, _SHARE = 256 << 10, 16 << 20, 100
-#: Largest part that is read.
+#: Bounds of a part's bytes, and the number by which those sent before are divided: a process that
+#: is killed while it sends a part has lost no more, and a reader has one part in memory
+_MIN_BYTES, _MAX_BYTES, _SHARE = 256 << 10, 16 << 20, 100
+#: Maximum of bytes of a part that is read
 _MAX_PART_BYTES = 64 << 20
 _NAME = rf"(?P<session>{SESSION_UUID})-(?P<number>\d{{6}})-(?P<sha256>[0-9a-f]{{64}})\.part"
 _PART = re.compile(_NAME)
@@ -37,10 +37,10 @@ _PART = re.compile(_NAME)
 class ArchiveIndex:
     """The index of an archive in parts."""
 
-    session: str  #: its UUID
+    session: str  #: UUID of the session
     reason: str
     trials: int
-    parts: list[Annotated[str, Field(pattern=f"^{_NAME}$")]]  #: names, in order
+    parts: list[Annotated[str, Field(pattern=f"^{_NAME}$")]]  #: names of the parts, in order
     format: str = _FORMAT
 
 
@@ -52,7 +52,7 @@ class SentArchive:
     """Sizes of an archive at a URL."""
 
     size_bytes: int
-    sent_bytes: int  #: without the parts that were there
+    sent_bytes: int  #: number of bytes sent, without the parts that were there
 
 
 def is_url(place: str) -> bool:
@@ -64,14 +64,14 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     """Send an archive's file, but for the parts that are there; the index of an earlier one holds
     until all are.
 
-    `trials`: of its session. Raises BadInput for a UUID that is none, for a place with the archive
+    `trials`: of its session. Raises BadInput for an invalid UUID, for a place with the archive
     of another session, or with trials that this one has no more, and StoreUnavailable.
     """
     if not re.fullmatch(SESSION_UUID, header.uuid):  # restored by a version that took any
-        raise BadInput(f"The session's UUID, {header.uuid!a}, is none, and would name files.")
+        raise BadInput(f"The session's UUID, {header.uuid!a}, is invalid, and it would name files.")
     folder = Folder(url)
-    there = folder.sizes()
-    before = read_index(folder) if INDEX in there else None
+    sizes = folder.sizes()
+    before = read_index(folder) if INDEX in sizes else None
     if before is not None:
         _require_session(before, header.uuid, folder.shown)
         if before.trials > trials:
@@ -85,19 +85,19 @@ def send(path: Path, url: str, header: ArchiveHeader, trials: int) -> SentArchiv
     with open(path, "rb") as file:
         for data in _cut(file):
             name = _name(header.uuid, len(index.parts), data)
-            if there.get(name) != len(data) or folder.read(name) != data:
+            if sizes.get(name) != len(data) or folder.read(name) != data:
                 folder.write(name, data)
                 sent += len(data)
             index.parts.append(name)
     folder.write(INDEX, json.dumps(asdict(index), indent=1).encode())
-    mine = [name for name in folder.sizes() if name.startswith(f"{header.uuid}-")]
-    folder.remove(sorted({*mine} - {*index.parts}))
+    names = [name for name in folder.sizes() if name.startswith(f"{header.uuid}-")]
+    folder.remove(sorted({*names} - {*index.parts}))
     return SentArchive(path.stat().st_size, sent)
 
 
 def _cut(file: BinaryIO) -> Iterator[bytes]:
     done = 0
-    while data := file.read(min(max(done // _SHARE, _LEAST_BYTES), _MOST_BYTES)):
+    while data := file.read(min(max(done // _SHARE, _MIN_BYTES), _MAX_BYTES)):
         yield data
         done += len(data)
 
@@ -112,14 +112,14 @@ def read_index(folder: Folder) -> ArchiveIndex:
         found = _INDEX.validate_json(folder.read(INDEX))
     except FileNotFoundError:
         raise BadInput(
-            f"{folder.shown} has no archive of a session: there is no {INDEX}, which is written"
-            " last.",
+            f"{folder.shown} has no archive of a session: {INDEX}, which is written last, is"
+            " missing.",
             hint="archive the session again: parts that are there are not sent again",
         ) from None
     except ValidationError:
-        raise BadInput(f"{folder.shown}/{INDEX} is no index of an archive.") from None
+        raise BadInput(f"{folder.shown}/{INDEX} is not an index of an archive.") from None
     if found.format != _FORMAT:
-        raise BadInput(f"{folder.shown}/{INDEX} is no index of an archive.")
+        raise BadInput(f"{folder.shown}/{INDEX} is not an index of an archive.")
     return found
 
 
@@ -139,23 +139,23 @@ def _fetch(url: str, path: Path, uuid: str | None) -> str:
     of the session `uuid`.
     """
     folder = Folder(url)
-    index, there = read_index(folder), folder.sizes()
+    index, sizes = read_index(folder), folder.sizes()
     if uuid is not None:
         _require_session(index, uuid, folder.shown)
     try:
         with open(path, "wb") as file:
             for number, name in enumerate(index.parts):
-                found = _PART.fullmatch(name)
-                assert found is not None
-                if found["session"] != index.session or int(found["number"]) != number:
+                parts = _PART.fullmatch(name)
+                assert parts is not None
+                if parts["session"] != index.session or int(parts["number"]) != number:
                     raise BadInput(
                         f"{folder.shown} is damaged: {name} is not part {number} of session"
                         f" {index.session}."
                     )
-                if name not in there:
+                if name not in sizes:
                     raise BadInput(f"{folder.shown} is damaged: {name} is missing.")
-                data = folder.read(name) if there[name] <= _MAX_PART_BYTES else b""
-                if hashlib.sha256(data).hexdigest() != found["sha256"]:
+                data = folder.read(name) if sizes[name] <= _MAX_PART_BYTES else b""
+                if hashlib.sha256(data).hexdigest() != parts["sha256"]:
                     raise BadInput(
                         f"{folder.shown} is damaged: {name} has other bytes than its name says."
                     )

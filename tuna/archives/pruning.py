@@ -22,7 +22,7 @@ from tuna.errors import BadInput
 
 _TRIAL = TrialRow.__tablename__
 _ENDED = ("ended", "empty")
-#: Whether a trial may be chosen, as exports choose, and its time.
+#: Condition under which a trial may be chosen, as exports choose, and its time
 _GOOD = (
     sa.and_(
         TrialRow.cause.is_(None), timed(TrialRow.time_ms), TrialRow.ended_early.is_(False)
@@ -55,14 +55,14 @@ def prune(engine: sa.Engine, session_id: int, keep: int, place: str, home: Path)
     archived_at = utc_now()
     with temporary(home) as folder, fetched(place, home, session.uuid) as path:
         _require_whole(engine, session, path, folder / "now")
-    mine = sa.select(Job.config_id).where(Job.session_id == session_id).distinct()
+    of_session = sa.select(Job.config_id).where(Job.session_id == session_id).distinct()
     with reading(engine) as connection:
-        configs = connection.execute(mine.order_by(Job.config_id)).scalars().all()
+        configs = connection.execute(of_session.order_by(Job.config_id)).scalars().all()
     done = Pruned()
     for config_id in configs:
-        found = transaction(engine, _prune_layer, session_id, config_id, keep, archived_at)
-        done.deleted += found.deleted
-        done.kept += found.kept
+        pruned = transaction(engine, _prune_layer, session_id, config_id, keep, archived_at)
+        done.deleted += pruned.deleted
+        done.kept += pruned.kept
     return done
 
 
@@ -81,7 +81,7 @@ def _require_whole(
     other = found.columns != now.columns and "columns"
     if table := other or _first_missing(rows(now_path), rows(path)):
         raise BadInput(
-            f"{path} has not all of session {session.id} as it is now: {table} differ.",
+            f"{path} lacks some of session {session.id} as it is now: {table} differ.",
             hint=f"archive it again: `tuna session archive {session.id} ...`",
         )
 
@@ -108,17 +108,17 @@ def _prune_layer(
         Job, Job.id == TrialRow.job_id
     )
     of_layer = of_layer.where(Job.session_id == session_id, Job.config_id == config_id)
-    found = connection.execute(of_layer.order_by(TrialRow.job_id, TrialRow.number)).all()
-    if any(row.updated_at >= archived_at for row in found):  # such as by `tuna retry`
-        return Pruned(0, len(found))
+    trials = connection.execute(of_layer.order_by(TrialRow.job_id, TrialRow.number)).all()
+    if any(row.updated_at >= archived_at for row in trials):  # such as by `tuna retry`
+        return Pruned(0, len(trials))
     results = sa.select(FindDb.job_id, FindDb.trial_number).where(
         FindDb.session_id == session_id, FindDb.config_id == config_id
     )
     needed = {tuple(row) for row in connection.execute(results)}
-    kept = {row.id for row in found if (row.job_id, row.number) in needed}
+    kept = {row.id for row in trials if (row.job_id, row.number) in needed}
     good: dict[int, list[Any]] = defaultdict(list)
     failed: dict[tuple[Any, ...], int] = {}
-    for row in found:
+    for row in trials:
         if row.is_good:
             good[row.solver_id].append(row)
         elif row.cause is not None:
@@ -127,7 +127,7 @@ def _prune_layer(
     for of_solver in good.values():
         kept |= {row.id for row in sorted(of_solver, key=lambda row: row.time_ms)[:keep]}
     kept |= {*failed.values()}
-    gone = [row.id for row in found if row.id not in kept]
+    gone = [row.id for row in trials if row.id not in kept]
     for part in parts(gone):
         connection.execute(sa.delete(TrialRow).where(TrialRow.id.in_(part)))
-    return Pruned(len(gone), len(found) - len(gone))
+    return Pruned(len(gone), len(trials) - len(gone))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted
 from tuna.db import sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading, transaction
@@ -29,12 +30,12 @@ from tuna.db.models import (
 from tuna.errors import BadInput
 from tuna.golden.versions import of_session
 from tuna.jobs import needed_artifacts
-from tuna.messages import counted
 from tuna.vocabulary import IN_FLIGHT, GoldenState
 
-#: Numbers of rows that are deleted in one transaction, with the rows that belong to them.
+#: Number of rows that are deleted in one transaction, with the rows that belong to them: results,
+#: jobs, configs
 _RESULTS, _JOBS, _CONFIGS = 1000, 500, 500
-#: Columns that refer to `kernel`.
+#: Columns that refer to `kernel`
 _KERNEL_COLUMNS = (
     FindDb.workload,
     FindDbKernel.kernel,
@@ -53,9 +54,10 @@ class Deleted:
 
     jobs: int = 0
     results: int = 0
-    kernels: int = 0  #: artifacts in SQL
-    chunks: set[str] = field(default_factory=set)  #: of its jobs
-    golden: tuple[str, ...] = ()  #: versions that refer to the session, so that its row stays
+    kernels: int = 0  #: number of artifacts in SQL
+    chunks: set[str] = field(default_factory=set)  #: ids of the chunks of its jobs
+    #: golden versions that refer to the session, so that its row stays
+    golden: tuple[str, ...] = ()
 
     def add(self, other: Deleted) -> None:
         """Count what one transaction deleted."""
@@ -104,8 +106,8 @@ def delete(
         jobs = connection.execute(
             sa.select(sa.func.count()).where(Job.session_id == session_id)
         ).scalar_one()
-    while (found := transaction(engine, _delete_results, session_id)).results:
-        done.add(found)
+    while (deleted := transaction(engine, _delete_results, session_id)).results:
+        done.add(deleted)
     while ids := _next_jobs(engine, session_id):
         # before the rows that name them: killed in between, the same command finds them again
         with reading(engine) as connection:

@@ -19,17 +19,17 @@ from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
 from tuna.archives.archive import BATCH, ArchiveHeader, ArchiveLine, rows, verify
+from tuna.coordinator.find_db_writer import fits
 from tuna.db import configs
 from tuna.db.bulk import IN_LIST, parts, upsert
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
 from tuna.db.searches import begin_as_recorded
 from tuna.db.session_options import SessionOptions
-from tuna.drain.find_db_writer import fits
 from tuna.errors import BadInput, StorageFull
 from tuna.vocabulary import SEARCH, State
 
-#: Shared tables whose rows have ids, and the columns by which one is the same row elsewhere.
+#: Columns by which a row of a shared table with ids is the same row in another database
 _SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
     "environment": ("key",),
     "device": ("environment_id", "name"),
@@ -47,7 +47,7 @@ class Restored:
     reason: str
     library: str
     jobs: int
-    new_ids: tuple[str, ...]  #: tables whose rows got new ids
+    new_ids: tuple[str, ...]  #: names of the tables whose rows got new ids
 
 
 def restore(
@@ -58,7 +58,7 @@ def restore(
 ) -> Restored:
     """Restore an archive, under another `reason` if one is given.
 
-    Raises BadInput for a file that is no archive, is incomplete, or has a session that exists.
+    Raises BadInput for a file that is not an archive, is incomplete, or has a session that exists.
     `on_jobs` as in `archive`.
     """
     if reason is not None and not 0 < len(reason.strip()) <= 255:
@@ -111,7 +111,7 @@ def _batches(
             yield {}
             continue
         if name not in readers:
-            raise ValueError(f"there is no table {name!s:.40}")
+            raise ValueError(f"unknown table {name!s:.40}")
         batch.setdefault(name, []).append(readers[name].read(value))
         held_bytes += size_bytes
     if batch:
@@ -122,7 +122,7 @@ class _OlderRows:
     """Rows of an archive without the table `search`: a search has the id of the first of the jobs
     that were its rounds."""
 
-    TABLES: ClassVar[Mapping[str, str]] = {"search_sibling": "warm_start"}  #: with their new names
+    TABLES: ClassVar[Mapping[str, str]] = {"search_sibling": "warm_start"}  #: new names of tables
 
     def __init__(self) -> None:
         self._searches: dict[tuple[Any, ...], int] = {}  # by config, solver and steps
@@ -156,7 +156,7 @@ def _is_former(name: str, names: Collection[str]) -> bool:
     return name == "session" and "options" not in names
 
 
-#: Bytes of the lines whose rows are in memory together.
+#: Maximum of bytes of the lines whose rows are in memory together
 _HELD_BYTES = 4 << 20
 _KNOWN = {*tables.SHARED, *tables.OWN}
 
@@ -169,7 +169,7 @@ class _Restoration:
     reason: str | None
     session_id: int = 0
     jobs: int = 0
-    #: By table, ids here of ids in the archive. Of configs those of one batch alone.
+    #: ids here by table and id in the archive; of configs, those of one batch alone
     ids: dict[str, dict[int, int]] = field(default_factory=dict)
     new_ids: set[str] = field(default_factory=set)
 
@@ -208,7 +208,7 @@ class _Restoration:
         jobs = batch.get("job", [])
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
-                raise ValueError(f"there is no state {row['state']!r:.40}")
+                raise ValueError(f"unknown state {row['state']!r:.40}")
         self._know(
             "job", self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part"))
         )
@@ -332,16 +332,16 @@ class _Restoration:
         if not keys:
             return {}
         if name not in self.new_ids:
-            return {one: one for one in ids if one is not None}
-        there: dict[tuple[Any, ...], int] = {}
+            return {id_: id_ for id_ in ids if id_ is not None}
+        known: dict[tuple[Any, ...], int] = {}
         columns = [table.c[key] for key in keys]
         for part in parts(sorted({row["config_id"] for row in translated})):
-            mine = (table.c.session_id == self.session_id, table.c.config_id.in_(part))
-            for one, *key in self.connection.execute(sa.select(table.c.id, *columns).where(*mine)):
-                there[tuple(key)] = one
+            where = (table.c.session_id == self.session_id, table.c.config_id.in_(part))
+            for id_, *key in self.connection.execute(sa.select(table.c.id, *columns).where(*where)):
+                known[tuple(key)] = id_
         pairs = zip(ids, translated, strict=True)
         return {
-            one: there[tuple(row[key] for key in keys)] for one, row in pairs if one is not None
+            id_: known[tuple(row[key] for key in keys)] for id_, row in pairs if id_ is not None
         }
 
     def _translated(self, name: str, row: _Row) -> _Row:
@@ -378,15 +378,15 @@ def _taken(connection: sa.Connection, path: Path, header: ArchiveHeader) -> set[
     if not unsure:
         return set()
     places = {name: header.columns[name].index("id") for name in unsure}
-    found: set[str] = set()
+    taken: set[str] = set()
     for name, value, _ in rows(path):
-        if name in unsure and name not in found:
+        if name in unsure and name not in taken:
             unsure[name].append(value[places[name]])
             if len(unsure[name]) == IN_LIST:
                 if has(name, columns[name].in_(unsure[name])):
-                    found.add(name)
+                    taken.add(name)
                 unsure[name] = []
-    return found | {name for name, ids in unsure.items() if has(name, columns[name].in_(ids))}
+    return taken | {name for name, ids in unsure.items() if has(name, columns[name].in_(ids))}
 
 
 def _is_empty(connection: sa.Connection, session_id: int) -> bool:

@@ -24,9 +24,9 @@ _session = plain_table(
 )
 _trial = plain_table("trial", "job_id step params output_tail times_ms")
 _kernel = plain_table("kernel", "digest size_bytes")
-#: States of a session by precedence: its state is the first that one of its jobs has.
+#: States of a session by precedence: its state is the first that one of its jobs has
 _STATES = ("running", "waiting", "ended")
-#: Bytes of a trial besides its texts: numbers, ids and keys.
+#: Bytes of a trial besides its texts: numbers, ids and keys
 _TRIAL_BYTES = 200
 
 
@@ -39,17 +39,17 @@ class SessionSize:
     library: str
     reason: str
     arch: str
-    environment: str  #: key
+    environment: str  #: key of the environment
     created_at: datetime
-    state: str  #: running, waiting, ended, or empty
-    jobs: dict[str, int]  #: by state, without those that search in rounds
+    state: str  #: state of the session: running, waiting, ended, or empty
+    jobs: dict[str, int]  #: number of jobs by state, without those that search in rounds
     searches: Searches
     trials: int
-    trial_bytes: int  #: estimated
+    trial_bytes: int  #: estimated bytes of the trials
     results: int
-    artifacts: int  #: in the database, for its results
+    artifacts: int  #: number of artifacts in the database, for its results
     artifact_bytes: int
-    golden: tuple[int, ...]  #: versions with results of it
+    golden: tuple[int, ...]  #: golden versions with results of the session
     options: SessionOptions
 
 
@@ -92,13 +92,13 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     trials, trial_bytes = connection.execute(
         of_trials.select_from(_trial).where(job.c.session_id == row.id)
     ).one()
-    mine = find_db.c.session_id == row.id
-    results = connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+    of_session = find_db.c.session_id == row.id
+    results = connection.execute(sa.select(sa.func.count()).where(of_session)).scalar_one()
     code = sa.select(find_db_kernel.c.kernel).join(
         find_db, find_db.c.id == find_db_kernel.c.find_db_id
     )
-    texts_of = sa.select(find_db.c.workload).where(mine, find_db.c.workload.is_not(None))
-    used = sa.union(code.where(mine), texts_of).subquery()
+    texts_of = sa.select(find_db.c.workload).where(of_session, find_db.c.workload.is_not(None))
+    used = sa.union(code.where(of_session), texts_of).subquery()
     artifacts, artifact_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.sum(_kernel.c.size_bytes)).where(
             _kernel.c.digest.in_(used.select())

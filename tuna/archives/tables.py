@@ -17,21 +17,22 @@ from tuna.db.session_options import DEFAULTS
 from tuna.db.types import UtcDateTime
 from tuna.errors import BadInput
 
-#: The columns of each kind of config. Files of older versions have their rows, which are computed.
+#: Tables with the columns of each kind of config; files of older versions have their rows, which
+#: are computed
 DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
-#: Tables in the order in which rows can be inserted. Rows of `SHARED` belong to no session, and
-#: existing ones stay.
+#: Tables in the order in which rows can be inserted; rows of `SHARED` do not belong to a session,
+#: and existing ones stay
 SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
 OWN = (
     *("session", "solver_applicability", "no_solver", "search", "job"),
     *("step_result", "trial", "find_db", "find_db_kernel", "warm_start"),
 )
 _INT64 = 1 << 63
-#: The options of a session that had columns.
+#: Options of a session that had columns
 _FORMER_OPTIONS = ("priority", "deadline")
-#: Tables whose ids are the session's own.
+#: Tables whose ids are the session's own
 WITH_IDS = ("search", "job", "step_result", "trial", "find_db")
-#: Columns that files of older versions have and that are left out.
+#: Columns that files of older versions have and that are left out
 DROPPED: Mapping[str, frozenset[str]] = {"find_db": frozenset({"problem_key"})}
 
 
@@ -66,29 +67,29 @@ class RowReader:
 
         `without`: columns that may be missing, because the caller fills them.
         """
-        there = {one.name: one for one in table(name).columns if one.name not in without}
+        known = {field.name: field for field in table(name).columns if field.name not in without}
         dropped = DROPPED.get(name, frozenset())
-        if unknown := set(names) - there.keys() - dropped:
+        if unknown := set(names) - known.keys() - dropped:
             raise ValueError(f"table {name} has no column {min(unknown)}")
         missing = [
-            one.name
-            for one in there.values()
-            if one.name not in names and not one.nullable and not _default(one)
+            field.name
+            for field in known.values()
+            if field.name not in names and not field.nullable and not _default(field)
         ]
         if missing:
             raise ValueError(f"column {missing[0]} of table {name} is missing")
         self._width = len(names)
         self._checked = _CHECKED.get(name, _as_it_is)
         self._columns: list[tuple[int, str, bool, Callable[[Any], Any]]] = [
-            (place, one, bool(there[one].nullable), _reader(there[one]))
-            for place, one in enumerate(names)
-            if one not in dropped
+            (place, field, bool(known[field].nullable), _reader(known[field]))
+            for place, field in enumerate(names)
+            if field not in dropped
         ]
 
     def read(self, row: Any) -> dict[str, Any]:
         """The row by column; raises ValueError for values that the columns cannot have."""
         if not isinstance(row, list) or len(row) != self._width:
-            raise ValueError("a row has not one value for each column")
+            raise ValueError("a row does not have one value for each column")
         found: dict[str, Any] = {}
         for place, name, nullable, reader in self._columns:
             value = row[place]
@@ -107,7 +108,7 @@ class FormerSessions(RowReader):
 
     def read(self, row: Any) -> dict[str, Any]:
         if not isinstance(row, list) or len(row) != len(self._names):
-            raise ValueError("a row has not one value for each column")
+            raise ValueError("a row does not have one value for each column")
         pairs = list(zip(self._names, row, strict=True))
         options = {name: value for name, value in pairs if name in _FORMER_OPTIONS}
         rest = super().read([value for name, value in pairs if name not in _FORMER_OPTIONS])
@@ -146,7 +147,7 @@ def _environment(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"machine_key": environment.machine_key}
 
 
-#: Tables with columns that others of the same row determine.
+#: Tables with columns that others of the same row determine
 _CHECKED: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "config": _config,
     "environment": _environment,

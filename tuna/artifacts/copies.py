@@ -13,9 +13,10 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-#: Shares of the bound: written by this process between two scans of the folder, and freed by one.
+#: Shares of the size limit: written by this process between two scans of the folder, and freed by
+#: one scan
 _LOOK_AFTER, _EMPTIED_BY = 1 / 64, 1 / 8
-#: A copy, or the partial copy of a killed process.
+#: Name of a copy, or of the partial copy of a killed process
 _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}\.tmp")
 
 

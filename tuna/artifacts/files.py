@@ -25,33 +25,34 @@ import fsspec
 import redis
 from fsspec.implementations.local import LocalFileSystem
 
+from tuna.common.files import NotPlain, read_plain
+from tuna.common.messages import install_extra
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
-from tuna.files import NotPlain, read_plain
-from tuna.messages import install_extra
 from tuna.services import redis_client
 from tuna.vocabulary import MAX_BYTES
 
-#: Expiry in Redis: of needed artifacts, which is renewed, and of those that no job needs any more.
+#: Seconds until Redis expires a needed artifact, which is renewed, and one that no job needs any
+#: more
 _TTL_S = 86400
 _RELEASED_TTL_S = 900
 FULL_TIMEOUT_S = 300.0
-#: Threads that delete files.
+#: Number of threads that delete files
 _REMOVERS = 8
 #: Seconds after which a temporary file has no writer any more.
 _STALE_S = 86_400.0
 _POLL_S = 0.5
-#: Bytes of a large file that are in memory at a time, and the largest that Redis, which takes a
-#: value as a whole, is given in parts.
+#: Bytes of a large file that are in memory at a time, and maximum of bytes that Redis, which takes
+#: a value as a whole, is given in parts
 PART_BYTES, _WHOLE_BYTES = 1 << 20, 128 << 20
-#: Marker file that distinguishes a prepared store from an empty or unmounted directory.
+#: Name of the file that distinguishes a prepared store from an empty or unmounted directory
 _MARKER = "tuna-artifacts"
 
 
 class Files(Protocol):
     """A back-end: named bytes, written atomically."""
 
-    expires: bool  #: True if files expire, so that writing one again renews it
-    is_remote: bool  #: False if reading one is reading a file of this machine
+    expires: bool  #: true if files expire, so that writing one again renews it
+    is_remote: bool  #: false if reading a file is reading a file of this machine
 
     def read(self, name: str) -> bytes:
         """Return the bytes; raises FileNotFoundError, or StoreUnavailable.
@@ -198,9 +199,7 @@ class UrlFiles:
             if isinstance(error, FileNotFoundError) and done == "read":
                 raise
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(
-                    f"There is no space left in the {self._noun} {self._root}."
-                ) from error
+                raise StorageFull(f"No space is left in the {self._noun} {self._root}.") from error
             reason = getattr(error, "strerror", None) or str(error)
             raise StoreUnavailable(
                 f"The {self._noun} {self._root} cannot be {done}: {reason}."

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-#: Prefixes of signed messages, so that no other signature is taken for one of an artifact, an entry
-#: of a cache, or a pack of entries.
+#: Prefixes of signed messages, which tell the signatures of artifacts, cache entries and cache
+#: packs apart
 _MESSAGE, CACHE, PACK = b"tuna artifact\0", b"tuna cache\0", b"tuna pack\0"
 _SEED = b"tuna ed25519\0"
 
@@ -27,7 +27,8 @@ class Keys:
 
     #: public keys in hex, the current one first, then former ones that are still accepted
     public: tuple[str, ...]
-    secret: str = field(default="", repr=False)  #: the seed of the current one is made of it; hex
+    #: hex secret from which the seed of the current key is derived
+    secret: str = field(default="", repr=False)
 
     @classmethod
     def of_secret(cls, secret: str, former: Iterable[str] = ()) -> Keys:

@@ -13,11 +13,11 @@ from typing import IO
 from tuna.artifacts.copies import ArtifactCache
 from tuna.artifacts.files import FULL_TIMEOUT_S, PART_BYTES, Files, RedisFiles, UrlFiles, folder_url
 from tuna.artifacts.signatures import Keys
-from tuna.files import own_folder
+from tuna.common.files import own_folder
 from tuna.services import redis_client
 from tuna.settings import Settings
 
-#: Threads that read small files of many artifacts.
+#: Number of threads that read small files of many artifacts
 _THREADS = 8
 
 

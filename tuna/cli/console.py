@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuna.api.documents import json_text
-from tuna.messages import counted, inert, one_line
+from tuna.common.messages import counted, inert, one_line
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress
@@ -34,13 +34,13 @@ _Item = TypeVar("_Item")
 _Line = TypeVar("_Line", bound="LiveLine")
 _LINE_EVERY_S = 10.0
 _WAIT_CHARS = 200
-#: Seconds that the rate is taken over.
+#: Seconds over which the rate is taken
 _PACE_S = 300.0
-#: Columns of a file or a pipe: each row is one line.
+#: Columns of a file or a pipe, where each row is one line
 _UNLIMITED = 100_000
-#: Columns of a table that is not shown on a terminal.
+#: Columns of a table that is not shown on a terminal
 _WIDTH = 160
-#: Between two columns, and at the two ends together.
+#: Columns between two cells, and at the two ends together
 _GAP = 3
 
 
@@ -91,7 +91,7 @@ def print_table(
 ) -> None:
     """A table on stdout, or with `err` on stderr; `right` are the columns of numbers.
 
-    `width`: where there is no terminal, more where a word needs it; by default each row is one
+    `width`: without a terminal, more where a word needs it; by default each row is one
     line, for programs such as grep.
     """
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
@@ -179,13 +179,13 @@ def table_width() -> int:
 
 @dataclass(frozen=True)
 class Column(Generic[_Item]):
-    """A column of a table that may be left out where there is no room."""
+    """A column of a table that may be left out where it does not fit."""
 
     title: str
     cell: Callable[[_Item], str]
-    optional: int = 0  #: the highest number is left out first; 0: never
+    optional: int = 0  #: rank for leaving it out, the highest first; 0: it always stays
     right: bool = False
-    most: int = _UNLIMITED  #: characters that it needs at most, since its cells are wrapped
+    most: int = _UNLIMITED  #: maximum of characters that it needs, since its cells are wrapped
 
 
 def fitted(
@@ -220,6 +220,15 @@ def fitted(
     )
 
 
+def print_list(columns: Sequence[Column[_Item]], items: Sequence[_Item], nothing: str) -> None:
+    """A table on stdout of the columns that fit a terminal; on stderr `nothing` if there are no
+    items."""
+    if items:
+        print_table(*fitted(columns, items, table_width()))
+    else:
+        say(nothing, err=True)
+
+
 class LiveLine:
     """A line on stderr that changes: in place on a terminal, else printed now and then."""
 
@@ -244,7 +253,7 @@ class LiveLine:
             self._live.stop()
 
     def change(self, line: str, printed: str, *, due: bool) -> None:
-        """Show a line, or `printed` where there is no terminal: if it is `due`, or the last one was
+        """Show a line, or `printed` without a terminal: if it is `due`, or the last one was
         long ago."""
         now = time.monotonic()
         if self._live is not None:
@@ -263,7 +272,7 @@ class ProgressView(LiveLine):
         super().__init__()
         self._title, self._notice, self._last = title, notice, ""
         self._waits_for = ""
-        self._counts: tuple[int, int, str, int, int | None] | None = None  #: the latest
+        self._counts: tuple[int, int, str, int, int | None] | None = None  #: latest counts
         self._seen: deque[tuple[float, int]] = deque()
 
     def say(self, sentence: str) -> None:

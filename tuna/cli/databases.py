@@ -11,8 +11,8 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 
 _PATH = click.Path(path_type=Path)
 _DATABASE = click.Path(path_type=Path, exists=True)
@@ -52,8 +52,10 @@ class _Source:
 
 @click.command(cls=_Export)
 @options.collected(_Source)
-@click.option("--form", required=True, help="Which database; see below.")
-@click.option("-d", "--directory", type=options.OUTPUT_FOLDER, default=Path(), help="Where to.")
+@click.option("--form", required=True, help="Form of the database; see below.")
+@click.option(
+    "-d", "--directory", type=options.OUTPUT_FOLDER, default=Path(), help="Output folder."
+)
 @click.option(
     "--filename", help="Base name; default: from architecture and number of compute units."
 )
@@ -61,7 +63,7 @@ class _Source:
 @click.option(
     "--top", type=options.COUNT, help="Solvers kept for a layer; default: 4, json and csv: all."
 )
-@click.option("--text", is_flag=True, help="A perf db in text form (.db.txt) instead of SQLite.")
+@click.option("--text", is_flag=True, help="Write a perf db in text form (.db.txt), not SQLite.")
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
 @click.option(
@@ -79,12 +81,12 @@ def export(
     wishes |= options.job_options(pairs)
     if wanted.allow_reported:
         if (wanted.session_id, wanted.golden) != (None, None):
-            raise BadInput("Reported times are of no session and in no golden version.")
+            raise BadInput("Reported times belong to neither a session nor a golden version.")
         show.exported(api.export_reported(form, directory, arch=wanted.arch, **wishes))
         return
     if (wanted.session_id is None) == (wanted.golden is None):
         raise BadInput(
-            "Say whose results: either --session-id or --golden.",
+            "Choose the results by either --session-id or --golden.",
             hint="times that other programs reported: --allow-reported",
         )
     if wanted.session_id is not None:
@@ -100,16 +102,16 @@ def export(
 
 @click.command()
 @click.argument("file", type=_DATABASE)
-@click.option("--session-id", type=options.ID, help="Into this session; default: a new one.")
+@click.option("--session-id", type=options.ID, help="Session to import into; default: a new one.")
 @click.option(
-    "--target", default="", help="Of a tvm database: take its records; default: the session's."
+    "--target", default="", help="Target whose records a TVM folder gives; default: the session's."
 )
 @click.option("--arch", help="Architecture; default: from the file's name.")
 @click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
-@click.option("--rocm-version", "rocm_v", help="ROCm that the database was made with.")
-@click.option("--miopen-version", "miopen_v", help="MIOpen that the database was made with.")
+@click.option("--rocm-version", "rocm_v", help="ROCm version that the database was made with.")
+@click.option("--miopen-version", "miopen_v", help="MIOpen version that made the database.")
 @click.option(
-    "-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text."
+    "-l", "--label", "reason", default="imported", show_default=True, help="Session's reason."
 )
 def import_db(file: Path, session_id: int | None, target: str, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
@@ -124,17 +126,17 @@ def import_db(file: Path, session_id: int | None, target: str, reason: str, **fa
 @click.command()
 @click.argument("master", type=_PATH)
 @click.argument("targets", type=_FILE, nargs=-1, required=True, metavar="TARGET...")
-@click.option("--form", help="Refuse files of other forms; default: as the master is.")
+@click.option("--form", help="Form that every file must have; default: the master's.")
 @click.option(
     "-d",
     "--directory",
     type=options.OUTPUT_FOLDER,
     default=Path("merged"),
     show_default=True,
-    help="Where the result goes.",
+    help="Folder for the result.",
 )
 @click.option(
-    "--keep-keys", is_flag=True, help="Where both have a key, keep the master's other entries."
+    "--keep-keys", is_flag=True, help="Keep the master's other entries of a key that both have."
 )
 def merge(
     master: Path, targets: tuple[Path, ...], form: str | None, directory: Path, keep_keys: bool
@@ -151,7 +153,7 @@ def merge(
 @click.command()
 @click.argument("a", type=_DATABASE)
 @click.argument("b", type=_DATABASE)
-@click.option("--entries", is_flag=True, help="Show each entry that differs, too.")
+@click.option("--entries", is_flag=True, help="Show each entry that differs as well.")
 @options.as_json
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it
@@ -172,7 +174,7 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--library", default="miopen", show_default=True, help="Whose solvers are known.")
+@click.option("--library", default="miopen", show_default=True, help="Library of the solvers.")
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
     """Check a folder of databases: MIOpen's by the rules of MIOpen's test suite, tile sizes by what

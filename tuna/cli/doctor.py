@@ -9,11 +9,12 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import counted
+from tuna.cli.groups import Group
+from tuna.common.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 
-#: After so many pairs a line tells how far it is.
+#: Number of pairs after which a line tells the progress
 _EVERY = 5
 
 
@@ -22,7 +23,7 @@ _EVERY = 5
     "--noise",
     is_flag=True,
     help=(
-        "Instead measure for a minute what builds do to measurements here, and keep it for"
+        "Measure for a minute instead what builds do to measurements here, and keep it for"
         " TUNA_QUIET=auto."
     ),
 )
@@ -31,7 +32,7 @@ _EVERY = 5
     type=click.IntRange(3, 1000),
     default=15,
     show_default=True,
-    help="With --noise: how often.",
+    help="With --noise: number of measurements with and without builds.",
 )
 @options.as_json
 def doctor(noise: bool, pairs: int, as_json: bool) -> int:
@@ -71,7 +72,7 @@ def _noise(pairs: int, *, as_json: bool) -> None:
         show.noise(found, quiet)
 
 
-@click.group()
+@click.group(cls=Group)
 def db() -> None:
     """Look after the database."""
 
@@ -83,7 +84,7 @@ def upgrade() -> None:
     say(f"{done.url}: schema {done.before or 'none'} -> {done.after}")
 
 
-@click.group()
+@click.group(cls=Group)
 def key() -> None:
     """The key that signs compiled artifacts."""
 

@@ -13,7 +13,8 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import choices
+from tuna.cli.groups import Group
+from tuna.common.messages import choices
 
 
 class _Kind(click.ParamType[str]):
@@ -24,7 +25,7 @@ class _Kind(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in api.KINDS.names():
             self.fail(
-                f"there is no kind {value!r}; {choices(value, api.KINDS.names(), 'kinds')}.",
+                f"unknown kind {value!r}; {choices(value, api.KINDS.names(), 'kinds')}.",
                 param,
                 ctx,
             )
@@ -35,7 +36,7 @@ KINDS = _Kind()
 _NUMBER = options.GOLDEN
 _version = click.argument("version", type=_NUMBER)
 _library = click.option(
-    "--library", help="Whose version, where several libraries have one of this number."
+    "--library", help="Library of the version, where several have one of this number."
 )
 
 
@@ -49,18 +50,18 @@ def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> fl
     except ValueError:
         share = math.nan
     if not 0 <= share < math.inf or (share > 1 and not percent):
-        raise click.BadParameter(f"{text!r} is no share; write 5% or 0.05.", param=parameter)
+        raise click.BadParameter(f"{text!r} is not a share; write 5% or 0.05.", param=parameter)
     return share
 
 
 def _gate(command: Callable[..., int | None]) -> Callable[..., int | None]:
     gain = click.option(
-        "--min-gain", callback=_share, help="The total weighted time must shrink by so much."
+        "--min-gain", callback=_share, help="Minimum drop of weighted time, such as 5%."
     )
     loss = click.option(
         "--max-regression",
         callback=_share,
-        help="No layer may be slower by more, and none missing.",
+        help="Maximum by which a layer may be slower, such as 5%; none may be missing.",
     )
     return loss(gain(command))
 
@@ -78,7 +79,7 @@ class Accepted:
     )
 
 
-@click.group()
+@click.group(cls=Group)
 def golden() -> None:
     """Build, compare, promote and roll back numbered releases of results."""
 
@@ -163,16 +164,16 @@ def report(
             "With --session-id, VERSION is what is compared with: leave --against away."
         )
     if session_id is None:
-        found = api.golden.report(version, against, library)
+        comparison = api.golden.report(version, against, library)
     else:
-        found = api.golden.report_session(session_id, version, library)
-    violations = api.golden.check_gate(found, **limits)
+        comparison = api.golden.report_session(session_id, version, library)
+    violations = api.golden.check_gate(comparison, **limits)
     if as_json:
-        print_json(found.as_json() | {"violations": violations})
+        print_json(comparison.as_json() | {"violations": violations})
     elif markdown:
-        say(api.golden.to_markdown(found).rstrip())
+        say(api.golden.to_markdown(comparison).rstrip())
     else:
-        for line in found.lines():
+        for line in comparison.lines():
             say(line)
     for violation in violations:
         say(f"violated: {violation}", err=True)
@@ -186,7 +187,7 @@ def report(
     is_flag=True,
     help="Accept results that were measured on a device that was not quiet.",
 )
-@click.option("--note", default="", help="Why, for `golden list` and `golden explain`.")
+@click.option("--note", default="", help="Reason, for `golden list` and `golden explain`.")
 @_gate
 @_library
 def promote(version: int, library: str | None, **wishes: Any) -> None:

@@ -16,22 +16,23 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from tuna.common.version import __version__
 from tuna.errors import BadInput, TunaError
 from tuna.plugins import Plugins
 from tuna.sandbox.self_limits import forbid_inspection
-from tuna.version import __version__
 
-#: New objects before the garbage collector looks: importing SQLAlchemy and our models makes more,
-#: none of them garbage, and looking through them every 700 took a tenth of the time of a short
-#: command.
+#: Number of new objects at which the garbage collector runs: importing SQLAlchemy and our models
+#: makes more, none of them garbage, and looking through them every 700 took a tenth of the time of
+#: a short command
 _GC_THRESHOLD = 100_000
 
-#: What to do about errors of the system that name no file.
+#: Hints for errors of the system that name no file
 _HINTS = {
     errno.EAGAIN: "raise the limit of processes (ulimit -u, or the container's); see `tuna doctor`"
 }
 
-#: Commands of the core: name -> (module in `tuna.cli`, help). `tuna --help` imports none of them.
+#: Commands of the core: name -> (module in `tuna.cli`, help). `tuna --help` imports none of these
+#: modules.
 _CORE = {
     "quickstart": ("tune", "Tune some ResNet-50 layers on this machine, end to end."),
     "init-session": ("setup", "Start a tuning effort in this machine's environment."),
@@ -68,7 +69,7 @@ _CORE = {
     "doctor": ("doctor", "Check this machine and its services, and say what to change."),
     "db": ("doctor", "Look after the database."),
 }
-#: Where commands are that a distribution beside the core brings, for who has not installed it.
+#: Distributions by command, for a user who has not installed them
 _DISTRIBUTIONS = {
     "benchmark-model": "tuna-models",
     "cache": "tuna-serve",
@@ -81,9 +82,9 @@ _DISTRIBUTIONS = {
     "simulate": "tuna-simulate",
     "tune-rpc": "tuna-remote",
 }
-#: Former names.
+#: Former names of commands
 _ALIASES = {"merge-db": "merge"}
-#: Tables like `_CORE` of other distributions, whose modules have full names.
+#: Tables like `_CORE` of other distributions, whose modules have full names
 _PACKAGES: Plugins[dict[str, tuple[str, str]]] = Plugins("tuna.commands", "set of commands", dict)
 
 
@@ -158,8 +159,8 @@ class _Lazy(click.Group):
 def tuna(debug: bool) -> None:
     """Find the fastest kernel for every layer on your devices, and ship the answer as databases.
 
-    The usual way: init-session, import, update-solvers, applicability, load-jobs, run, report,
-    export. `tuna quickstart` does all of it for a few layers.
+    The steps, one by one: init-session, import, update-solvers, applicability, load-jobs, run,
+    report, export. `tuna quickstart` does all of it for a few layers, `tuna tune` for yours.
     """
 
 
@@ -168,7 +169,7 @@ def check_words(words: Sequence[str]) -> None:
     UTF-8."""
     for word in words:
         if "\0" in word or (not word.isascii() and word.encode(errors="replace").decode() != word):
-            raise BadInput(f"{word[:80]!a} is no text: it holds NUL, or bytes that are not UTF-8.")
+            raise BadInput(f"{word[:80]!a} is not a text: it has NUL, or bytes that are not UTF-8.")
 
 
 def _takes_any(name: str) -> bool:
@@ -241,22 +242,24 @@ def guarded(
         )
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     finally:
-        _warn_of_misspelt_settings()
+        _warn_of_other_settings()
     return answer if isinstance(answer, int) else 0
 
 
 def _warn_of_ignored_settings() -> None:
     if os.path.lexists("tuna.toml"):  # else this needs no import
-        from tuna.settings_file import ignored_file
+        from tuna.common.settings_file import ignored_file
 
         if sentence := ignored_file():
             click.echo(f"Warning: {sentence}", err=True)
 
 
-def _warn_of_misspelt_settings() -> None:
+def _warn_of_other_settings() -> None:
     if settings := sys.modules.get("tuna.settings"):  # else this command has used none
         for name, near in settings.misspelt().items():
-            click.echo(f"Warning: {name} is no setting; did you mean {near}?", err=True)
+            click.echo(f"Warning: unknown setting {name}; did you mean {near}?", err=True)
+        for sentence in settings.ignored_settings():
+            click.echo(f"Warning: {sentence}", err=True)
 
 
 def _complain(sentence: str, hint: str = "") -> None:

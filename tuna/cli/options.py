@@ -15,12 +15,12 @@ from click.shell_completion import CompletionItem
 
 from tuna import api
 from tuna.cli.console import say
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-#: Of a signed integer of 64 bits.
+#: Largest signed integer of 64 bits
 _LARGEST_ID = 2**63 - 1
 
 
@@ -34,7 +34,7 @@ class _Id(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         number: int = super().convert(value, param, ctx)
         if number > _LARGEST_ID:
-            self.fail(f"{number} is no id.", param, ctx)
+            self.fail(f"{number} is too large for an id.", param, ctx)
         return number
 
 
@@ -50,7 +50,7 @@ class _Output(click.Path):
             return path
         place = path if path.is_dir() else path.parent
         if not place.is_dir():
-            self.fail(f"there is no folder {place}.", param, ctx)
+            self.fail(f"the folder {place} does not exist.", param, ctx)
         try:
             with tempfile.TemporaryFile(dir=place):
                 pass
@@ -60,25 +60,25 @@ class _Output(click.Path):
 
 
 ID = _Id()
-#: A number that the database can hold.
+#: Number that the database can hold
 COUNT = click.IntRange(min=1, max=2**31 - 1)
 POSITIVE = click.FloatRange(min=0, min_open=True)
-#: Number of a golden version.
+#: Number of a golden version
 GOLDEN = click.IntRange(min=0, max=2**31 - 1)
 OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = (
     _Output(folder=False),
     _Output(folder=True),
     _Output(folder=None),
 )
-session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
+session_id = click.option("--session-id", "session_id", type=ID, required=True, help="Session id.")
 _several = click.option(
-    "--session-id", "session_ids", type=ID, multiple=True, help="The session; may be repeated."
+    "--session-id", "session_ids", type=ID, multiple=True, help="Id of a session; may be repeated."
 )
 _every = click.option(
     "--all", "every", is_flag=True, help="Every session that has open jobs, also later ones."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-#: Of a file with a kernel.
+#: Option with the file of a kernel's shapes
 shapes = click.option(
     "--shapes",
     "shapes_file",
@@ -94,7 +94,7 @@ def _conditions(
     return dict(_named(pairs))
 
 
-#: Conditions of measurement, as a mapping.
+#: Option with conditions of measurement, as a mapping
 conditions = click.option(
     "--condition",
     "conditions",
@@ -135,16 +135,16 @@ def collected(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def wrapped(*args: Any, **rest: Any) -> Any:
-            rest[into] = cls(**{one.name: rest.pop(one.name) for one in fields(cls)})
+            rest[into] = cls(**{option.name: rest.pop(option.name) for option in fields(cls)})
             return command(*args, **rest)
 
-        for one in reversed(fields(cls)):
-            names, attributes = one.metadata["option"]
+        for option in reversed(fields(cls)):
+            names, attributes = option.metadata["option"]
             if not any(name.startswith("--") for name in names):
-                names = (*names, f"--{one.name.replace('_', spelling)}")
-            attributes = {**_of_type(types[one.name]), **attributes}
+                names = (*names, f"--{option.name.replace('_', spelling)}")
+            attributes = {**_of_type(types[option.name]), **attributes}
             attributes.setdefault("show_default", attributes.get("default") is not None)
-            wrapped = click.option(*names, one.name, **attributes)(wrapped)
+            wrapped = click.option(*names, option.name, **attributes)(wrapped)
         return wrapped
 
     return decorate
@@ -239,7 +239,7 @@ class JobChoices:
         return job_options(typed.pop("pairs"), **typed)
 
 
-#: `JobChoices`, which the command gets as `asked`.
+#: Options of a `JobChoices`, which the command gets as `asked`
 job_choices = collected(JobChoices, into="asked")
 
 
@@ -277,18 +277,22 @@ def _measure_with(context: click.Context, _param: click.Parameter, value: int | 
         context.with_resource(api.measuring_with(None if value == "all" else int(value)))
 
 
-#: How many cores measure, as TUNA_EVAL_CPUS says it; no argument of the command.
-cores = click.option(
-    "--cores",
-    type=_Cores(),
-    metavar="N|all",
-    callback=_measure_with,
-    expose_value=False,
-    help=(
-        "Cores that a kernel or model is for, and is measured on; default: those of TUNA_EVAL_CPUS,"
-        " else one."
-    ),
-)
+def _cores_option(default: str) -> Callable[[_Command], _Command]:
+    """Option with the number of cores that measure, which sets TUNA_EVAL_CPUS; not an argument of
+    the command."""
+    return click.option(
+        "--cores",
+        type=_Cores(),
+        metavar="N|all",
+        callback=_measure_with,
+        expose_value=False,
+        help=f"Cores to build for and to measure on; default: those of TUNA_EVAL_CPUS, {default}.",
+    )
+
+
+cores = _cores_option("else one")
+model_cores = _cores_option("else all that the affinity and CPU quota allow")
+built_cores = _cores_option("else those that the model is for")
 
 
 class _Policy(click.Choice[str]):
@@ -305,7 +309,7 @@ class _Policy(click.Choice[str]):
 policy = click.option(
     "--policy",
     type=_Policy(PUBLISHING_POLICIES),
-    help="What is published next; default: TUNA_POLICY.",
+    help="Policy that chooses what is published next; default: TUNA_POLICY.",
 )
 
 
@@ -329,7 +333,7 @@ def _trials_logged(url: str) -> Iterator[OnStored]:
             say(f"{counted(counts.dropped, 'trial')} dropped: the spool is full", err=True)
 
 
-#: Gets the jobs of which results were stored.
+#: Callback that gets the ids of the jobs whose results were stored
 OnStored = Callable[[Collection[int]], None]
 
 
@@ -339,13 +343,14 @@ def _log_to(context: click.Context, _param: click.Parameter, url: str | None) ->
     return context.with_resource(_trials_logged(url))
 
 
-#: Where trials go until the command ends, which gets it as `stored`.
+#: Option with the place of a log of trials, which is open until the command ends; the command gets
+#: it as `stored`
 log_to = click.option(
     "--log-to",
     "stored",
     metavar="URL",
     callback=_log_to,
-    help="Log all trials there: a folder, or s3://bucket/folder.",
+    help="Place where all trials are logged: a folder, or s3://bucket/folder.",
 )
 
 
@@ -378,7 +383,7 @@ def _plain(values: Iterable[str]) -> list[tuple[str, None]]:
 _SESSIONS = _Known(lambda _: api.known_sessions())
 _TAGS = _Known(lambda _: _plain(api.known_tags()))
 _LIBRARIES = _Known(lambda _: _plain(api.known_libraries()))
-#: What is known of a parameter, by its name.
+#: Rule by name of a parameter
 KNOWN: dict[str, _Known] = {
     "session_id": _SESSIONS,
     "session_ids": _SESSIONS,

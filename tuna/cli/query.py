@@ -16,15 +16,15 @@ from tuna.api.documents import csv_lines
 from tuna.cli import options
 from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
 from tuna.cli.report import marked_ms, noisy_times
+from tuna.common.messages import counted
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.messages import counted
 from tuna.reports import formats
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 from tuna.vocabulary import PREDICTED
 
-#: Layers that needed no trial which are named one by one.
-_MOST_KNOWN = 20
-#: Layers that a prediction is from which are named.
+#: Maximum of layers without a need for trials that are named one by one
+_MAX_KNOWN = 20
+#: Maximum of layers named as the source of a prediction
 _NEAREST = 3
 
 _arch = click.option("--arch", help="Architecture, such as gfx90a.")
@@ -52,14 +52,14 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
 @_of_library
 @_arch
 @_device
-@click.option("--environment", help="Key of an environment, or how it begins.")
+@click.option("--environment", help="Key of an environment, or its beginning.")
 @click.option("--solver", help="Only results of this solver.")
 @click.option("--session-id", type=options.ID, help="Only results of this session.")
 @click.option(
     "--since",
     callback=since,
     metavar="TIME",
-    help="Measured since: 2026-03-31, or 7d for seven days ago.",
+    help="Only results measured since 2026-03-31, or 7d: seven days ago.",
 )
 @click.option(
     "--n-best", type=options.COUNT, help="Fastest N trials of each layer, solver and environment."
@@ -81,7 +81,7 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
     metavar="DRIVER",
     help="Best configuration of this layer, predicted if it was never tuned.",
 )
-@click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
+@click.option("--explain", is_flag=True, help="Show all that is known of each row, not a table.")
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def query(
@@ -106,8 +106,8 @@ def query(
     if reported:
         if explain or shape:
             wanted["--explain or --shape"] = True
-        given = {name: value for name, value in wanted.items() if value is not None}
-        _print_reported(given, as_json, as_csv)
+        chosen = {name: value for name, value in wanted.items() if value is not None}
+        _print_reported(chosen, as_json, as_csv)
         return
     if predict is not None:
         scope = {name: wanted.pop(name) for name in ("arch", "device", "library")}
@@ -192,15 +192,15 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
         without = api.without_solver(session_id, tag)
         if rows or without:
             _print_rows(
-                rows, with_params=True, without=[(one.layer, one.reason) for one in without]
+                rows, with_params=True, without=[(layer.layer, layer.reason) for layer in without]
             )
         measured = {row.config_key for row in rows}
-        known = [one for one in api.targets_met(session_id, tag) if one.config_key not in measured]
-        for one in known[:_MOST_KNOWN]:
-            say(f"{one.layer}: needed no trial, target met by {one.by}")
-        if len(known) > _MOST_KNOWN:
+        known = [met for met in api.targets_met(session_id, tag) if met.config_key not in measured]
+        for met in known[:_MAX_KNOWN]:
+            say(f"{met.layer}: needed no trial, target met by {met.by}")
+        if len(known) > _MAX_KNOWN:
             say(
-                f"and {counted(len(known) - _MOST_KNOWN, 'more layer')}: `tuna report --session-id"
+                f"and {counted(len(known) - _MAX_KNOWN, 'more layer')}: `tuna report --session-id"
                 f" {session_id}`"
             )
         if not rows and not known and not without:
@@ -214,10 +214,10 @@ def _print_best(found: api.BestResult, *, as_json: bool) -> None:
         return
     known = found.result
     if known is None:
-        say("There is no result of this layer, and no similar layer to predict it from.", err=True)
+        say("This layer has no result, and no similar layer to predict it from.", err=True)
         return
     times = [known["time_ms"], known["low_ms"], known["high_ms"]]
-    shown = ["" if one is None else f"{one:.3g}" for one in times]
+    shown = ["" if time_ms is None else f"{time_ms:.3g}" for time_ms in times]
     params = _readable_text(known["library"], known["params"])
     print_table(
         ("class", "library", "solver", "params", "ms", "from", "to"),
@@ -292,11 +292,15 @@ def _origin(row: api.ResultRow) -> str:
 
 @click.command()
 @click.argument("name")
-@click.option("--arch", required=True, help="Architecture, such as gfx90a.")
+@click.option(
+    "--arch", help="Architecture, such as gfx90a. Default: the only one that was tuned for."
+)
 @_device
 @_of_library
 @options.as_json
-def coverage(name: str, arch: str, device: str | None, library: str | None, as_json: bool) -> None:
+def coverage(
+    name: str, arch: str | None, device: str | None, library: str | None, as_json: bool
+) -> None:
     """Say how much of the model, network or tag NAME has results on an architecture: exact, near or
     none.
 
@@ -330,6 +334,6 @@ def _print_coverage(found: api.Coverage) -> None:
     if lacking:
         print_table(
             ("without a result", "weight", "near"),
-            [(one.layer, one.weight, one.near or "-") for one in lacking],
+            [(covered.layer, covered.weight, covered.near or "-") for covered in lacking],
             (1,),
         )

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
+from tuna.cli.console import (
+    Column,
+    fitted,
+    print_json,
+    print_table,
+    say,
+    table_width,
+    terminal_width,
+)
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.reports import formats
 
-#: Beside a time measured while the machine was busy, and beside a share of the peak above 1.
+#: Mark of a time measured while the machine was busy, and of a share of the peak above 1
 NOISY, _ABOVE = "~", "*"
 _OF_PEAK, _SOLVER, _UNTUNED = "of\npeak", "best solver", "over\nuntuned"
-#: Layers without a winner that are named below a table without their reasons.
-_MOST_NAMED = 20
+#: Maximum of layers without a winner that are named below a table without their reasons
+_MAX_NAMED = 20
+_FASTEST = "fastest"
 
 
 @click.command()
 @options.session_id
-@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Default: session-N.html.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, help="File; default: session-N.html.")
 @click.option(
     "--against",
     type=options.ID,
@@ -50,7 +63,7 @@ def report(session_id: int, output: Path | None, against: int | None, as_json: b
     type=options.ID,
     multiple=True,
     required=True,
-    help="Repeat it; the first is the baseline.",
+    help="Id of a session; repeat it, the first is the baseline.",
 )
 @click.option("-t", "--tag", help="Only layers with this tag.")
 @options.as_json
@@ -76,14 +89,17 @@ def print_winners(figures: api.ReportFigures) -> None:
     if not figures.layers:
         say("There are no results in this session yet.")
         return
-    columns = _columns(figures)
     total = figures.totals[0] if figures.totals and figures.totals[0].layers else None
-    cells = _total_cells(figures, total) if total else {}
-    more = [[cells.get(column.title, "") for column in columns]] if total else []
-    titles, rows, right = fitted(columns, figures.layers, terminal_width(), more)
+    for ending in ("", _shared_ending([layer.label for layer in figures.layers])):
+        columns = _columns(figures, ending)
+        cells = _total_cells(figures, total, columns[0].title) if total else {}
+        more = [[cells.get(column.title, "") for column in columns]] if total else []
+        titles, rows, right = fitted(columns, figures.layers, terminal_width(), more)
+        if _SOLVER in titles:
+            break
     print_table(titles, rows, right)
     if _SOLVER not in titles:
-        for layer in [layer for layer in figures.layers if layer.no_winner][:_MOST_NAMED]:
+        for layer in [layer for layer in figures.layers if layer.no_winner][:_MAX_NAMED]:
             say(f"{layer.label}: {layer.no_winner}")
     if total:
         say(_sentence(figures, total))
@@ -114,10 +130,29 @@ def print_winners(figures: api.ReportFigures) -> None:
         say(f"not like for like: {difference}", err=True)
 
 
-def _columns(figures: api.ReportFigures) -> list[Column[api.LayerFigures]]:
+def _shared_ending(labels: Sequence[str]) -> str:
+    """Return the last words of all labels, such as "NCHW fp32 F", where they are the same."""
+    ending: list[str] = []
+    for words in zip(*(reversed(label.split()[1:]) for label in labels), strict=False):
+        if len(labels) < 2 or len(set(words)) > 1:
+            break
+        ending.insert(0, words[0])
+    return " ".join(ending)
+
+
+def _label(ending: str) -> Column[Any]:
+    """Return the column of the layers' labels without the words that all end with."""
+    return Column(
+        f"layer, all {ending}" if ending else "layer",
+        lambda layer: layer.label.removesuffix(ending).rstrip(),
+    )
+
+
+def _columns(figures: api.ReportFigures, ending: str) -> list[Column[api.LayerFigures]]:
+    """Return the columns; `ending`: the last words of each label, which the first title has."""
     decimals = formats.decimals_for(layer.best_ms for layer in figures.layers)
     columns: list[Column[api.LayerFigures]] = [
-        Column("layer", lambda layer: layer.label),
+        _label(ending),
         Column("count", lambda layer: str(layer.count), 5, right=True),
         Column(_SOLVER, _winner, 1),
         Column(
@@ -145,12 +180,17 @@ def _columns(figures: api.ReportFigures) -> list[Column[api.LayerFigures]]:
     return columns
 
 
-def _total_cells(figures: api.ReportFigures, total: api.TotalFigures) -> dict[str, str]:
-    """The last row, by the titles of the columns."""
+def _short(name: str) -> str:
+    """Return the name of a model with the beginning of its version, where that is a digest."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", name)
+
+
+def _total_cells(figures: api.ReportFigures, total: api.TotalFigures, first: str) -> dict[str, str]:
+    """The last row, by the titles of the columns, of which `first` is the first."""
     decimals = formats.decimals_for(layer.best_ms for layer in figures.layers)
     other = figures.header.against
     return {
-        "layer": f"total: {total.name}",
+        first: f"total: {_short(total.name)}",
         "count": formats.count(total.calls),
         "ms": marked_ms(total.time_ms, decimals, noisy=False),
         "GFLOP/s": formats.gflops(total.gflops),
@@ -196,8 +236,8 @@ def _of_peak(figures: api.ReportFigures) -> list[str]:
         )
     sentences = [f"of peak: of the {shown} that {reached}"]
     shares = [
-        *(one.peak_share for one in figures.layers),
-        *(one.peak_share for one in figures.totals[:1]),
+        *(part.peak_share for part in figures.layers),
+        *(part.peak_share for part in figures.totals[:1]),
     ]
     if any(share is not None and share > 1 for share in shares):
         sentences.append(
@@ -242,16 +282,16 @@ def _print_comparison(found: api.Comparison) -> None:
             f"session {session.session_id}: {session.library} {session.library_version},"
             f" {session.reason!r}, {', '.join([where, *chosen, counted(session.layers, 'layer')])}"
         )
-    first = found.sessions[0].session_id
-    columns = ["layer", *(f"{one.session_id} {one.library} ms" for one in found.sessions)]
-    columns += [f"{one.session_id} / {first}" for one in found.sessions[1:]]
-    numbers = range(1, len(columns))
-    print_table(
-        [*columns, "fastest"], [_row(found, layer) for layer in found.layers], right=numbers
-    )
+    ending = _shared_ending([layer.label for layer in found.layers])
+    for choice in (("", True), (ending, True), (ending, False)):
+        columns = _compared(found, *choice)
+        titles, layers, right = fitted(columns, found.layers, table_width())
+        if _FASTEST in titles:
+            break
+    print_table(titles, layers, right)
     rows = [
         (
-            f"{total.name}, {counted(total.runs, 'run')}",
+            f"{_short(total.name)}, {counted(total.runs, 'run')}",
             *map(_ms, total.times_ms),
             *map(_times, total.ratios[1:]),
         )
@@ -261,9 +301,12 @@ def _print_comparison(found: api.Comparison) -> None:
         ("geometric mean", *("" for _ in found.sessions), *map(_times, found.geometric_means[1:]))
     )
     print_table(
-        [counted(len(found.common), "layer that all have", "layers that all have"), *columns[1:]],
+        [
+            counted(len(found.common), "layer that all have", "layers that all have"),
+            *(column.title for column in columns[1:-1]),
+        ],
         rows,
-        right=numbers,
+        right=range(1, len(columns) - 1),
     )
     wins = ", ".join(
         f"session {session.session_id} ({session.library}): {wins}"
@@ -272,30 +315,51 @@ def _print_comparison(found: api.Comparison) -> None:
     say(f"fastest for so many layers: {wins}")
 
 
-def _row(found: api.Comparison, layer: api.ComparedLayer) -> list[str]:
-    times = [
-        _ms(best.time_ms) if best else why
-        for best, why in zip(layer.bests, layer.missing, strict=True)
+def _compared(
+    found: api.Comparison, ending: str, intervals: bool
+) -> list[Column[api.ComparedLayer]]:
+    """Return the columns; `ending` as of `_columns`; `intervals`: beside the ratios."""
+    first = found.sessions[0].session_id
+    numbers = range(len(found.sessions))
+    return [
+        _label(ending),
+        *(
+            Column(f"{run.session_id} {run.library} ms", partial(_time, number=number), right=True)
+            for number, run in zip(numbers, found.sessions, strict=True)
+        ),
+        *(
+            Column(
+                f"{run.session_id} / {first}",
+                partial(_ratio, number=number, interval=intervals),
+                right=True,
+            )
+            for number, run in zip(numbers[1:], found.sessions[1:], strict=True)
+        ),
+        Column(_FASTEST, partial(_fastest, found), 1),
     ]
+
+
+def _time(layer: api.ComparedLayer, number: int) -> str:
+    best = layer.bests[number]
+    return _ms(best.time_ms) if best else layer.missing[number]
+
+
+def _fastest(found: api.Comparison, layer: api.ComparedLayer) -> str:
     names = {
         session.session_id: f"{session.session_id} {best.solver}"
         for session, best in zip(found.sessions, layer.bests, strict=True)
         if best
     }
-    fastest = (
-        names[layer.fastest]
-        if layer.fastest
-        else f"only {', '.join(names.values())}"
-        if len(names) == 1
-        else "tie"
-    )
-    return [layer.label, *times, *map(_ratio, layer.ratios[1:]), fastest]
+    if layer.fastest:
+        return names[layer.fastest]
+    return f"only {', '.join(names.values())}" if len(names) == 1 else "tie"
 
 
-def _ratio(ratio: api.Ratio | None) -> str:
+def _ratio(layer: api.ComparedLayer, number: int, interval: bool) -> str:
+    ratio = layer.ratios[number]
     if ratio is None:
         return "-"
-    if ratio.low is None or ratio.high is None:
+    if ratio.low is None or ratio.high is None or not interval:
         return _times(ratio.value)
     return f"{_times(ratio.value)} [{ratio.low:.3f}, {ratio.high:.3f}]"
 

@@ -1,4 +1,4 @@
-"""Starts a program of the source tree, which a Python may run that has not the packages that Tuna
+"""Starts a program of the source tree, which a Python may run that lacks the packages that Tuna
 needs."""
 
 from __future__ import annotations

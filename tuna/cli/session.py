@@ -13,15 +13,16 @@ import click
 from tuna import api
 from tuna.api.documents import size_document
 from tuna.cli import options
-from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.console import Column, ProgressView, print_json, print_list, say
+from tuna.cli.groups import Group
 from tuna.cli.show import option_texts, searches
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.reports.formats import duration, size
 
-#: Searches whose warm start is shown one by one.
+#: Maximum of searches whose warm start is shown one by one
 _SHOWN = 5
-#: Where the searches are from that others learn from.
+#: Words for the origin of a search that others learn from
 _ORIGINS = {
     "session": "of the same layer in other sessions",
     "config": "of other layers",
@@ -31,7 +32,7 @@ _ORIGINS = {
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 
-@click.group()
+@click.group(cls=Group)
 def session() -> None:
     """List, archive, restore, prune, delete sessions; options, timelines."""
 
@@ -44,15 +45,19 @@ def list_sessions(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [
-        (
-            *(one.id, one.library, one.reason, one.state, sum(one.jobs.values())),
-            *(one.trials, size(one.trial_bytes), one.results, size(one.artifact_bytes)),
-        )
-        for one in found
+    columns: list[Column[api.SessionSize]] = [
+        Column("id", lambda one: str(one.id), right=True),
+        Column("library", lambda one: one.library),
+        Column("reason", lambda one: one.reason, 2),
+        Column("state", lambda one: one.state),
+        Column("jobs", lambda one: str(sum(one.jobs.values())), 1, right=True),
+        Column("trials", lambda one: str(one.trials), 3, right=True),
+        Column("size", lambda one: size(one.trial_bytes), 5, right=True),
+        Column("results", lambda one: str(one.results), 4, right=True),
+        Column("artifacts", lambda one: size(one.artifact_bytes), 6, right=True),
     ]
-    columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
-    print_table(columns, rows, right=(0, 4, 5, 6, 7, 8))
+    none = "No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`"
+    print_list(columns, found, none)
 
 
 @session.command()
@@ -60,31 +65,31 @@ def list_sessions(as_json: bool) -> None:
 @options.as_json
 def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
-    (one,) = api.list_sessions(session_id)
+    (info,) = api.list_sessions(session_id)
     if as_json:
-        print_json(size_document(one))
+        print_json(size_document(info))
         return
     outlook = api.outlook(session_id)
-    jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
-    golden = ", ".join(map(str, one.golden))
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(info.jobs.items()))
+    golden = ", ".join(map(str, info.golden))
     for name, text in (
-        ("session", f"{one.id} ({one.library}: {one.reason}), {one.state}"),
-        ("uuid", one.uuid),
-        ("environment", f"{one.environment}, {one.arch}"),
-        ("created", one.created_at.isoformat(timespec="seconds")),
-        ("jobs", f"{sum(one.jobs.values())}{f' ({jobs})' if jobs else ''}"),
-        *(("searches", text) for text in [searches(one.searches)] if text),
+        ("session", f"{info.id} ({info.library}: {info.reason}), {info.state}"),
+        ("uuid", info.uuid),
+        ("environment", f"{info.environment}, {info.arch}"),
+        ("created", info.created_at.isoformat(timespec="seconds")),
+        ("jobs", f"{sum(info.jobs.values())}{f' ({jobs})' if jobs else ''}"),
+        *(("searches", text) for text in [searches(info.searches)] if text),
         *(("warm start", text) for text in _warm_lines(api.warm_starts(session_id))),
-        ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
+        ("trials", f"{info.trials}, {size(info.trial_bytes)}"),
         (
             "results",
             (
-                f"{one.results}, with {counted(one.artifacts, 'artifact')} of"
-                f" {size(one.artifact_bytes)}"
+                f"{info.results}, with {counted(info.artifacts, 'artifact')} of"
+                f" {size(info.artifact_bytes)}"
             ),
         ),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
-        *option_texts(one.options, outlook).items(),
+        *option_texts(info.options, outlook).items(),
         *_outlook_lines(outlook),
     ):
         say(f"{name:12} {text}")
@@ -129,7 +134,7 @@ def archive(session_id: int, place: str) -> None:
 @click.argument("place", metavar="FILE|URL", type=_ARCHIVE)
 @click.option(
     "--reason",
-    help="Another reason than the session had, where one of its environment has that here.",
+    help="New reason of the session, where one of its environment has the old one here.",
 )
 def restore(place: str, reason: str | None) -> None:
     """Restore the session that FILE or the URL holds.
@@ -156,7 +161,7 @@ def restore(place: str, reason: str | None) -> None:
     type=options.COUNT,
     default=20,
     show_default=True,
-    help="Trials of each layer and solver that stay: the fastest.",
+    help="Number of trials kept for each layer and solver, the fastest.",
 )
 @click.option(
     "--archived",
@@ -196,23 +201,23 @@ def trace(session_id: int, file: Path) -> None:
 
 @session.command()
 @_ID
-@click.option("--cancel", "cancels", is_flag=True, help="Cancel its jobs first.")
+@click.option("--cancel", "cancels", is_flag=True, help="Cancel the session's jobs first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(session_id: int, cancels: bool, yes: bool) -> None:
     """Delete a session: its jobs, trials and results, and the artifacts that nothing else needs.
 
-    Layers, tags and solvers stay, and golden versions keep what they need. There is no way back but
+    Layers, tags and solvers stay, and golden versions keep what they need. The only way back is
     from an archive.
     """
-    (one,) = api.list_sessions(session_id)
+    (info,) = api.list_sessions(session_id)
     api.check_deletion(session_id, cancels=cancels)
-    what = f"session {session_id} ({one.library}: {one.reason})"
+    what = f"session {session_id} ({info.library}: {info.reason})"
     if not yes:
         if not sys.stdin.isatty():
             raise BadInput(
                 f"Whether to delete {what} is asked on a terminal only.", hint="add --yes"
             )
-        has = f"{counted(sum(one.jobs.values()), 'job')} and {counted(one.results, 'result')}"
+        has = f"{counted(sum(info.jobs.values()), 'job')} and {counted(info.results, 'result')}"
         click.confirm(f"Delete {what} with {has}?", abort=True)
     if cancels:
         api.cancel(session_id)

@@ -12,7 +12,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
-from tuna.messages import counted
+from tuna.common.messages import counted
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Facts:
 
 @click.command()
 @options.library_argument
-@click.option("-l", "--label", "reason", required=True, help="Why: a short text.")
+@click.option("-l", "--label", "reason", required=True, help="Reason of the session, a short text.")
 @options.conditions
 @options.collected(_Facts)
 @options.boards
@@ -78,7 +78,7 @@ def import_(file: Path, tag: str, strict: bool, shapes_file: Path | None) -> Non
 
 
 @click.command()
-@click.option("-t", "--tag", required=True, help="The set of layers.")
+@click.option("-t", "--tag", required=True, help="Name of the set of layers.")
 @options.as_json
 def configs(tag: str, as_json: bool) -> None:
     """List the layers that carry a tag; with --json one object a line, under MIOpen's field
@@ -105,13 +105,13 @@ def update_solvers(library: str) -> None:
 @click.command()
 @options.library_argument
 @click.option(
-    "--options", "show_options", is_flag=True, help="List the options of its jobs instead."
+    "--options", "show_options", is_flag=True, help="List options of the library's jobs instead."
 )
 @click.option(
     "--conditions",
     "show_conditions",
     is_flag=True,
-    help="List what its sessions may choose instead.",
+    help="List the conditions that its sessions may choose instead.",
 )
 @options.as_json
 def solvers(library: str, show_options: bool, show_conditions: bool, as_json: bool) -> None:

@@ -17,13 +17,13 @@ from tuna.cli.console import (
     say,
     table_width,
 )
+from tuna.common.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.errors import TunaError
-from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
 
 _T = TypeVar("_T")
-#: Columns of sentences where there is no terminal.
+#: Columns of sentences without a terminal
 _PROSE_WIDTH = 100
-#: Columns that cells which are wrapped need at least.
+#: Minimum of columns of wrapped cells
 _NARROWEST = 20
 
 
@@ -211,7 +211,7 @@ def applicability(found: api.Applicability) -> None:
         say(f"{counted(count, 'layer')} left out: {reason}", err=True)
     for name, count in sorted(found.unknown.items()):
         say(
-            f"left out: {name} applies to {counted(count, 'layer')} but is no known solver",
+            f"left out: {name} applies to {counted(count, 'layer')} but is an unknown solver",
             err=True,
         )
     if found.unanswered:
@@ -349,7 +349,12 @@ def _failed_attempts(session: api.Overview) -> str:
 def waits(found: Mapping[int, str]) -> None:
     """A line for each session whose published jobs wait for something."""
     for session_id, what in found.items():
-        say(f"session {session_id} waits for: {one_line(what)}")
+        say(wait(session_id, what))
+
+
+def wait(session_id: int, what: str) -> str:
+    """Return the sentence of what a session's published jobs wait for."""
+    return f"session {session_id} waits for: {one_line(what)}"
 
 
 def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:

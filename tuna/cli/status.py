@@ -12,32 +12,32 @@ from rich.live import Live
 from rich.text import Text
 
 from tuna import api
-from tuna.api.documents import json_text, overview_document, snapshot_document
+from tuna.api.documents import json_text, overview_documents, snapshot_document
 from tuna.cli import options, show
 from tuna.cli.console import Column, duration, fitted, print_json, say, table
-from tuna.messages import COMMAND_CHARS, counted, last_line, one_line
+from tuna.common.messages import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
-#: More sessions than this do not fit a screen; those with work to do come first, then the newest.
-_MOST_SESSIONS = 12
-_MOST_WORKERS = 16
-#: Columns that the jobs by state need at least: they are wrapped.
+#: Maximum of sessions that fit a screen; those with work to do come first, then the newest
+_MAX_SESSIONS = 12
+_MAX_WORKERS = 16
+#: Minimum of columns of the jobs by state, which are wrapped
 _NARROWEST = 20
-#: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers`
-#: has them all.
+#: Maximum of characters of a worker's host, so that the table fits 80 columns; `tuna workers` shows
+#: them all
 _HOST_CHARS = 30
 _DASH = "–"
 
 
 @click.command()
 @click.option("--session-id", type=options.ID, help="Only this session, with its failures.")
-@click.option("--watch", "stays", is_flag=True, help="Stay and show how things go, until Ctrl-C.")
+@click.option("--watch", "stays", is_flag=True, help="Keep showing the progress until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.2),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
 @options.as_json
 def status(session_id: int | None, stays: bool, interval: float, as_json: bool) -> None:
@@ -45,13 +45,13 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
     if stays:
         watch(session_id, interval, as_json=as_json)
         return
-    found = api.status(session_id, commands=as_json or session_id is not None)
+    overviews = api.status(session_id, commands=as_json or session_id is not None)
     if as_json:
-        print_json([overview_document(session) for session in found])
+        print_json(overview_documents(overviews))
     else:
-        show.sessions(found, details=session_id is not None)
+        show.sessions(overviews, details=session_id is not None)
         # or there is nothing that workers could leave undone
-        if in_flight := [session.session_id for session in found if session.in_flight]:
+        if in_flight := [session.session_id for session in overviews if session.in_flight]:
             show.aside(api.workers_aside())
             show.waits(api.waits(in_flight))
     if letters := api.undrained_reports():
@@ -98,6 +98,7 @@ def lines(snapshot: api.LiveSnapshot) -> list[str]:
         f" {session.rate_per_s:.2f} results/s, ETA {_eta(session)}, efficiency"
         f" {_percent(_efficiency(session))}, idle {_percent(_idle(session))}, workers {workers}"
         + "".join(f"; {failure.attempts} {failure.cause}" for failure in session.overview.failures)
+        + (f"; waiting for: {one_line(session.waits_for)}" if session.waits_for else "")
         for session in _chosen(snapshot)
     ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
 
@@ -105,15 +106,20 @@ def lines(snapshot: api.LiveSnapshot) -> list[str]:
 def view(snapshot: api.LiveSnapshot, width: int = 160, height: int = 50) -> RenderableType:
     """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left
     out."""
-    workers = _workers(snapshot, width, min(_MOST_WORKERS, max(3, height // 4)))
+    workers = _workers(snapshot, width, min(_MAX_WORKERS, max(3, height // 4)))
     room = height - _lines(workers, width) - 1
-    sessions = (_sessions(snapshot, width, most) for most in range(_MOST_SESSIONS, 0, -1))
+    sessions = (_sessions(snapshot, width, most) for most in range(_MAX_SESSIONS, 0, -1))
     first = next(sessions)
     while _lines(first, width) > room and (smaller := next(sessions, None)) is not None:
         first = smaller
     parts: list[RenderableType] = [first, workers]
-    aside = [f"{one.name} is aside: {one.aside}" for one in snapshot.workers or () if one.aside]
+    aside = [f"{row.name} is aside: {row.aside}" for row in snapshot.workers or () if row.aside]
     parts += [Text(one_line(text), overflow="fold") for text in aside]
+    parts += [
+        Text(show.wait(session.overview.session_id, session.waits_for), overflow="fold")
+        for session in _chosen(snapshot)
+        if session.waits_for
+    ]
     parts += [
         Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)
     ]
@@ -127,13 +133,13 @@ def _lines(part: RenderableType, width: int) -> int:
     return len(Console(width=width).render_lines(part))
 
 
-def _chosen(snapshot: api.LiveSnapshot, most: int = _MOST_SESSIONS) -> list[api.LiveSession]:
+def _chosen(snapshot: api.LiveSnapshot, most: int = _MAX_SESSIONS) -> list[api.LiveSession]:
     first = sorted(
         snapshot.sessions,
         key=lambda session: (not session.unfinished, -session.overview.session_id),
     )
     return sorted(
-        first[: min(most, _MOST_SESSIONS)], key=lambda session: session.overview.session_id
+        first[: min(most, _MAX_SESSIONS)], key=lambda session: session.overview.session_id
     )
 
 

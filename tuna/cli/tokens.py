@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -11,13 +12,14 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table, say
+from tuna.cli.console import Column, print_json, print_list, say
+from tuna.cli.groups import Group
 from tuna.errors import BadInput
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Tokens: of workers, each of which lets one join once, and of visitors of the service."""
 
@@ -30,7 +32,7 @@ def token() -> None:
     help="compile, eval: a worker; client: both, for one `tuna rpc-client`; the others: a visitor"
     " of `tuna serve`, who asks for layers and models, sees everything, or changes everything.",
 )
-@click.option("--ttl", help="How long it can be used: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
+@click.option("--ttl", help="Time until it expires: 30m, 1h, 2d; default: 1h, of a visitor 30d.")
 @click.option(
     "--space",
     metavar="NAME",
@@ -41,9 +43,9 @@ def token() -> None:
     help="How workers reach the gateway (default: the one of this TUNA_HOME), or holders of a"
     " space's token the service (default: http://127.0.0.1:8080).",
 )
-@click.option("--label", default="", help="Whom a visitor's is for, as lists show it.")
+@click.option("--label", default="", help="Name of the visitor, as lists show it.")
 @click.option(
-    "--count", type=click.IntRange(1, 10_000), default=1, help="How many, for an array of workers."
+    "--count", type=click.IntRange(1, 10_000), default=1, help="Number of tokens, one per worker."
 )
 def create(
     role: Literal[api.Role, "client", api.VisitorRole],
@@ -53,8 +55,11 @@ def create(
     label: str,
     count: int,
 ) -> None:
-    """Print a new token: one line for `tuna worker --join`, for `tuna rpc-client`, for requests to
-    the service, or for programs that share a cache. Pass it on as you would a password."""
+    """Print a new token: a line for a worker that joins (`tuna worker --join`, `tuna rpc-client`),
+    for requests to the service, or for programs that share a cache.
+
+    Pass it on as you would a password.
+    """
     visits = role in get_args(api.VisitorRole)
     if space is not None and role != "submit":
         raise BadInput("--space is for tokens of the role submit.")
@@ -73,7 +78,7 @@ def create(
 def _seconds(ttl: str) -> float:
     found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
     if not found:
-        raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
+        raise BadInput(f"{ttl!r} is not a length of time.", hint="examples: 30m, 1h, 2d")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -83,16 +88,26 @@ def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     documents = [
         {
-            **{name: getattr(one, name) for name in ("id", "role", "space", "label", "state")},
-            "expires_at": one.expires_at.isoformat(timespec="seconds"),
+            **{name: getattr(token, name) for name in ("id", "role", "space", "label", "state")},
+            "expires_at": token.expires_at.isoformat(timespec="seconds"),
         }
-        for one in api.list_tokens()
+        for token in api.list_tokens()
     ]
     if as_json:
         print_json(documents)
     else:
-        rows = [tuple(document.values()) for document in documents]
-        print_table(("id", "role", "space", "for", "state", "expires"), rows)
+        columns: list[Column[dict[str, str]]] = [
+            Column(title, itemgetter(name), optional)
+            for title, name, optional in (
+                ("id", "id", 0),
+                ("role", "role", 0),
+                ("space", "space", 2),
+                ("for", "label", 3),
+                ("state", "state", 0),
+                ("expires", "expires_at", 1),
+            )
+        ]
+        print_list(columns, documents, "No token yet. Make one: `tuna token create --role ROLE`")
 
 
 @token.command("revoke")
@@ -122,7 +137,7 @@ def join_line(given: str | None) -> str | None:
         return line
     index = api.array_index()
     if not index.isdecimal() or int(index) >= len(lines):
-        task = f"none for task {index}" if index else "this is no task of an array job"
+        task = f"none for task {index}" if index else "this is not a task of an array job"
         raise BadInput(
             f"There are {len(lines)} lines of tokens, and {task}.",
             hint="give an array job as many lines as it has tasks (numbers from 0), or others one",

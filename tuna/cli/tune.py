@@ -24,10 +24,10 @@ from tuna.cli.work import work_through
 from tuna.configs.sources import SOURCES, source_of
 from tuna.errors import LibraryMissing, NotFound
 
-#: Of the quickstart: tag, databases, candidates per layer and solver, and the library that is
-#: measured beside ours where it is installed.
+#: Tag, databases, candidates per layer and solver, and library to compare with where it is
+#: installed, of the quickstart
 _TAG, _FORMS, _CANDIDATES, _VENDOR = "resnet50", ("find", "perf", "kernel", "tvm"), 8, "onednn"
-#: As its layers run inside a network: one kernel hands its blocks of channels to the next.
+#: Conditions of its layers inside a network: one kernel hands its blocks of channels to the next
 _CONDITIONS = {"layouts": "native"}
 
 
@@ -187,7 +187,7 @@ tune = _ByFile("tune", _help())
     type=options.COUNT,
     default=_CANDIDATES,
     show_default=True,
-    help="Per layer and solver.",
+    help="Candidates per layer and solver.",
 )
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
@@ -217,7 +217,7 @@ def _prepared(library: str, given: Mapping[str, int], solvers: Sequence[str] = (
     """The session with its layers and jobs."""
     wanted = api.Tuning(library, "quickstart", given, _CONDITIONS, solvers)
     network = api.Network("ResNet-50", "1.5", "torchvision", "any")
-    with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
+    with as_file(files("tuna.example") / "resnet50_b1.txt") as path:
         found = show.prepared(
             lambda: api.prepare_tuning(path, _TAG, wanted, network=network), library
         )
@@ -232,10 +232,11 @@ def _vendor() -> int | None:
         # its slowest way: a layer as a product of matrices
         session_id = _prepared(_VENDOR, {}, [name for name in names if "Gemm" not in name])
     except NotFound:
-        say(f"Without the vendor's times beside: pip install tuna-{_VENDOR}")
+        say(f"The vendor's times are not shown beside: `pip install tuna-{_VENDOR}` adds them.")
         return None
     except LibraryMissing as error:
-        say(f"Without the vendor's times beside: {error} {error.hint}")
+        say(f"The vendor's times are not shown beside: {error}")
+        say(f"  {error.hint}", wrap=False)
         return None
     work_through([session_id], workers=True)
     return session_id

@@ -15,11 +15,11 @@ import click
 from tuna import api
 from tuna.cli import options, show, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
+from tuna.common.messages import counted
+from tuna.common.signals import ECHO_S, SignalEvent
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
-from tuna.signals import ECHO_S, SignalEvent
 from tuna.vocabulary import Cause
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @click.option(
-    "--compile-processes", type=options.COUNT, help="Default: one for each core that may build."
+    "--compile-processes", type=options.COUNT, help="Number; default: one per build core."
 )
 @options.policy
 @options.log_to
@@ -122,6 +122,7 @@ def work_through(
             on_waiting=view.waiting,
             on_stored=on_stored,
             on_ended=say_ended,
+            on_log=view.log_kept,
         )
         if workers:
             end = api.run(
@@ -131,7 +132,6 @@ def work_through(
                 policy=policy,
                 on_progress=view.update,
                 events=events,
-                on_log=view.log_kept,
             )
         else:
             end = api.enqueue(
@@ -142,9 +142,9 @@ def work_through(
                 events=events,
                 stop=stop,
             )
-    for key, one in sorted(end.sessions.items()):
-        say(_end(key, one))
-        show.failed(one.errored, key)
+    for key, part in sorted(end.sessions.items()):
+        say(_end(key, part))
+        show.failed(part.errored, key)
     if not end.sessions and stop is None:
         say("No session has open jobs.")
     return end.errored
@@ -252,7 +252,7 @@ def reproduce(
     as_json: bool,
     wanted: _Repeated,
 ) -> int:
-    """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one
+    """Repeat a job of the layer DRIVER (driver command, JSON object or find-db key), or one
     candidate of it.
 
     It is done here and now, and nothing is stored.
@@ -310,7 +310,7 @@ def _print_trials(final: api.StepResult, driver: str) -> None:
 
 
 _jobs = click.option(
-    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often."
+    "--job", "jobs", type=options.ID, multiple=True, help="Only this job; may be repeated."
 )
 
 
@@ -319,7 +319,8 @@ _jobs = click.option(
 @click.option(
     "--cause",
     type=click.Choice([cause.value for cause in Cause]),
-    help="Only jobs that failed of it.",
+    metavar="CAUSE",
+    help=f"Only jobs that failed for this cause: {', '.join(Cause)}.",
 )
 @_jobs
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:

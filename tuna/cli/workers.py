@@ -6,45 +6,42 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.console import print_json, print_table, say
+from tuna.cli.console import Column, print_json, print_list, say
+from tuna.cli.groups import Group
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @options.as_json
 @click.pass_context
 def workers(context: click.Context, as_json: bool) -> None:
     """List live workers, and remote ones; cordon, drain or revoke one."""
     if context.invoked_subcommand is not None:
         return
-    found = api.list_workers()
+    listed = api.list_workers()
     if as_json:
-        print_json(found)
+        print_json(listed)
         return
-    rows = [
-        (
-            one.name,
-            one.role,
-            one.state,
-            one.device,
-            one.environment or ", ".join(one.toolchains),
-            ", ".join(map(str, one.jobs[:3])) + (" ..." if len(one.jobs) > 3 else ""),
-            "-" if one.per_minute is None else f"{one.per_minute:.1f}",
-            f"{one.silent_s:.0f}",
-        )
-        for one in found
+    columns: list[Column[api.Worker]] = [
+        Column("worker", lambda one: one.name),
+        Column("role", lambda one: one.role),
+        Column("state", lambda one: one.state),
+        Column("device", lambda one: one.device, 4),
+        Column("environment", lambda one: one.environment or ", ".join(one.toolchains), 5),
+        Column("current jobs", _current_jobs, 1),
+        Column("items/min", _rate, 2, right=True),
+        Column("silent s", lambda one: f"{one.silent_s:.0f}", 3, right=True),
     ]
-    columns = (
-        "worker",
-        "role",
-        "state",
-        "device",
-        "environment",
-        "current jobs",
-        "items/min",
-        "silent s",
-    )
-    print_table(columns, rows, right=(6, 7))
-    show.aside({one.name: one.aside for one in found if one.aside})
+    none = "No worker is live. `tuna run` starts some, `tuna worker ROLE` one."
+    print_list(columns, listed, none)
+    show.aside({worker.name: worker.aside for worker in listed if worker.aside})
+
+
+def _current_jobs(one: api.Worker) -> str:
+    return ", ".join(map(str, one.jobs[:3])) + (" ..." if len(one.jobs) > 3 else "")
+
+
+def _rate(one: api.Worker) -> str:
+    return "-" if one.per_minute is None else f"{one.per_minute:.1f}"
 
 
 @workers.command()

@@ -28,7 +28,7 @@ COMMANDS: dict[DataType, str] = {
     DataType.FP16: "bnormfp16",
     DataType.BF16: "bnormbfp16",
 }
-#: Every field, in the order of `to_json` and of the canonical text.
+#: Names of all fields, in the order of `to_json` and of the canonical text
 FIELDS = (
     *("spatial_dim", "batchsize", "in_channels", "in_d", "in_h", "in_w"),
     *("mode", "run", "save", "alpha", "beta", "direction", "layout", "data_type"),
@@ -38,7 +38,7 @@ _SWITCHES = ("mode", "run", "save")
 _FACTORS = ("alpha", "beta")
 _OF_COMMAND = {command: data_type for data_type, command in COMMANDS.items()}
 _DIRECTIONS = {bits: direction for direction, bits in FORW.items()}
-#: MIOpenDriver's flags and defaults, as bn_driver.hpp has them; `-!` is MITuna's.
+#: MIOpenDriver's flags and defaults, as in bn_driver.hpp; `-!` is MITuna's
 _FLAGS = Flags(
     numbers={
         **{"F": "forw", "b": "back", "n": "batchsize", "c": "in_channels"},
@@ -84,10 +84,13 @@ class BatchNormConfig(Config):
     in_w: int
     in_d: int = 1
     spatial_dim: int = 2
-    #: 0 per activation (statistics over the batch only), 1 spatial (one mean for a channel)
+    #: scope of the statistics: 0 per activation (over the batch only), 1 spatial (one mean for a
+    #: channel)
     mode: int = 0
-    run: int = 0  #: 1: training keeps a running mean and variance, inference uses one
-    save: int = 0  #: 1: training keeps mean and inverse variance, backward uses them
+    #: running mean and variance: 1 if training keeps them and inference uses them, else 0
+    run: int = 0
+    #: mean and inverse variance: 1 if training saves them and backward uses them, else 0
+    save: int = 0
     alpha: float = 1.0
     beta: float = 0.0
     direction: Direction = Direction.FORWARD

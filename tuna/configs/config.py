@@ -31,7 +31,7 @@ class Config:
     """
 
     kind: ClassVar[str]
-    #: in the order of `to_json`; empty: all, as they are declared
+    #: names of the fields in the order of `to_json`; empty: all, in the order of declaration
     json_fields: ClassVar[tuple[str, ...]] = ()
     #: Fields that the kind got after its first release. Where one has its default, the JSON and the
     #: canonical text leave it out, so that the keys of earlier configs stay.

@@ -13,10 +13,10 @@ from tuna.configs.config import Config
 from tuna.configs.values import DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
 from tuna.errors import BadInput
 
-#: The layouts that Tuna tunes, by number of spatial dimensions; the first is MIOpen's default.
+#: Layouts that Tuna tunes, by number of spatial dimensions; the first is MIOpen's default
 LAYOUTS: dict[int, tuple[str, ...]] = {2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 MODES = ("conv", "trans")
-#: What MIOpen's databases hold in the depth fields of a two-dimensional convolution.
+#: Values that MIOpen's databases have in the depth fields of a two-dimensional convolution
 DEPTH_OF_2D: dict[str, int] = {
     "in_d": 1,
     "fil_d": 1,
@@ -38,7 +38,7 @@ FORW: dict[Direction, int] = {
     Direction.BACKWARD_WEIGHTS: 4,
 }
 
-#: Every field, in the order of `to_json` and of the canonical text.
+#: Names of all fields, in the order of `to_json` and of the canonical text
 FIELDS = (
     "spatial_dim",
     *("batchsize", "in_channels", "in_d", "in_h", "in_w"),
@@ -73,7 +73,7 @@ _DRIVER_ORDER = (
 )
 _DRIVER_TEXT = " ".join(f"--{name} %({name})s" for name in _DRIVER_ORDER)
 _CANONICAL_TEXT = "kind=convolution;" + ";".join(f"{name}=%({name})s" for name in FIELDS)
-#: Cached properties that depend on the direction.
+#: Cached properties that depend on the direction
 _BY_DIRECTION = ("_canonical", "key")
 
 

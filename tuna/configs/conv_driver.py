@@ -119,7 +119,8 @@ KIND = ConfigKind(
 )
 
 
-#: A command with its flags; and what iree-boo-driver prints below each: `>>> min=85.24us ...`.
+#: Beginning of a command with its flags, or of a line that iree-boo-driver prints below it: `>>>
+#: min=85.24us ...`
 _BARE = re.compile(r"(conv|gemm|bnorm|layernorm)\w* +--?\S|>>> ")
 _BIAS = re.compile(r" (-b|--bias)[ =]+0*[1-9]")
 

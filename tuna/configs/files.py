@@ -11,25 +11,29 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import TypeAlias
 
+from tuna.common.files import text_encoding
 from tuna.configs.config import Config
 from tuna.configs.conv import COMMANDS, ConvConfig
 from tuna.configs.kind import Workload
 from tuna.configs.lines import LINE_FORMS, PROGRAM, LineForm, UnsupportedLine, read_line
 from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
-from tuna.files import text_encoding
 
-#: The commands that may override the precision of convolutions.
+#: Commands that may override the precision of convolutions, with that precision
 PRECISIONS: dict[str, DataType] = {
     COMMANDS[data_type]: data_type for data_type in (DataType.FP32, DataType.FP16, DataType.BF16)
 }
-#: A rejected line, and the reason, are shown up to this many characters.
+_EXAMPLE = (
+    "a list has a layer in each line, such as"
+    " `MIOpenDriver conv -c 64 -H 56 -W 56 -k 64 -y 3 -x 3 -p 1 -q 1 -F 1`"
+)
+#: Maximum of characters shown of a rejected line, and of its reason
 TEXT_CHARS = 200
-#: A file with a longer line, or with more lines that are rejected, is no file of layers.
+#: Maximum of characters in a line, and of rejected lines, above which a file is not read as layers
 LINE_LIMIT, REJECTION_LIMIT = 1 << 20, 100_000
-#: Overlong pieces of lines that are skipped in a log.
+#: Maximum of overlong pieces of lines that are skipped in a log
 _LONG_LIMIT = 16
-#: Distinct lines whose outcome is cached.
+#: Maximum of distinct lines whose outcome is cached
 _CACHED_LINES = 100_000
 
 
@@ -38,12 +42,12 @@ class Rejection:
     """A line that gave no config, and why; in a log, the first of the lines with that reason."""
 
     source: str
-    line: int  #: counted from 1
+    line: int  #: number of the line, counted from 1
     reason: str
-    text: str  #: the line, cut to TEXT_CHARS
-    #: a command or key for a layer of a kind that Tuna does not tune, not a mistake
+    text: str  #: text of the line, cut to TEXT_CHARS
+    #: true for a command or key of a kind of layer that Tuna does not tune, which is not a mistake
     unsupported: bool = False
-    lines: int = 1  #: how many lines of the log have this reason
+    lines: int = 1  #: number of lines of the log with this reason
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}: {self.reason}"
@@ -55,11 +59,11 @@ class LineCounts:
 
     total: int = 0
     accepted: int = 0
-    ignored: int = 0  #: blank lines, comments, and lines of a log that ask for nothing
-    rejected: int = 0  #: lines with a mistake
-    unsupported: int = 0  #: commands and keys for kinds of layers that Tuna does not tune
-    expanded: int = 0  #: accepted lines whose -F names several directions
-    duplicates: int = 0  #: configs (not lines) that an earlier line had named already
+    ignored: int = 0  #: number of blank lines, comments, and lines of a log that name no layer
+    rejected: int = 0  #: number of lines with a mistake
+    unsupported: int = 0  #: number of commands and keys for kinds of layers that Tuna does not tune
+    expanded: int = 0  #: number of accepted lines whose -F names several directions
+    duplicates: int = 0  #: number of configs (not lines) that an earlier line had named already
 
 
 @dataclass(frozen=True)
@@ -68,20 +72,20 @@ class ParsedFile:
 
     configs: tuple[Config, ...]
     counts: LineCounts
-    rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
-    weights: tuple[int, ...]  #: how many lines named each of the configs, at least 1
-    #: Operations in accepted log lines beyond the configs, with the number of lines.
+    rejections: tuple[Rejection, ...]  #: rejected and unsupported lines
+    weights: tuple[int, ...]  #: number of lines that named each of the configs, at least 1
+    #: number of lines by operation of accepted log lines that is not part of a config
     left_out: Mapping[str, int] = field(default_factory=dict)
-    bodies: Mapping[str, bytes] = field(default_factory=dict)  #: of configs, by their SHA-256
-    tag: str = ""  #: that the file itself gives its configs
+    bodies: Mapping[str, bytes] = field(default_factory=dict)  #: bodies of configs by their SHA-256
+    tag: str = ""  #: tag that the file itself gives its configs; empty: none
 
     def with_others(self, others: ParsedFile) -> ParsedFile:
         """The account of both; what both name has the weight that it has here."""
-        mine = {config.canonical() for config in self.configs}
+        own_texts = {config.canonical() for config in self.configs}
         new = [
             pair
             for pair in zip(others.configs, others.weights, strict=True)
-            if pair[0].canonical() not in mine
+            if pair[0].canonical() not in own_texts
         ]
         weights = (*self.weights, *(weight for _, weight in new))
         counts = LineCounts(
@@ -113,12 +117,12 @@ class _Accepted:
     """The configs that equal lines name, and the number of those lines."""
 
     texts: tuple[str, ...]  #: canonical texts of the configs
-    several: bool  #: the line named several, before they were changed
+    several: bool  #: true if the line named several configs, before they were changed
     left_out: Sequence[str] = ()
     lines: int = 0
 
 
-#: The place of a rejection in the list; -1: the line asks for nothing.
+#: Index of a rejection in the list, or -1 for a line that names no layer
 _Outcome: TypeAlias = "_Accepted | int"
 
 
@@ -145,7 +149,7 @@ class LineReader:
         self._last: LineForm | None = None
 
     def add(self, line: str) -> None:
-        """Read another line; raises BadInput where it shows that this is no text with layers."""
+        """Read another line; raises BadInput for a file that is not a text with layers."""
         self._total += 1
         text = line.strip()
         if not text or text[0] == "#":
@@ -214,7 +218,7 @@ class LineReader:
             place = len(self._rejections)
             if place >= REJECTION_LIMIT:
                 raise BadInput(
-                    f"{self._source} is no file of layers: more than {REJECTION_LIMIT} lines"
+                    f"{self._source} is not a file of layers: more than {REJECTION_LIMIT} lines"
                     " name none"
                 )
             self._rejections.append(
@@ -235,7 +239,7 @@ class LineReader:
             if self._long <= _LONG_LIMIT:
                 return
         if defect := _defect(line):
-            raise BadInput(f"{self._source} is no text file of layers: line {self._total} {defect}")
+            raise BadInput(f"{self._source} is not a text of layers: line {self._total} {defect}")
 
     def finish(self) -> ParsedFile:
         """The account of all lines so far."""
@@ -270,7 +274,7 @@ class LineReader:
 
 
 def _defect(line: str) -> str:
-    """Why a line is no text, for the end of a sentence; empty if it is."""
+    """Return what is wrong with a line as text, to end a sentence with; empty if nothing is."""
     if "\0" in line:
         return "holds a NUL character"
     if len(line) >= LINE_LIMIT:
@@ -305,9 +309,10 @@ def parse_file(
             lines = iter(partial(stream.readline, LINE_LIMIT), "")
             parsed = parse_lines(lines, name, batches=batches, command=command)
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+        hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
+        raise BadInput(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
     except UnicodeError as error:  # of UTF-16; what is wrong in UTF-8 belongs to its line
-        raise BadInput(f"{name} is no text: {error}") from error
+        raise BadInput(f"{name} is not a text: {error}") from error
     if parsed.counts.total == 0:
         raise BadInput(f"{name} is empty")
     return parsed

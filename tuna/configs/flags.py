@@ -8,9 +8,9 @@ from typing import Any
 
 from tuna.errors import BadInput
 
-#: The numbers that nearly every flag has, read on the fast path.
+#: Numbers by their text: nearly every flag has one of these, read on the fast path
 _SMALL = {str(number): number for number in range(4097)}
-#: Flags of a kind of value: the name by the short form; the long form is the name itself.
+#: Long names of flags by their short form, for one kind of value
 Names = Mapping[str, str]
 _NONE: Names = {}
 

@@ -14,14 +14,14 @@ from tuna.configs.kind import ConfigKind, similar_by
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, MAX_SIZE, DataType, check_sizes, member
 from tuna.errors import BadInput
 
-#: MIOpenDriver itself has the first two; the others are Tuna's own in the same style.
+#: Commands by type of the inputs: MIOpenDriver itself has the first two; the others are Tuna's own
 COMMANDS: dict[DataType, str] = {
     DataType.FP32: "gemm",
     DataType.FP16: "gemmfp16",
     DataType.BF16: "gemmbfp16",
     DataType.INT8: "gemmint8",
 }
-#: Types to which inputs may be rounded before they are multiplied.
+#: Types to which inputs may be rounded before they are multiplied
 COMPUTE_TYPES = ("TF32", "BF16", "FP16")
 _FIRST = ("m", "n", "k", "batch_count", "trans_a", "trans_b", "data_type")
 LATER = (
@@ -33,7 +33,7 @@ _INPUTS = {name: found for name, found in DATA_TYPES.items() if found is not Dat
 _WHOLE = (DataType.INT8, DataType.UINT8)
 _SCALE = re.compile(r"(tensor|vector|block\d+(x\d+)?(_[a-z0-9]+)?|)")
 _OF_COMMAND = {command: data_type for data_type, command in COMMANDS.items()}
-#: MIOpenDriver's flags and defaults, as gemm_driver.hpp has them, and MITuna's `--batchsize`.
+#: MIOpenDriver's flags and defaults, as in gemm_driver.hpp, and MITuna's `--batchsize`
 _FLAGS = Flags(
     numbers={
         **{"b": "batch_count", "-batchsize": "batch_count", "m": "a_h", "k": "a_w", "n": "b_w"},

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field, is_dataclass
 from reprlib import repr as shown
 from typing import Any
 
+from tuna.common.files import gunzip
 from tuna.configs.config import Config
 from tuna.errors import BadInput
-from tuna.files import gunzip
 from tuna.plugins import Plugins
 
-#: Parses the words of a MIOpenDriver command, the command itself first; raises BadInput.
+#: Function that parses the words of a MIOpenDriver command, the command itself first; raises
+#: BadInput
 CommandReader = Callable[[list[str]], Sequence[Config]]
 
 
@@ -34,9 +35,10 @@ CommandReader = Callable[[list[str]], Sequence[Config]]
 class Similar:
     """Likeness of a config to others of its kind: params of similar ones are tried for it."""
 
-    family: tuple[object, ...]  #: equal for similar configs
-    sizes: tuple[float, ...]  #: above 0: where similar configs differ, as many in each of a family
-    batch_first: bool = True  #: the first size is that of a batch
+    family: tuple[object, ...]  #: values that are equal for similar configs
+    #: positive sizes in which similar configs differ, the same number of them in each family
+    sizes: tuple[float, ...]
+    batch_first: bool = True  #: true if the first size is that of a batch
 
 
 def similar_by(equal: Sequence[str], sizes: Sequence[str]) -> Callable[[Config], Similar]:
@@ -55,14 +57,15 @@ class ConfigKind:
     """A class of layers."""
 
     config: type[Config]
-    #: Readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind may
-    #: do without, and then its layers are written as JSON lines.
+    #: readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind
+    #: without any writes its layers as JSON lines
     commands: Mapping[str, CommandReader] = field(default_factory=dict)
     #: "module:function" that computes the layer by NumPy, for libraries that check their answers;
-    #: empty: there is none. It takes a config and a seed, and returns a `reference.Problem` of
+    #: empty: none. It takes a config and a seed, and returns a `reference.Problem` of
     #: `tuna.libraries`.
     reference: str = ""
-    #: Returns the likeness of a config to others of the kind; None for one like no other.
+    #: function that returns the likeness of a config to others of the kind; None for a config
+    #: without similar ones
     similar: Callable[[Any], Similar | None] = _like_no_other
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class ConfigKind:
             and issubclass(self.config, Config)
             and is_dataclass(self.config)
         ):
-            raise TypeError(f"{self.config!r} is no dataclass that inherits from Config")
+            raise TypeError(f"{self.config!r} is not a dataclass that inherits from Config")
         name = getattr(self.config, "kind", None)
         if not isinstance(name, str) or not 0 < len(name) <= 32:
             raise TypeError(
@@ -93,7 +96,7 @@ class ConfigKind:
     def load_reference(self) -> Callable[[Config, int], Any]:
         """The function that `reference` names; raises BadInput where there is none."""
         if not self.reference:
-            raise BadInput(f"there is no reference for a {self.name} config")
+            raise BadInput(f"a {self.name} config has no reference")
         function: Callable[[Config, int], Any] = pkgutil.resolve_name(self.reference)
         return function
 
@@ -151,13 +154,14 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the line is no JSON object: {error}") from None
+        raise BadInput(f"the line is not a JSON object: {error}") from None
     if not isinstance(found, dict):
         raise BadInput("a config in JSON is an object with a 'kind'")
     return found
 
 
-#: In a line of a file: the config's body, gzip in base64. It is no field of a config.
+#: Name under which a line of a file holds the config's body, gzip in base64; it is not a field of a
+#: config
 _BODY = "body_gzip"
 
 

@@ -17,7 +17,8 @@ from tuna.errors import BadInput
 from tuna.plugins import Plugins
 
 PROGRAM = "MIOpenDriver"
-#: What follows the program's name on Windows: its ending, and the quote of a path with spaces.
+#: Text that may follow the program's name on Windows: its ending, and the quote of a path with
+#: spaces
 _WINDOWS = re.compile(r"\A\.exe[\"']?", re.IGNORECASE)
 _MIOPEN_LOG = re.compile(
     r"(\d+ )*MIOpen(\([A-Za-z]+\))?: (Error|Warning|Info2?|Command|Function|Trace) "
@@ -30,18 +31,20 @@ class UnsupportedLine(BadInput):
 
 @dataclass(frozen=True)
 class LineForm:
-    """A way to name layers in a line of text that is no driver command and no JSON object."""
+    """A way to name layers in a line of text, beside driver commands and JSON objects."""
 
-    noun: str  #: what messages call such a text, such as `find-db key`
-    recognises: Callable[[str], bool]  #: whether a line, without space around it, looks like one
-    #: The layers that such a line names; raises BadInput, as UnsupportedLine for layers that Tuna
-    #: does not tune.
+    noun: str  #: name of such a text in messages, such as `find-db key`
+    #: function that returns true if a line, without space around it, looks like one
+    recognises: Callable[[str], bool]
+    #: function that returns the layers of such a line; raises BadInput, as UnsupportedLine for
+    #: layers that Tuna does not tune
     read: Callable[[str], Sequence[Config]]
-    #: For logs, which repeat themselves: the part of a line that names its layers, without times,
-    #: so that equal parts are read once; None for a line without layers, such as a header. A form
-    #: without this function is no log.
+    #: function for logs, which repeat themselves, that returns the part of a line that names its
+    #: layers, without times, so that equal parts are read once; None for a line without layers,
+    #: such as a header. A form without this function does not read logs.
     asks_for: Callable[[str], str | None] | None = None
-    #: Operations in a log line beyond its layers, such as a bias, which are not tuned.
+    #: function that returns the operations in a log line beyond its layers, such as a bias, which
+    #: are not tuned
     left_out: Callable[[str], Sequence[str]] = lambda _line: ()
 
 
@@ -57,7 +60,7 @@ def parse_line(text: str) -> Sequence[Config]:
     """
     _, program, rest = text.partition(PROGRAM)
     if not program:
-        raise BadInput(f"there is no {PROGRAM} command in the line")
+        raise BadInput(f"the line has no {PROGRAM} command")
     rest = _WINDOWS.sub("", rest)
     words = rest.split()
     if not words or words[0].startswith("-") or not rest[0].isspace():
@@ -83,7 +86,7 @@ def read_line(text: str) -> Sequence[Config]:
             return form.read(text)
     *others, last = ("JSON object", *(form.noun for form in forms))
     raise BadInput(
-        f"there is no {PROGRAM} command in the line, and it is no {', '.join(others)} or {last}"
+        f"the line has no {PROGRAM} command, and it is not a {', '.join(others)} or {last}"
     )
 
 
@@ -99,7 +102,7 @@ def _without_command(line: str) -> Sequence[Config]:
     raise BadInput("the MIOpen log line holds no MIOpenDriver command")
 
 
-#: Lines of MIOpen's log without a driver command; the others are read as that command.
+#: Lines of MIOpen's log without a driver command; the others are read as that command
 MIOPEN_LOG = LineForm(
     "MIOpen log line",
     recognises=lambda line: _MIOPEN_LOG.match(line) is not None,

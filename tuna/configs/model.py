@@ -10,8 +10,8 @@ from tuna.configs.config import Config
 from tuna.configs.kind import ConfigKind
 from tuna.errors import BadInput
 
-#: Largest error of a model's answer, relative to the largest magnitude of each output; and what is
-#: added to that, because a sigmoid far below 0 is exact to fewer digits.
+#: Maximum error of a model's answer, relative to the largest magnitude of each output; and the
+#: absolute error beside it, because a sigmoid far below 0 is exact to fewer digits
 TOLERANCE, SMALL = 1e-3, 1e-3
 
 
@@ -27,12 +27,12 @@ class WholeModelConfig(Config):
     body_field: ClassVar[str] = "body"
     data_fields: ClassVar[tuple[str, ...]] = ("program", "answers")
 
-    name: str  #: of the import, with the first digits of its version
+    name: str  #: name of the import, with the first digits of its version
     target: str  #: JSON of the target that it was planned for
-    body: str  #: SHA-256 of its functions
+    body: str  #: SHA-256 of the functions
     program: str  #: SHA-256 of the program with the weights
     answers: str  #: SHA-256 of inputs and the right answers to them
-    operations: int = 0  #: of its convolutions and products
+    operations: int = 0  #: number of operations of its convolutions and products
 
     def __post_init__(self) -> None:
         if not (self.name and self.target and self.body and self.program and self.answers):

@@ -22,16 +22,16 @@ from tuna.plugins import Plugins
 class Source:
     """A kind of file, known by how its name ends."""
 
-    endings: tuple[str, ...]  #: such as `.py`
-    noun: str  #: such as "kernel"
+    endings: tuple[str, ...]  #: endings of the files' names, such as `.py`
+    noun: str  #: noun for such a file in messages, such as "kernel"
     plural: str
-    #: "module:attribute" of the click command behind `tuna tune FILE`.
+    #: "module:attribute" of the click command behind `tuna tune FILE`
     tune: str
-    #: Reads configs at the shapes of a JSON file for `tuna import`; None: such files have none that
-    #: stand alone.
+    #: function for `tuna import` that reads configs at the shapes of a JSON file; None: such files
+    #: have no configs that stand alone
     read: Callable[[Path, Path], ParsedFile] | None = None
-    #: In the help of `tuna tune`: what such a file holds ("a model"), and a sentence on
-    #: how it is tuned.
+    #: noun for the contents ("a model") in the help of `tuna tune`, then a sentence on how they are
+    #: tuned
     holds: str = "other files"
     help: str = ""
     #: Module of the functions for such files that `tuna.open()` and the service call; empty: none.
@@ -39,7 +39,7 @@ class Source:
 
 
 SOURCES: Plugins[Source] = Plugins("tuna.sources", "source", Source)
-#: Where sources are that a distribution beside the core brings, by the endings of their files.
+#: Distribution with the source, by ending of a file that the core alone does not read
 _DISTRIBUTIONS = {".onnx": "tuna-models", ".pt2": "tuna-models", ".py": "tuna-triton"}
 
 

@@ -13,14 +13,14 @@ from tuna.configs.kind import ConfigKind, Similar, from_json, kind_of
 from tuna.errors import BadInput
 
 #: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
-#: or the core's own layout.
+#: or the core's own layout
 LAYOUTS = ("native", "layer")
 #: Steps of an epilogue: add a value for each channel (of a product: each column), add a tensor of
-#: the answer's shape, apply a function to each value, write another type.
+#: the answer's shape, apply a function to each value, write another type
 BIAS, RESIDUAL = "bias", "residual"
 RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = ACTIVATIONS = (
     *("relu", "relu6", "sigmoid", "tanh", "silu"),
-    *("gelu", "gelu_tanh"),  #: with erf, and the approximation with tanh
+    *("gelu", "gelu_tanh"),  #: GELU by erf, and by the approximation with tanh
     *("hard_sigmoid", "hard_swish"),  #: min(max(x + 3, 0), 6) / 6, and x times that
 )
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the type
@@ -41,9 +41,9 @@ class TaskConfig(Config):
     core: ConvConfig | GemmConfig | None = None
     layouts: str = ""
     epilogue: tuple[str, ...] = ()
-    name: str = ""  #: of a task without a core: what it does, such as `add_relu`
-    body: str = ""  #: SHA-256 of its text
-    structure: str = ""  #: TVM's structural hash of it, hex, which does not depend on names
+    name: str = ""  #: description of a task without a core, such as `add_relu`
+    body: str = ""  #: SHA-256 of the task's text
+    structure: str = ""  #: TVM's structural hash of the text, hex, which does not depend on names
 
     def __post_init__(self) -> None:
         if self.core is None:
@@ -98,7 +98,7 @@ class TaskConfig(Config):
 
     @property
     def flops(self) -> int:
-        """Operations of the core; 0 where there is none, for they are not counted."""
+        """Operations of the core; 0 without a core, whose operations are not counted."""
         return self.core.flops if self.core is not None else 0
 
 

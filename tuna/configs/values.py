@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from tuna.errors import BadInput
 
-#: MIOpen keeps sizes in C ints.
+#: Maximum of a size: MIOpen keeps sizes in C ints
 MAX_SIZE = 2**31 - 1
-#: Element counts and FLOPs are stored as signed 64-bit integers.
+#: Maximum of element counts and FLOPs, which are stored as signed 64-bit integers
 MAX_COUNT = 2**63 - 1
 
 
@@ -22,12 +22,12 @@ class DataType(str, Enum):
     FP16 = "FP16"  #: IEEE half precision
     BF16 = "BF16"  #: bfloat16
     INT8 = "INT8"  #: signed bytes, accumulated in 32 bits
-    UINT8 = "UINT8"  #: bytes without a sign, of a matrix product
-    INT32 = "INT32"  #: only of the answer of a matrix product
+    UINT8 = "UINT8"  #: unsigned bytes, of a matrix product
+    INT32 = "INT32"  #: 32-bit integers, only of the answer of a matrix product
     FP8_E4M3 = "FP8_E4M3"  #: OCP's 8 bits with 4 of exponent (PyTorch's float8_e4m3fn)
     FP8_E5M2 = "FP8_E5M2"  #: OCP's 8 bits with 5 of exponent
-    FP8_E4M3FNUZ = "FP8_E4M3FNUZ"  #: without negative zero, as gfx942 has it
-    FP8_E5M2FNUZ = "FP8_E5M2FNUZ"  #: without negative zero, as gfx942 has it
+    FP8_E4M3FNUZ = "FP8_E4M3FNUZ"  #: FP8_E4M3 without negative zero, as on gfx942
+    FP8_E5M2FNUZ = "FP8_E5M2FNUZ"  #: FP8_E5M2 without negative zero, as on gfx942
 
     __str__ = str.__str__
 

@@ -17,16 +17,16 @@ from tuna.db.models import ConfigTag, FindDb, Golden, GoldenEntry, Job, Search, 
 from tuna.db.searches import MET
 from tuna.db.types import timed, utc_now
 from tuna.errors import NotFound
+from tuna.jobs import rounds
 from tuna.jobs.states import check, is_open, waiting
 from tuna.libraries.base import Library
 from tuna.libraries.steps import find_step
-from tuna.search import rounds
 from tuna.vocabulary import BASELINE, GoldenState, State
 
-#: Jobs changed in one transaction, so that claiming and draining can run concurrently.
+#: Maximum of jobs changed in one transaction, so that claiming and draining can run concurrently
 _BATCH = 20_000
-#: In the order of the transitions, so that a job which advances meanwhile is found by a later
-#: query.
+#: States in the order of the transitions, so that a later query finds a job which advances
+#: meanwhile
 _ORDER = (
     State.NEW,
     State.SEARCHING,
@@ -36,7 +36,7 @@ _ORDER = (
     State.EVAL_QUEUED,
     State.EVALUATING,
 )
-#: Columns of a job that is tried as if it had never been.
+#: Values of the columns of a job that is tried again as a new one
 _FORGIVEN = {"failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "avoid": None}
 
 
@@ -93,8 +93,8 @@ def _begin_anew(engine: sa.Engine, selection: JobSelection) -> dict[str, int]:
             Job.session_id == selection.session_id,
             Job.state == State.CANCELED.value,
         )
-        found = connection.execute(sa.select(Job.id, Job.steps).where(*where).with_for_update())
-        first = {job_id: jobs.step_names(steps)[0] for job_id, steps in found}
+        rows = connection.execute(sa.select(Job.id, Job.steps).where(*where).with_for_update())
+        first = {job_id: jobs.step_names(steps)[0] for job_id, steps in rows}
         for job_id, step in first.items():
             values = {**_FORGIVEN, "state": to, "step": step, "updated_at": utc_now()}
             connection.execute(sa.update(Job).where(Job.id == job_id).values(**values))
@@ -216,7 +216,7 @@ def end_met(connection: sa.Connection, session_id: int, target_ms: float) -> Map
     meets; says of each config which.
 
     Those that it ended before are named too."""
-    mine = sa.select(Session.environment_id).where(Session.id == session_id).scalar_subquery()
+    env_id = sa.select(Session.environment_id).where(Session.id == session_id).scalar_subquery()
     untried = sa.and_(Job.state == State.NEW.value, Job.attempt == 0)
     met = sa.func.coalesce(Search.stopped, Job.stopped).startswith(MET)
     new = (Job.session_id == session_id, Job.round == 0, sa.or_(untried, met))
@@ -229,7 +229,7 @@ def end_met(connection: sa.Connection, session_id: int, target_ms: float) -> Map
         .join(Session, Session.id == FindDb.session_id)
         .join(SolverRow, SolverRow.id == FindDb.solver_id)
         .where(
-            Session.environment_id == mine,
+            Session.environment_id == env_id,
             FindDb.session_id != session_id,
             FindDb.config_id.in_(wanted),
         )
@@ -241,7 +241,7 @@ def end_met(connection: sa.Connection, session_id: int, target_ms: float) -> Map
         sa.select(GoldenEntry.config_id, GoldenEntry.time_ms, Golden.version.label("number"))
         .join(Golden, Golden.id == GoldenEntry.golden_id)
         .join(SolverRow, SolverRow.id == GoldenEntry.solver_id)
-        .where(GoldenEntry.environment_id == mine, GoldenEntry.config_id.in_(wanted))
+        .where(GoldenEntry.environment_id == env_id, GoldenEntry.config_id.in_(wanted))
         .where(timed(GoldenEntry.time_ms), GoldenEntry.time_ms <= target_ms)
         .where(GoldenEntry.noisy.is_(False), Golden.state == GoldenState.PROMOTED.value)
         .where(SolverRow.algorithm != BASELINE)
@@ -249,8 +249,8 @@ def end_met(connection: sa.Connection, session_id: int, target_ms: float) -> Map
     best: dict[int, tuple[float, str]] = {}
     for query, name in ((results, "session"), (releases, "golden version")):
         for row in connection.execute(query):
-            found = (row.time_ms, f"{row.time_ms:.4g} ms in {name} {row.number}")
-            best[row.config_id] = min(found, best.get(row.config_id, found))
+            result = (row.time_ms, f"{row.time_ms:.4g} ms in {name} {row.number}")
+            best[row.config_id] = min(result, best.get(row.config_id, result))
     to = check(State.NEW, State.EVALUATED).value
     for config_id, (_, text) in sorted(best.items()):
         rows = connection.execute(jobs.where(*new, Job.config_id == config_id)).all()

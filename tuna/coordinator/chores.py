@@ -12,10 +12,10 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-#: The one clock, in seconds.
+#: Clock of all chores, in seconds
 clock = time.monotonic
 #: Seconds after which a chore that is due and did not run, because of others or of an outage, is
-#: logged as overdue.
+#: logged as overdue
 _OVERDUE_S = 30.0
 
 
@@ -73,7 +73,7 @@ class Chore:
     name: str
     every_s: float
     run: Callable[[], int | None]
-    share: float = 1.0  #: of the time, at most
+    share: float = 1.0  #: maximum share of the time that it may take, 0 to 1
     throttle: Throttle = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -22,12 +22,14 @@ import stamina
 import structlog
 from stamina import instrumentation
 
-from tuna import waits
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
+from tuna.common import waits
 from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
+from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import EndedStage, Pace
+from tuna.coordinator.policies import POLICIES, Policy
 from tuna.coordinator.publisher import Backends, Publisher
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.reaper import Reaper
@@ -35,38 +37,36 @@ from tuna.coordinator.snapshots import Snapshots
 from tuna.coordinator.waited_for import first_done, waited_for
 from tuna.db import database, server_errors, sessions
 from tuna.db.engine import reading, transaction
-from tuna.drain.drain import Drain
-from tuna.jobs import needed_artifacts
+from tuna.jobs import finals, needed_artifacts, rounds
 from tuna.jobs.serving import SessionWork, chunks_before, open_queues
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.items import StepResult
-from tuna.policies import POLICIES, Policy
 from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open, store_name
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
-from tuna.search import finals, rounds
 from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
 
-#: Name of the file in `TUNA_HOME` whose time says that a coordinator which stays is at work.
+#: Name of the file in `TUNA_HOME` that a lasting coordinator touches while it runs
 ALIVE = "coordinator.alive"
-#: How long an idle round waits for results: while sessions are served, and while none is.
+#: Milliseconds that an idle round waits for results: while sessions are served, and while none is
 _IDLE_MS, _UNSERVED_MS = 200, 500
-#: Rounds of claiming, publishing and draining that move something come this far apart on average,
-#: so that results gather: a transaction costs the same for one as for a thousand. So many may
-#: follow each other at once after a time with fewer, so that what ends while little goes on is
-#: followed up without a pause.
+#: Seconds between two rounds of claiming, publishing and draining on average, so that results
+#: gather: a transaction costs the same for one as for a thousand; and number of rounds that may
+#: follow each other at once after a quiet time, so that what ends then is followed up without a
+#: pause
 _ROUND_S, _BURST = 0.1, 10
-#: New objects before the garbage collector looks: more than a batch has, or it looks through all of
-#: Tuna for each batch, which was a third of the CPU time.
+#: Number of new objects at which the garbage collector runs: more than a batch has, because looking
+#: through all of Tuna for each batch was a third of the CPU time
 _GC_THRESHOLD = 100_000
-#: How long an outage of Redis, the broker or SQL is retried by a coordinator that does not stay.
+#: Seconds for which a coordinator that ends with its sessions retries during an outage of Redis,
+#: the broker or SQL
 _OUTAGE_S = 600.0
-#: Ended stages that are kept until a policy predicts by them.
+#: Maximum of ended stages that are kept until a policy predicts by them
 _MAX_ENDED = 5000
-#: Seconds between two signs of life, and after which one is that of none that runs.
+#: Seconds between two touches of ALIVE; age in seconds at which it counts as stale
 _ALIVE_S, _GONE_S = 5.0, 20.0
 
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.coordinator.policies import StageTimes
 from tuna.db import jobs, overview
 from tuna.db.bulk import rows_among
 from tuna.db.models import Job, StepResultRow
+from tuna.jobs import rounds
+from tuna.jobs.open_steps import StageKind
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open
 from tuna.libraries.steps import find_step
-from tuna.policies import StageKind, StageTimes
-from tuna.search import rounds
 
-#: Number of the latest jobs of each state and step that the others are taken to be like.
+#: Number of the latest jobs of each state and step from which the others are estimated
 _SAMPLE = 100
 
 
@@ -31,11 +32,12 @@ class Left:
     at most.
     """
 
-    jobs: int  #: a search is one
-    stages: Mapping[StageKind, float]  #: how often each is still to be run
-    #: latest jobs, ended ones too, with their solvers as in `StageKind`; none where nothing is left
+    jobs: int  #: number of open jobs; a search counts as one
+    stages: Mapping[StageKind, float]  #: number of runs that each stage still needs
+    #: solvers of the latest jobs by id, as in `StageKind`, also of ended jobs; empty: nothing is
+    #: left
     sample: Mapping[int, str]
-    is_bounded: bool = True  #: False: its searches have no known number of rounds
+    is_bounded: bool = True  #: false if its searches have no known number of rounds
 
     def seconds(self, times: StageTimes) -> dict[str, float]:
         """By queue: the predicted work of one process, without stages of which no duration is
@@ -95,8 +97,8 @@ def left(
         to_come = rounds.to_come(connection, work.session_id, work.library.search)
         is_bounded = to_come is not None
         for solver_id, number in (to_come or {}).items():
-            for one in (work.library.search.step, *work.library.steps):
-                stages[stage_kind(work, solver_id, one.name)] += number
+            for library_step in (work.library.search.step, *work.library.steps):
+                stages[stage_kind(work, solver_id, library_step.name)] += number
         of_searches = rounds.unfinished(connection, work.session_id, work.library)
         unfinished += of_searches.searches - of_searches.rounds
     for state, step in done if stages else ():

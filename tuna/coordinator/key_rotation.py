@@ -30,8 +30,9 @@ _PAGE = 200
 class Page(NamedTuple):
     """Some artifacts that jobs need, after they were signed again."""
 
-    signed: int  #: with the current key
-    refused: int  #: signed by no accepted key, so that their jobs are compiled again
+    signed: int  #: number of artifacts signed with the current key
+    #: number of artifacts that no accepted key had signed: their jobs are compiled again
+    refused: int
 
 
 def replace(engine: sa.Engine, settings: Settings, *, leaked: bool) -> Keys:

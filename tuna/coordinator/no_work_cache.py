@@ -11,15 +11,15 @@ from tuna.coordinator.chores import Throttle
 from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.states import CLAIMABLE
-from tuna.policies import OpenStep
 from tuna.vocabulary import Resource
 
-#: How often SQL says whether jobs wait by now that other processes added, and the share of the time
-#: that this takes at most.
+#: Seconds between two queries for jobs that other processes added, and maximum share of the time
+#: that these take
 _LOOK_EVERY_S, _LOOK_SHARE = 0.25, 0.05
 
-#: Session, step, and whether it continues.
+#: Session, step, and true if the step continues jobs
 _Key = tuple[int, str, bool]
 
 
@@ -31,9 +31,9 @@ def _key(step: OpenStep) -> _Key:
 class _Empty:
     """A step that was empty when it was claimed from."""
 
-    waits: sa.ColumnElement[bool]  #: whether a job waits for the step by now
-    is_partial: bool  #: only some of the jobs that wait for the step count
-    is_expected: bool = False  #: jobs wait for it by now, which may be others
+    waits: sa.ColumnElement[bool]  #: condition under which a job waits for the step
+    is_partial: bool  #: true if only some of the jobs that wait for the step count
+    is_expected: bool = False  #: true if jobs, perhaps others, are known to wait for it
 
 
 class NoWorkCache:

@@ -10,23 +10,22 @@ from typing import NamedTuple
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 
-#: A shorter chunk grows: the overhead of its message and lease would show.
+#: Seconds below which a chunk grows: the overhead of its message and lease would show
 _MIN_CHUNK_S = 2.0
-#: Maximum size, as a multiple of the step's own chunk size.
+#: Maximum size, as a multiple of the step's own chunk size
 _GROWTH = 16
-#: A longer chunk shrinks: losing its worker would cost too much, and other workers would idle at
-#: the end.
+#: Seconds above which a chunk shrinks: losing its worker would cost too much, and other workers
+#: would idle at the end
 _MAX_CHUNK_S = 60.0
-#: Results before which the step's own chunk size is used, and size of the window of the latest
-#: ones.
+#: Number of results before which the step's own chunk size is used, and number of the latest
+#: results that count
 _MIN_RESULTS, _WINDOW = 20, 200
-#: Where the items of each step take so many seconds on average, one chunk waits beside what runs,
-#: and a process finds it within some milliseconds; weight of the latest item in that average.
+#: Mean seconds of each step's items at which only one chunk waits beside what runs, because a
+#: process finds it within some milliseconds; weight of the latest item in that mean
 _LONG_S, _WEIGHT = 1.0, 0.2
-#: Where items of all steps together take so many seconds on average, none waits: the next chunk,
-#: chosen when one ends, comes some 20 milliseconds later, and up to 100 where much goes on. That is
-#: 0.2 to 1 % of such a chunk; one that waits makes few searches take 1 to 3 % longer
-#: (docs/scheduling.md).
+#: Mean seconds of all steps' items at which no chunk waits: the next one, chosen when one ends,
+#: comes some 20 milliseconds later, and up to 100 where much goes on. That is 0.2 to 1 % of such a
+#: chunk; one that waits makes few searches take 1 to 3 % longer (docs/scheduling.md).
 _VERY_LONG_S = 10.0
 
 
@@ -45,7 +44,8 @@ class Pace:
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, str], deque[float]] = {}
         self._average_s: dict[tuple[int, str], float] = {}
-        self._latest: deque[tuple[tuple[int, str], float]] = deque(maxlen=_WINDOW)  #: of all steps
+        #: latest results of all steps: step, and seconds of an item
+        self._latest: deque[tuple[tuple[int, str], float]] = deque(maxlen=_WINDOW)
 
     def note(self, session_id: int, result: StepResult) -> None:
         """Remember how long a result took; sizes of chunks follow from good ones alone."""

@@ -17,20 +17,21 @@ from tuna.artifacts.store import Artifacts
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.no_work_cache import NoWorkCache
 from tuna.coordinator.pace import Pace
+from tuna.coordinator.policies import Policy, Share, Snapshot
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.snapshots import Chunks, Snapshots
 from tuna.coordinator.staging import stage_artifacts
 from tuna.db.engine import transaction
 from tuna.db.models import Job
+from tuna.jobs import waiting_rounds
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.steps import find_step
-from tuna.policies import OpenStep, Policy, Share, Snapshot
 from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import memory_of
-from tuna.search import waiting_rounds
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 from tuna.workers.health import REPEAT_S
@@ -39,11 +40,11 @@ from tuna.workers.runner import DEVICE_WAIT_S
 log = structlog.get_logger(__name__)
 
 _FULL_BACKOFF_S = 5.0
-#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a
-#: priority and urgent steps, and of the others.
+#: Message priorities of kombu's Redis transport, the first of which overtakes: urgent steps and
+#: sessions with a priority, then all others
 _URGENT, _ORDINARY = 0, 3
-#: Rides out a short outage of the broker. kombu 5.7 raises AttributeError where the connection is
-#: lost while it declares a queue: it connects again there, and publishes on the closed channel.
+#: Retries during a short outage of the broker. kombu 5.7 raises AttributeError where the connection
+#: is lost while it declares a queue: it connects again there, and publishes on the closed channel.
 _RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0, "retry_errors": (AttributeError,)}
 
 
@@ -58,8 +59,9 @@ def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
 class _Shape:
     """Bounds of a claim beside its share of chunks."""
 
-    only: sa.ColumnElement[bool] | None  #: which of the jobs that wait for the step; None: all
-    devices: int  #: the session's share of the live processes
+    #: condition that jobs of the step must meet; None: all that wait
+    only: sa.ColumnElement[bool] | None
+    devices: int  #: number of live processes in the session's share
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Claimed:
     """Claimed chunks with their time limits in seconds."""
 
     chunks: Sequence[tuple[ClaimedChunk, int]]
-    is_all: bool  #: no job waits for the step any more
+    is_all: bool  #: true if no further job waits for the step
 
 
 _NOTHING = _Claimed((), is_all=True)
@@ -118,13 +120,13 @@ class Publisher:
         self._quarantine = quarantine
         self._snapshots = snapshots
         self._fixed_workers = fixed_workers
-        self._policy: Policy | None = None  #: the latest
+        self._policy: Policy | None = None  #: policy of the latest round; None: no round yet
         self._no_work = NoWorkCache(backends.engine)
         # session, queue -> number of its last share there
         self._served: dict[tuple[int, str], int] = {}
         self._full = Throttle()
-        self._evicts = False  #: whether Redis did when it was last asked
-        self.lacks = ""  #: what publishing waits for; empty: nothing
+        self._evicts = False  #: true if Redis evicted keys when it was last asked
+        self.lacks = ""  #: resource that publishing waits for; empty: none
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
         """Jobs of these sessions wait for these steps by now."""
@@ -179,7 +181,7 @@ class Publisher:
         """Publish of these steps what the policy chooses, counted in the snapshot's `waiting`;
         returns the number of chunks."""
         sent = 0
-        steps = {id(one): one for one in open_steps}
+        steps = {id(step): step for step in open_steps}
         while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():
                 break

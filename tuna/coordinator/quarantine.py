@@ -19,7 +19,7 @@ from tuna.jobs.serving import SessionWork
 
 log = structlog.get_logger(__name__)
 
-#: Seconds after which such a session is tried again.
+#: Seconds after which a session whose code failed is tried again
 _PAUSE_S = 30.0
 
 
@@ -30,7 +30,8 @@ class Quarantine:
         self._engine = engine
         self._pauses: defaultdict[int, Throttle] = defaultdict(Throttle)
         self._served: set[int] = set()  # whose `session.fault` was deleted by this coordinator
-        self.faults: dict[int, str] = {}  #: by session, of those that have not been served since
+        #: reasons by session, of the sessions that have not been served since
+        self.faults: dict[int, str] = {}
 
     def others(self, works: Collection[SessionWork]) -> list[SessionWork]:
         """Return the works that are served now."""

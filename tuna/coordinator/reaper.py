@@ -26,11 +26,10 @@ from tuna.vocabulary import IN_FLIGHT, State
 
 log = structlog.get_logger(__name__)
 
-#: Between claim (committed) and publish a chunk is in SQL only; the reaper ignores it for this
-#: long.
+#: Seconds for which the reaper ignores a chunk that is claimed (committed) and not published yet
 GRACE_S = 5.0
-#: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size
-#: of the session.
+#: Chunks in flight. Index ix_job_claim by session, step and state: only jobs in flight are touched,
+#: whatever the size of a session.
 _ORPHANS = (
     sa.select(Job.chunk, Job.step)
     .where(
@@ -62,7 +61,7 @@ class Reaper:
         self._quarantine = quarantine
         self._drain_all = drain_all
         self._max_attempts = max_attempts
-        self.patience = Throttle()  #: while it is not due, workers may still renew their leases
+        self.patience = Throttle()  #: not due while workers may still renew their leases
 
     def reclaim(self, works: Iterable[SessionWork]) -> None:
         """Make the jobs of lost workers, coordinators and messages claimable again."""

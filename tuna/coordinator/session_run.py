@@ -8,11 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import waits
+from tuna.common import waits
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
@@ -20,7 +21,8 @@ from tuna.coordinator.quarantine import Quarantine
 from tuna.db import database, jobs, searches, server_errors, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
-from tuna.errors import ServiceError, TunaError
+from tuna.errors import NotFound, ServiceError, TunaError
+from tuna.jobs import finals, rounds
 from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
@@ -28,17 +30,16 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step, served_steps
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.cores import build_cpus, compile_cpus
-from tuna.search import finals, rounds
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import LIBRARIES
 
 _COUNT_EVERY_S = 0.5
-#: Counting a million jobs takes a second, so it is limited to this share of the time, or to the
-#: second one when there is nothing else to do.
+#: Maximum share of the time for counting jobs, and the share when there is nothing else to do:
+#: counting a million jobs takes a second
 _COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
-#: Seconds without progress after which it is asked whose work the workers do.
+#: Seconds without progress after which the run looks for other work that the workers do
 _STILL_S = 5.0
 _ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
@@ -48,14 +49,14 @@ class Progress:
     """Numbers of jobs of sessions, by state and by what is left to do. A search is one, whatever
     its rounds."""
 
-    states: dict[str, int]  #: of jobs that do not search
+    states: dict[str, int]  #: number of jobs by state, without those that search
     total: int
-    unfinished: int  #: still have a step that is being enqueued
-    errored: int  #: jobs, and rounds of searches
-    rounds: dict[str, int] = field(default_factory=dict)  #: of searches, by state
-    searching: int = 0  #: searches among the unfinished
-    to_come: int | None = 0  #: rounds that they may still open; None: no limit is known
-    #: of several sessions: the progress of each
+    unfinished: int  #: number of jobs that still have a step to run
+    errored: int  #: number of failed jobs and failed rounds of searches
+    rounds: dict[str, int] = field(default_factory=dict)  #: number of rounds of searches by state
+    searching: int = 0  #: number of searches among the unfinished jobs
+    to_come: int | None = 0  #: number of rounds that the searches may still open; None: unlimited
+    #: progress of each session, where this is a sum of several
     sessions: Mapping[int, Progress] = field(default_factory=dict)
 
     @property
@@ -102,7 +103,7 @@ def progress(
     """Progress of the session in `steps` (all when empty); with `tag` that of jobs and searches
     whose layers carry it."""
     states: Counter[str] = Counter()
-    found = searches.read(connection, [session_id], tag).get(session_id, Searches())
+    of_searches = searches.read(connection, [session_id], tag).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in served_steps(library, steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
@@ -117,7 +118,7 @@ def progress(
             unfinished += 0 if is_round else count
     searching = 0
     to_come: int | None = 0
-    if number := found.total:
+    if number := of_searches.total:
         # Where the step `search` is served elsewhere, a search has to do here what is open of it
         # now.
         searching = (
@@ -127,14 +128,14 @@ def progress(
         )
         rules = library.search if SEARCH in served else None
         to_come = _sum(rounds.to_come(connection, session_id, rules, tag) if rules else {})
-    errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
+    errored = states[State.ERRORED.value] + of_searches.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(
         dict(states),
         total_,
         unfinished + searching,
         errored,
-        dict(found.rounds),
+        dict(of_searches.rounds),
         searching,
         to_come,
     )
@@ -167,16 +168,20 @@ class RunEvents:
     """Callbacks of a run, and what ends it."""
 
     on_progress: Callable[[Progress], None] = lambda _: None
-    #: as of `local_workers`, when they end before their work
+    #: called with (seconds, reason) while local workers shut down before the sessions are done
     on_wait: Callable[[float, str], None] = lambda *_: None
-    #: with what the sessions wait for, such as "an eval worker", when that changes; "" once they go
-    #: on. It must raise nothing
+    #: called with what the sessions wait for, such as "an eval worker", when it changes; "" once
+    #: they go on. It must not raise
     on_waiting: Callable[[str], None] = lambda _: None
-    #: with the jobs of which results were stored (`Drain`)
+    #: called with the ids of the jobs whose results were stored (`Drain`)
     on_stored: Callable[[Collection[int]], None] = lambda _: None
-    #: with a session that has no open jobs any more, and its progress, where the coordinator stays
+    #: called with a session whose jobs have all ended, and its progress, where the coordinator
+    #: stays
     on_ended: Callable[[int, Progress], None] = lambda *_: None
-    #: the run goes on until it is set, whether there are jobs or not
+    #: called at the end of a run with workers here, with the file of its log if anything was
+    #: logged; None: the log goes where the process has it
+    on_log: Callable[[Path], None] | None = None
+    #: set to end the run, which otherwise goes on without jobs; None: it ends with its jobs
     stop: threading.Event | None = None
 
 
@@ -194,7 +199,8 @@ def run_sessions(
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some
     meanwhile. `workers` says which ones to start here for the libraries of the sessions; they end
-    with the run, or are `lasting` ones.
+    with the run, or are `lasting` ones. Raises NotFound at the end for one of `session_ids` that
+    was deleted meanwhile.
     """
     events = events or RunEvents()
     stop = events.stop
@@ -242,7 +248,16 @@ def run_sessions(
             coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
         if watch.workers and total(watch.counts).wanted < state.wanted:
             watch.workers.idle = False  # they may still be at jobs that were canceled or deleted
-    return watch.now() if stop is None else total(watch.counts)
+    if stop is not None:
+        return total(watch.counts)
+    ended = watch.now()
+    for session_id, before in state.sessions.items() if session_ids else ():
+        if before.total and not ended.sessions[session_id].total:
+            raise NotFound(
+                f"Session {session_id} was deleted while it ran.",
+                hint="the others: `tuna session list`",
+            )
+    return ended
 
 
 def _load_followers(

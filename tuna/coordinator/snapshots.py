@@ -14,26 +14,18 @@ from tuna.coordinator import forecast
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.forecast import Left
 from tuna.coordinator.pace import EndedStage
+from tuna.coordinator.policies import Need, Policy, Snapshot, StageTimes, fair, gradient
 from tuna.coordinator.quarantine import Quarantine
 from tuna.db.engine import reading
+from tuna.jobs import waiting_rounds
+from tuna.jobs.open_steps import OpenStep, SearchProgress
 from tuna.jobs.serving import SessionWork
-from tuna.policies import (
-    Need,
-    OpenStep,
-    Policy,
-    SearchProgress,
-    Snapshot,
-    StageTimes,
-    fair,
-    gradient,
-)
 from tuna.queue.heartbeat import HeartbeatBoard
-from tuna.search import waiting_rounds
 
-#: How often live workers are counted.
+#: Seconds between two counts of live workers
 _COUNT_EVERY_S = 1.0
-#: How often SQL says what is left and how searches get on, and the share of the time that this
-#: takes at most.
+#: Seconds between two queries for what is left and how searches progress, and maximum share of the
+#: time that these take
 _READ_EVERY_S, _READ_SHARE = 1.0, 0.05
 
 
@@ -41,10 +33,10 @@ _READ_EVERY_S, _READ_SHARE = 1.0, 0.05
 class Chunks:
     """Chunks of this coordinator, by queue."""
 
-    waiting: Counter[str]  #: those that no worker took yet
-    #: Numbers of the last shares, by session and queue.
+    waiting: Counter[str]  #: number of chunks by queue that no worker has taken yet
+    #: number of the last share by session and queue
     served: Mapping[tuple[int, str], int]
-    #: Those that workers hold, and how many may wait for each process, where no autoscaler counts.
+    #: number of chunks by queue that workers hold
     running: Mapping[str, int] = field(default_factory=dict)
     queued_per_process: Mapping[str, int] = field(default_factory=dict)
 
@@ -69,7 +61,8 @@ class Snapshots:
         self._ended = ended
         self._bound = bound
         self._given = policy
-        #: The default is one of two, by what `gradient` needs.
+        #: facts that the policy needs; the default policy is one of two, of which `gradient` needs
+        #: more
         self._needs = (policy or gradient).needs
         self._processes: Counter[str] = Counter()
         self._counts = Throttle(_COUNT_EVERY_S)
@@ -104,7 +97,7 @@ class Snapshots:
                 steps += self._open_steps(policy, work)
         predicts = policy.needs & (Need.LEFT | Need.PROGRESS)
         kinds = {step.kind for step in steps} if predicts else ()
-        predictions = {kind: one.seconds for kind in kinds if (one := self._times.predict(kind))}
+        predictions = {kind: cost.seconds for kind in kinds if (cost := self._times.predict(kind))}
         return Snapshot(
             steps,
             chunks.waiting,

@@ -13,9 +13,8 @@ from tuna.artifacts.store import Artifacts
 from tuna.db import configs
 from tuna.db.engine import reading, transaction
 from tuna.errors import StorageFull, StoreUnavailable
-from tuna.jobs import needed_artifacts
+from tuna.jobs import history, needed_artifacts
 from tuna.libraries.items import WorkItem
-from tuna.search import history
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +33,7 @@ def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[Wor
     unkept: set[str] = set()
     for item in items:
         past |= dict.fromkeys(item.history, item.job_id)
-        others = (one.artifact for one in item.siblings)
+        others = (sibling.artifact for sibling in item.siblings)
         names = (item.body, *item.history, *others, *(rival.artifact for rival in item.rivals))
         pairs |= {(item.job_id, name) for name in (*names, *item.data) if name}
         unkept |= set(item.data)
@@ -62,7 +61,7 @@ def stage_artifacts(engine: sa.Engine, artifacts: Artifacts, items: Iterable[Wor
                 artifacts.put(blob)
             except StorageFull as error:
                 raise StoreUnavailable(
-                    f"There is no space left for what work items need: {error}"
+                    f"No space is left for what work items need: {error}"
                 ) from error
             put += 1
     if put:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from tuna.common.messages import counted, one_line
 from tuna.jobs.serving import SessionWork
-from tuna.messages import counted, one_line
 from tuna.queue.heartbeat import WorkerStatus
 from tuna.queue.leases import Published
 

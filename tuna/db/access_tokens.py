@@ -28,12 +28,12 @@ class AccessToken:
 
     id: str
     digest: str  #: SHA-256 (hex) of the secret
-    role: str  #: compile or eval, of a worker; or one of VISITING
-    label: str  #: whom it was made for, in words
-    space: str  #: the cache that its holder reaches, and nothing else; empty: none
+    role: str  #: role of its holder: `compile` or `eval` for a worker, or one of VISITING
+    label: str  #: name of the person or machine that it was made for
+    space: str  #: name of the only cache that its holder reaches; empty: none
     created_at: datetime
     expires_at: datetime
-    used_at: datetime | None  #: when a worker joined with it
+    used_at: datetime | None  #: time at which a worker joined with it
     revoked_at: datetime | None
 
     @property
@@ -50,10 +50,10 @@ class AccessToken:
 
 
 def check_space(name: str) -> str:
-    """Return the name of a space; raises BadInput for what is none."""
+    """Return the name of a space; raises BadInput for an invalid name."""
     if not _SPACE.fullmatch(name):
         raise BadInput(
-            f"{name[:80]!a} is no name of a space.",
+            f"{name[:80]!a} is not a name of a space.",
             hint="up to 63 lower-case letters, digits, and . _ - behind the first",
         )
     return name
@@ -93,7 +93,7 @@ def list_all(connection: sa.Connection) -> Sequence[AccessToken]:
 
 
 def use_up(connection: sa.Connection, token_id: str) -> bool:
-    """Mark a token as used; False if it is no longer open."""
+    """Mark a token as used; False if it was not open any more."""
     is_open = (
         _token.c.used_at.is_(None),
         _token.c.revoked_at.is_(None),
@@ -112,6 +112,6 @@ def revoke(connection: sa.Connection, token_id: str) -> None:
     )
     if not connection.execute(update).rowcount:
         raise NotFound(
-            f"There is no token {token_id}, or it was revoked before.",
+            f"Token {token_id} is unknown or was revoked before.",
             hint="see: `tuna token list`",
         )

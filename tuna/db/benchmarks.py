@@ -13,28 +13,28 @@ import sqlalchemy as sa
 
 from tuna.db.models import Benchmark, FindDb, Model, ModelConfig
 
-#: Rows that a list or report shows: the latest.
-_MOST_ROWS = 500
-#: Digits of a model's version that are shown.
+#: Maximum of rows in a list or report, the latest ones
+_MAX_ROWS = 500
+#: Number of digits of a model's version that are shown
 _VERSION_CHARS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measurement:
     label: str  #: name of the model's file
-    artifact: str  #: SHA-256 of it
+    artifact: str  #: SHA-256 of the model's file
     function: str
-    tracker: str  #: of TVM RPC; empty: measured on this machine
+    tracker: str  #: address of the TVM RPC tracker; empty: measured on this machine
     device: str  #: device key of the board, or the name of this machine's CPU
     extents: Mapping[str, int]
-    inputs: str  #: as they were given, separated by spaces
-    time_ms: float  #: median
-    low_ms: float  #: 95 % interval of it
+    inputs: str  #: input extents as the user gave them, separated by spaces
+    time_ms: float  #: median of the repeats
+    low_ms: float  #: lower end of the median's 95 % interval
     high_ms: float
     repeats: int
     noisy: bool
-    #: Against the first model of the run, relative to the largest magnitude; None: not finite, or
-    #: of another shape.
+    #: largest difference from the first model of the run, relative to the largest magnitude of its
+    #: answer; None: not finite, or the shapes differ
     error: float | None
 
 
@@ -42,7 +42,7 @@ class _Measurement:
 class NewBenchmark(_Measurement):
     """The measurement of one model at one point."""
 
-    model_id: int | None  #: the import that it was built from, where that is known
+    model_id: int | None  #: id of the import that it was built from; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _with(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[
 
 
 def _read(
-    connection: sa.Connection, *conditions: sa.ColumnElement[bool], most: int | None = _MOST_ROWS
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool], most: int | None = _MAX_ROWS
 ) -> list[ModelTime]:
     query = (
         sa.select(Benchmark, Model.name, Model.version)

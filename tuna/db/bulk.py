@@ -81,7 +81,8 @@ class RowPage(Generic[T]):
     """Rows of a list, and where the list goes on."""
 
     rows: tuple[T, ...]
-    #: if there are others behind them: the id of the last of these rows, or another cursor
+    #: cursor of the next page: the id of the last of these rows, or another one; None: this is the
+    #: last page
     next: Any
 
     def map(self, change: Callable[[T], Any]) -> RowPage[Any]:
@@ -95,7 +96,7 @@ class RowPage(Generic[T]):
         return cls(kept, kept[-1].id if len(rows) > limit else None)
 
 
-#: Rows named in one IN list; SQLite allows 32,766 parameters in a statement.
+#: Maximum of rows named in one IN list; SQLite allows 32,766 parameters in a statement
 IN_LIST = 5000
 
 

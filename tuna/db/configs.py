@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.configs import Config, from_json_text
 from tuna.db.bulk import upsert
 from tuna.db.models import (
@@ -24,7 +25,6 @@ from tuna.db.models import (
 )
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
-from tuna.messages import choices
 
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.
@@ -39,10 +39,10 @@ _TYPED_TABLES: dict[str, type[Base]] = {
 class Stored:
     """The changes that storing configs made."""
 
-    added: int  #: configs that were not there before
-    tagged: int  #: configs that did not carry the tag before
-    missing: int = 0  #: configs that were only to be tagged and are not there
-    #: of the configs, in their order
+    added: int  #: number of configs that were not stored before
+    tagged: int  #: number of configs that did not carry the tag before
+    missing: int = 0  #: number of configs that were to be tagged only and are not stored
+    #: ids of the configs, in their order; None: not stored
     ids: tuple[int | None, ...] = field(default=(), compare=False)
 
 

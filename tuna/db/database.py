@@ -13,10 +13,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import make_home
 from tuna.db.engine import make_engine, reading
 from tuna.errors import BadInput, DatabaseError, SchemaError
-from tuna.files import make_home
 from tuna.settings import get_settings
 
 
@@ -97,11 +97,11 @@ def revision(engine: sa.Engine) -> str | None:
     with reading(engine) as connection:
         tables = set(sa.inspect(connection).get_table_names())
         if "alembic_version" in tables:
-            found: str | None = connection.execute(
+            number: str | None = connection.execute(
                 sa.text("SELECT version_num FROM alembic_version")
             ).scalar()
-            if found is not None:
-                return found
+            if number is not None:
+                return number
             tables.remove("alembic_version")
             if tables:
                 from tuna.db.models import Base

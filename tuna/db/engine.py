@@ -35,10 +35,10 @@ _FULL_CODES = frozenset({1021, 1114})
 #: connection during query', 'too many connections' (of all, of this user, of its share), 'node not
 #: ready' (Galera), and 'read only' (twice).
 _OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047, 1290, 1836})
-#: What MySQL and MariaDB have by default; a server's own may be ORACLE or ANSI_QUOTES, in which the
-#: same statements mean something else.
+#: SQL mode that MySQL and MariaDB have by default; a server's own may be ORACLE or ANSI_QUOTES, in
+#: which the same statements mean something else
 _SQL_MODE = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
-#: What SQLite says when others write for longer than its timeout.
+#: Error of SQLite when others write for longer than its timeout
 _LOCKED = "database is locked"
 
 
@@ -206,7 +206,7 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
         if _is_full(error, text) or ("disk I/O error" in text and _disk_is_full(engine)):
-            raise StorageFull(f"There is no space left for the database {where}.") from error
+            raise StorageFull(f"No space is left for the database {where}.") from error
         if _is_unusable(engine, error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_reason(text)}.") from error
         raise

@@ -26,12 +26,12 @@ from tuna.errors import BadInput
 class Only:
     """The solvers and layers that jobs are loaded for, beside those that are named."""
 
-    algorithm: str | None = None  #: solvers of this family, such as GEMM
-    dynamic: bool = False  #: dynamic solvers
-    tunable: bool = False  #: tunable solvers
-    recurrent: bool = False  #: layers imported as ones to tune again with each release
-    command: str | None = None  #: convolutions of this precision: conv, convfp16, convbfp16
-    config_ids: Sequence[int] = ()  #: these layers; none: all
+    algorithm: str | None = None  #: only solvers of this family, such as GEMM
+    dynamic: bool = False  #: only dynamic solvers
+    tunable: bool = False  #: only tunable solvers
+    recurrent: bool = False  #: only layers that were imported to be tuned again with each release
+    command: str | None = None  #: only convolutions of this precision: conv, convfp16 or convbfp16
+    config_ids: Sequence[int] = ()  #: only the layers with these ids; empty: all
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,14 @@ class JobRequest:
     steps: Sequence[str]
     reason: str
     initial_state: str
-    tag: str | None = None  #: None: every config of the session
-    solvers: Sequence[str] = ()  #: names or the library's own numbers; none: every applicable one
-    searched: Sequence[str] = ()  #: names of those whose jobs begin with the step `search`
-    search: str = ""  #: its name
+    tag: str | None = None  #: only configs with this tag; None: every config of the session
+    #: names or the library's own numbers of solvers; empty: every applicable one
+    solvers: Sequence[str] = ()
+    searched: Sequence[str] = ()  #: names of the solvers whose jobs begin with the step `search`
+    search: str = ""  #: name of the step that searches
     only: Only = Only()
     options: Mapping[str, Any] | None = None
-    #: of `job`, that a user sets and that have no field here
+    #: values of further columns of `job` that a user sets, such as the priority
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -154,7 +155,7 @@ def _new_pairs(
     ids = solvers.solver_ids(connection, request.library, request.solvers)
     only = request.only
     pair = SolverApplicability
-    there = sa.exists().where(
+    exists = sa.exists().where(
         model.session_id == pair.session_id,
         model.config_id == pair.config_id,
         model.solver_id == pair.solver_id,
@@ -169,7 +170,7 @@ def _new_pairs(
             SolverRow.valid.is_(True),
             SolverRow.library == request.library,
             which,
-            ~there,
+            ~exists,
         )
         .order_by(pair.config_id, pair.solver_id)
     )

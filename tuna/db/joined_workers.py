@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from tuna.db.models import WorkerRow
 from tuna.db.types import utc_now
 
-#: States in which a worker has access; a `revoked` one has none.
+#: States in which a worker has access; a `revoked` one has none
 STATES = ("active", "cordoned", "draining")
-#: Columns that are as the worker has them.
+#: Columns with the values that the worker itself sent
 SAME = ("name", "digest", "role", "host", "device", "processes")
-#: Silence after which a worker has no access any more: it has to join again.
+#: Silence after which a worker loses its access and has to join again
 _GONE_AFTER = timedelta(hours=1)
 
 
@@ -30,8 +30,8 @@ class NewWorker:
     device: str
     environments: tuple[str, ...]
     toolchains: tuple[str, ...]
-    digest: str  #: SHA-256 (hex) of its secret
-    processes: int  #: chunks that it can run at a time
+    digest: str  #: SHA-256 (hex) of the worker's secret
+    processes: int  #: number of chunks that it can run at a time
 
 
 @dataclass(frozen=True)

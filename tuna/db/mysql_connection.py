@@ -18,18 +18,18 @@ import pymysql.cursors
 import structlog
 from pymysql.constants import CR
 
-from tuna import waits
+from tuna.common import waits
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 log = structlog.get_logger(__name__)
 
-#: Seconds of silence after which a server that is being connected to is given up, and one that runs
-#: a statement is asked for another login; again when the silence is twice as long.
+#: Seconds of silence after which a connection attempt is given up and another login looks for a
+#: running statement; it looks again when the silence is twice as long
 SILENCE_S = 4.0
 _WRITE_S = 60.0
-#: Numbers of the client's own errors (errmsg.h), such as that it cannot connect.
+#: Numbers of the client's own errors (errmsg.h), such as "cannot connect"
 _OWN_CODES = range(2000, 3000)
 
 

@@ -60,7 +60,7 @@ def _require(
     if found is None:
         what = table.__tablename__
         there = ", ".join(str(known) for known in _all(connection, table)) or "none yet"
-        raise NotFound(f"There is no {what} {item}.", hint=f"add it with {flags}; known: {there}")
+        raise NotFound(f"Unknown {what} {item}.", hint=f"add it with {flags}; known: {there}")
     return found
 
 
@@ -91,7 +91,7 @@ def find(connection: sa.Connection, text: str) -> tuple[int, Named]:
     there = ", ".join(
         sorted(set(connection.execute(query.limit(20).with_only_columns(Model.name)).scalars()))
     )
-    raise NotFound(f"There is no model {text!r}.", hint=f"models: {there or 'none yet'}")
+    raise NotFound(f"Unknown model {text!r}.", hint=f"models: {there or 'none yet'}")
 
 
 def ids_of(connection: sa.Connection, text: str) -> list[int]:

@@ -36,9 +36,9 @@ class Failure:
     cause: str
     attempts: int
     output_tail: str
-    job_id: int  #: of the latest, as is the rest
+    job_id: int  #: id of the latest job that failed so; the other fields are of it too
     step: str
-    reproduce: str = ""  #: the command that repeats it; made by `queue.reproduction` alone
+    reproduce: str = ""  #: command that repeats the failure; only `queue.reproduction` sets it
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Overview:
     session_id: int
     library: str
     reason: str
-    environment: str  #: the environment's key
+    environment: str  #: key of the environment
     arch: str
     jobs: Mapping[str, int]  #: number of jobs by state, without those that search in rounds
-    failures: tuple[Failure, ...]  #: most attempts first
-    simulated: bool = False  #: a stand-in timed some of its results
-    noisy: int = 0  #: results that were measured on a device that was not quiet
+    failures: tuple[Failure, ...]  #: failures, those with the most attempts first
+    simulated: bool = False  #: true if a stand-in timed some of its results
+    noisy: int = 0  #: number of results that were measured on a device that was not quiet
     options: SessionOptions = DEFAULTS
-    fault: str = ""  #: why coordinators have set it aside
-    undrained: int = 0  #: reports that wait for a coordinator which has the library
+    fault: str = ""  #: reason why coordinators do not serve it; empty: they do
+    undrained: int = 0  #: number of reports that wait for a coordinator with the session's library
     searches: Searches = field(default_factory=Searches)
-    without_solver: int = 0  #: layers that jobs were asked for and that no solver takes
+    without_solver: int = 0  #: number of layers that jobs were asked for and that no solver takes
 
     @property
     def in_flight(self) -> int:
@@ -68,7 +68,7 @@ class Overview:
 
 
 _GROUP = (_job.c.session_id, _job.c.step, _job.c.state)
-#: For MariaDB, which may know too little of a session's jobs; not rendered for SQLite.
+#: Index hint for MariaDB, which may lack statistics of a session's jobs; not rendered for SQLite
 _BY_CLAIM = "FORCE INDEX (ix_job_claim)"
 
 
@@ -111,8 +111,9 @@ def counts_statement(dialect: str, *, some: bool) -> sa.Select[Any]:
     return sa.select(*groups.c, number.scalar_subquery().label("number"))
 
 
-#: Index (cause, job_id) of step_result covers all but the session, which is looked up by the job's
-#: primary key; successful attempts, by far the most, have no cause and are not read.
+#: Failed attempts by cause. Index (cause, job_id) of step_result covers all but the session, which
+#: is looked up by the job's primary key; successful attempts, by far the most, have no cause and
+#: are not read
 FAILURES = (
     sa.select(
         _job.c.session_id,
@@ -122,7 +123,7 @@ FAILURES = (
     )
     .select_from(_attempt)
     .join(_job, _job.c.id == _attempt.c.job_id)
-    # What a later attempt has mended, or a retry has forgiven, is no failure any more.
+    # A failure that a later attempt has mended or a retry has forgiven does not count any more.
     .where(
         _attempt.c.cause.is_not(None),
         sa.or_(_job.c.failures > 0, _job.c.uncharged > 0, _job.c.state == State.ERRORED.value),
@@ -147,9 +148,10 @@ _SESSIONS = (
 )
 
 
-#: Served by ix_find_db_simulated_session_id: only marked rows are read.
+#: Sessions with simulated results, served by ix_find_db_simulated_session_id: only marked rows are
+#: read
 SIMULATED = sa.select(_find_db.c.session_id).where(_find_db.c.simulated == sa.true()).distinct()
-#: Served by ix_find_db_noisy_session_id.
+#: Results on devices that were not quiet, served by ix_find_db_noisy_session_id
 NOISY = (
     sa.select(_find_db.c.session_id, sa.func.count())
     .where(_find_db.c.noisy == sa.true())
@@ -157,7 +159,7 @@ NOISY = (
 )
 
 
-#: Served by the primary key.
+#: Layers without a solver, served by the primary key
 WITHOUT_SOLVER = (
     sa.select(_no_solver.c.session_id, sa.func.count())
     .where(_no_solver.c.loaded == sa.true())
@@ -165,7 +167,7 @@ WITHOUT_SOLVER = (
 )
 
 
-#: Served by ix_dead_letter_library_session_id.
+#: Reports that wait, served by ix_dead_letter_library_session_id
 UNDRAINED = (
     sa.select(_letter.c.session_id, sa.func.count())
     .where(_letter.c.library != "")
@@ -198,7 +200,7 @@ def missing_session(connection: sa.Connection, session_id: int) -> NotFound:
     """Return the error for a session that is not there; its hint lists the existing ids."""
     first = sa.select(_session.c.id).order_by(_session.c.id).limit(20)
     there = ", ".join(map(str, connection.execute(first).scalars()))
-    return NotFound(f"There is no session {session_id}.", hint=f"sessions: {there or 'none yet'}")
+    return NotFound(f"Unknown session {session_id}.", hint=f"sessions: {there or 'none yet'}")
 
 
 #: Numbers of the jobs of a session by state and step.
@@ -216,11 +218,11 @@ def read(
     with ThreadPoolExecutor(2) as pool, reading(engine) as connection:
         query = _SESSIONS.where(_session.c.id.in_(session_ids)) if session_ids else _SESSIONS
         rows = connection.execute(query).all()
-        there = [row.id for row in rows]
-        for missing in sorted(set(session_ids).difference(there))[:1]:
+        ids = [row.id for row in rows]
+        for missing in sorted(set(session_ids).difference(ids))[:1]:
             raise missing_session(connection, missing)
         pending = pool.submit(_failures, engine, session_ids) if failures is None else None
-        searching = pool.submit(_searches, engine, there)
+        searching = pool.submit(_searches, engine, ids)
         counts = count_jobs(connection, session_ids) if counts is None else counts
 
         def mine(statement: sa.Select[Any], column: sa.ColumnElement[int]) -> Sequence[Any]:
@@ -231,7 +233,7 @@ def read(
         noisy = {row[0]: row[1] for row in mine(NOISY, _find_db.c.session_id)}
         without = {row[0]: row[1] for row in mine(WITHOUT_SOLVER, _no_solver.c.session_id)}
         undrained_of = {row[0]: row[1] for row in mine(UNDRAINED, _letter.c.session_id)}
-        found = searching.result()
+        totals = searching.result()
         failed = pending.result() if pending is not None else failures or {}
     return [
         Overview(
@@ -240,14 +242,14 @@ def read(
             reason=row.reason,
             environment=row.key,
             arch=row.arch,
-            jobs=searches.others(_by_state(counts.get(row.id, {})), found.get(row.id, Searches())),
+            jobs=searches.others(_by_state(counts.get(row.id, {})), totals.get(row.id, Searches())),
             failures=tuple(failed.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
             options=SessionOptions.stored(row.options),
             fault=row.fault or "",
             undrained=undrained_of.get(row.id, 0),
-            searches=found.get(row.id, Searches()),
+            searches=totals.get(row.id, Searches()),
             without_solver=without.get(row.id, 0),
         )
         for row in rows

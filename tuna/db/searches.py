@@ -14,8 +14,8 @@ from tuna.db.bulk import rows_among
 from tuna.db.types import UtcDateTime, plain_table
 from tuna.vocabulary import State
 
-#: How `stopped` of a search or a job begins where a known result met the target, and what such
-#: searches are counted as.
+#: Beginning of `stopped` of a search or job whose target a known result met, and the word under
+#: which such searches are counted
 MET = "target met by "
 _MET_SHORT = "target met by a known result"
 
@@ -25,10 +25,10 @@ class Searches:
     """The searches of a session."""
 
     going_on: int = 0
-    ended: Mapping[str, int] = field(default_factory=dict)  #: by why
-    #: by the state of the part that is furthest back
+    ended: Mapping[str, int] = field(default_factory=dict)  #: number of ended searches by reason
+    #: number of rounds by the state of their part that is furthest back
     rounds: Mapping[str, int] = field(default_factory=dict)
-    #: of these, by state; a round that is not divided has one
+    #: number of these rounds' parts by state; an undivided round has one
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -41,8 +41,8 @@ _job = plain_table("job", "id session_id search_id round step state")
 _search = plain_table("search", "id session_id config_id steps begun stopped")
 _config_tag = plain_table("config_tag", "tag config_id")
 _DONE = State.EVALUATED.value
-#: States from furthest back to done. Of a round that has ended, a part that failed is furthest
-#: back.
+#: Rank of each state from furthest back to done; in a round that has ended, a failed part is
+#: furthest back
 _ORDER = {
     state.value: number
     for number, state in enumerate([*(s for s in State if s != State.EVALUATED), State.EVALUATED])
@@ -72,31 +72,31 @@ def read(
     query = sa.select(
         each.c.session_id, sa.func.sum(each.c.rounds), sa.func.sum(each.c.parts)
     ).group_by(each.c.session_id)
-    found = {
+    counters = {
         session_id: _Counts(int(rounds), int(parts_))
         for session_id, rounds, parts_ in connection.execute(query)
     }
-    if not found:
+    if not counters:
         return {}
     steps: set[str] = set()
     ways = (_search.c.session_id, _search.c.steps, _search.c.stopped)
     query = sa.select(*ways, sa.func.count().label("number")).where(of_sessions).group_by(*ways)
     for row in connection.execute(query):
         steps.update(row.steps.split(","))
-        found[row.session_id].add_searches(row.stopped, row.number)
+        counters[row.session_id].add_searches(row.stopped, row.number)
     # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the index of
     # `search_id`.
     undone = (
-        _job.c.session_id.in_(sorted(found)),
+        _job.c.session_id.in_(sorted(counters)),
         _job.c.step.in_(sorted(steps)),
         _job.c.state.in_(list(_ORDER)[:-1]),
         sa.func.coalesce(_job.c.search_id, 0) != 0,
         *([_job.c.search_id.in_(sa.select(_search.c.id).where(of_sessions))] if tag else []),
     )
     rounds = sa.select(_job.c.session_id, _job.c.search_id, _job.c.round, _job.c.state)
-    for one in connection.execute(rounds.where(*undone)):
-        found[one.session_id].add_undone((one.search_id, one.round), one.state)
-    return {session_id: counts.searches() for session_id, counts in found.items()}
+    for part in connection.execute(rounds.where(*undone)):
+        counters[part.session_id].add_undone((part.search_id, part.round), part.state)
+    return {session_id: counts.searches() for session_id, counts in counters.items()}
 
 
 def _tagged(tag: str | None) -> sa.ColumnElement[bool]:
@@ -116,7 +116,7 @@ class _Counts:
         self._going_on = 0
         self._ended: Counter[str] = Counter()
         self._parts_undone: Counter[str] = Counter()
-        #: by search and number, with the state of the part that is furthest back
+        #: state of the part that is furthest back, by search and number of the round
         self._rounds_undone: dict[tuple[int, int], str] = {}
 
     def add_searches(self, stopped: str | None, number: int) -> None:

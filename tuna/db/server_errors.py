@@ -17,11 +17,11 @@ from tuna.services import redis_client
 class ErrorKind(str, Enum):
     """Kinds of errors."""
 
-    #: the server is unreachable or unable for a while: the same may succeed later
+    #: unreachable or unable for a while: the same may succeed later
     OUTAGE = "outage"
-    FULL = "full"  #: there is no space left: the same succeeds once there is
-    REFUSED = "refused"  #: a row has a value that the database does not take
-    BUG = "bug"  #: anything else
+    FULL = "full"  #: no space left: the same succeeds once there is space
+    REFUSED = "refused"  #: refused by the database because of a value in a row
+    BUG = "bug"  #: any other error, a bug in Tuna
 
 
 def kind(error: BaseException) -> ErrorKind:

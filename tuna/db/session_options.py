@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput
-from tuna.messages import choices
 
 
 def _moment(value: Any) -> datetime:
@@ -25,7 +25,7 @@ def _moment(value: Any) -> datetime:
         raise ValueError("not a time such as 2027-01-31T18:00") from None
 
 
-#: A time, of this place unless it names a zone; in UTC.
+#: Time in this machine's zone unless the text names another; in UTC afterwards
 _Moment = Annotated[
     datetime, BeforeValidator(_moment), PlainSerializer(datetime.isoformat, when_used="json")
 ]
@@ -84,5 +84,5 @@ class SessionOptions(BaseModel):
         return {name: self.text(name) for name in self.json_values()}
 
 
-#: The options of a session for which nothing was asked.
+#: Options of a session for which nothing was asked
 DEFAULTS = SessionOptions()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuna.libraries.base import Environment
     from tuna.settings import Settings
 
-#: Fields of an environment that are one text.
+#: Fields of an environment that are one text
 _TEXTS = ("library", "library_version", "arch", "toolchain", "device", "target")
 
 
@@ -70,9 +70,9 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
         sa.select(EnvironmentRow.id).where(EnvironmentRow.key == environment.key)
     ).scalar_one()
     same = sa.and_(Session.environment_id == environment_id, Session.reason == reason)
-    found: int | None = connection.execute(sa.select(Session.id).where(same)).scalar()
-    if found is not None:
-        return found, False
+    session_id: int | None = connection.execute(sa.select(Session.id).where(same)).scalar()
+    if session_id is not None:
+        return session_id, False
     row = {"environment_id": environment_id, "reason": reason, "created_at": utc_now()}
     upsert(connection, Session, [row], key=("environment_id", "reason"))
     return connection.execute(sa.select(Session.id).where(same)).scalar_one(), True

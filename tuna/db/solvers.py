@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db import sessions
 from tuna.db.bulk import upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import NoSolver, SolverApplicability, SolverRow
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.abilities import unsupported_feature
-from tuna.messages import choices
 from tuna.vocabulary import canonical_name, kind_text
 
 if TYPE_CHECKING:
     from tuna.libraries.base import Library
 
 _BATCH = 5000
-#: Of the column `no_solver.reason`.
+#: Length of the column `no_solver.reason`
 _REASON_CHARS = 255
 
 
 def update_solvers(connection: sa.Connection, library: Library) -> int:
     """Store the library's solvers; mark those that it no longer has as invalid. Returns the number
     of solvers."""
-    found = list(library.solvers())
+    solvers = list(library.solvers())
     rows = [
         {
             "library": library.name,
@@ -41,18 +41,18 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
             "number": solver.number,
             "valid": True,
         }
-        for solver in found
+        for solver in solvers
     ]
     upsert(connection, SolverRow, rows, key=("library", "name"), replace=True)
     connection.execute(
         sa.update(SolverRow)
         .where(
             SolverRow.library == library.name,
-            SolverRow.name.not_in([canonical_name(solver.name) for solver in found]),
+            SolverRow.name.not_in([canonical_name(solver.name) for solver in solvers]),
         )
         .values(valid=False)
     )
-    return len(found)
+    return len(solvers)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StoredSolver:
     kinds: tuple[str, ...]
     tunable: bool
     dynamic: bool
-    number: int | None  #: the library's own solver id
+    number: int | None  #: library's own id of the solver; None: it has none
 
 
 def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
@@ -96,17 +96,17 @@ def solver_ids(
 
     Raises NotFound for an unknown one.
     """
-    found = list_solvers(connection, library)
-    known = {solver.name: solver.id for solver in found}
-    by_number = {str(solver.number): solver.name for solver in found if solver.number is not None}
+    solvers = list_solvers(connection, library)
+    known = {solver.name: solver.id for solver in solvers}
+    by_number = {str(solver.number): solver.name for solver in solvers if solver.number is not None}
     if not names:
         return known
     chosen: dict[str, int] = {}
-    for given in names:
-        name = by_number.get(given, canonical_name(given))
+    for text in names:
+        name = by_number.get(text, canonical_name(text))
         if name not in known:
             raise NotFound(
-                f"{library} has no solver {given!r}.", hint=choices(given, known, "solvers")
+                f"{library} has no solver {text!r}.", hint=choices(text, known, "solvers")
             )
         chosen[name] = known[name]
     return chosen
@@ -118,11 +118,11 @@ class Applicability:
 
     configs: int
     pairs: int
-    #: count by name of solvers that are not in the database
+    #: number of answers by name of a solver that is not in the database
     unknown: Mapping[str, int] = field(default_factory=dict)
     unanswered: tuple[
         str, ...
-    ] = ()  #: labels of configs for which the library failed to answer; they keep what they had
+    ] = ()  #: labels of configs for which the library failed to answer; their solvers stay
     #: number of configs that no solver takes, by reason
     without: Mapping[str, int] = field(default_factory=dict)
 
@@ -159,14 +159,14 @@ def update_applicability(
             continue
         config_id = by_key[config.key]
         config_ids.append(config_id)
-        found = {canonical_name(name) for name in names}
-        unknown.update(found - ids.keys())
-        if not found and (lacking := unsupported_feature(library, config)):
+        applicable = {canonical_name(name) for name in names}
+        unknown.update(applicable - ids.keys())
+        if not applicable and (lacking := unsupported_feature(library, config)):
             without[config_id] = _no_solver(lacking)
             reasons[without[config_id]] += 1
         rows += [
             {"session_id": session_id, "config_id": config_id, "solver_id": solver_id}
-            for solver_id in sorted(ids[name] for name in found & ids.keys())
+            for solver_id in sorted(ids[name] for name in applicable & ids.keys())
         ]
         if len(config_ids) >= _BATCH:
             count += _replace(engine, session_id, config_ids, rows, without)
@@ -188,7 +188,7 @@ def _replace(
     rows: Sequence[dict[str, int]],
     without: Mapping[int, str],
 ) -> int:
-    mine = (NoSolver.session_id == session_id, NoSolver.config_id.in_(config_ids))
+    of_configs = (NoSolver.session_id == session_id, NoSolver.config_id.in_(config_ids))
     lacking = [
         {"session_id": session_id, "config_id": key, "reason": text, "loaded": False}
         for key, text in without.items()
@@ -204,7 +204,7 @@ def _replace(
         if rows:
             connection.execute(sa.insert(SolverApplicability), list(rows))
         connection.execute(
-            sa.delete(NoSolver).where(*mine, NoSolver.config_id.not_in(list(without)))
+            sa.delete(NoSolver).where(*of_configs, NoSolver.config_id.not_in(list(without)))
         )
         upsert(connection, NoSolver, lacking, key=("session_id", "config_id"), update=("reason",))
 

@@ -68,7 +68,7 @@ Double: sa.types.TypeEngine[float] = sa.Double()
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-#: In MySQL 9, which SQLAlchemy does not know yet.
+#: Reserved words of MySQL 9 that SQLAlchemy does not know yet
 _RESERVED = {"library": True}
 
 

@@ -8,4 +8,4 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tuna.cli.script import run
 
-    run("tuna.cli.mituna.layer_jobs", "load_job_main")
+    run("tuna_mituna.layer_jobs", "load_job_main")

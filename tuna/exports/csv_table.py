@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tuna.common.messages import inert
 from tuna.errors import BadInput
 from tuna.exports.json_lines import VERSION, GenericExporter, from_json, to_json
 from tuna.libraries import compressed
 from tuna.libraries.results import ResultRecord
-from tuna.messages import inert
 
 _FORMULA = tuple("=+-@＝＋－＠\t\n'")
-#: How a text begins that is a JSON string: no other cell does.
+#: First characters of a text that is a JSON string: no other cell begins so
 _JSON = "'\""
-#: Longest cell that is read; params and targets are long texts.
+#: Maximum of characters in a cell that is read; params and targets are long texts
 _CELL_LIMIT = 16 << 20
 
 
@@ -84,7 +84,7 @@ _OPTIONAL = (_optional, _or_none(_plain))
 _INT = (_number, _int)
 _OPTIONAL_INT = (_number, _or_none(_int))
 _OPTIONAL_FLOAT = (_number, _or_none(_float))
-#: Column -> where its value is in the JSON form, how it is written, how it is read.
+#: Path of each column's value in the JSON form, and how it is written and read
 _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[Callable[[Any], str], Callable[[str], Any]]]] = {
     "config_key": (("config", "key"), _TEXT),
     "config_kind": (("config", "kind"), _TEXT),
@@ -151,14 +151,14 @@ class CsvExporter(GenericExporter):
 
     def read(self, path: Path) -> Iterator[ResultRecord]:
         """Row by row."""
-        # global to the process; there is no other way
+        # global to the process; csv has no limit for one reader
         csv.field_size_limit(max(csv.field_size_limit(), _CELL_LIMIT))
         try:
             with compressed.open_text(path) as stream:
                 table = csv.reader(stream, strict=True)
                 if next(table, None) != _HEADER:
                     raise BadInput(
-                        f"{path} is no {self.title} of version {VERSION}: its columns are others."
+                        f"{path} is not a {self.title} of version {VERSION}: its columns differ."
                     )
                 for row in table:
                     where = f"{path}:{table.line_num}"
@@ -166,7 +166,7 @@ class CsvExporter(GenericExporter):
         except OSError as error:
             raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
         except (UnicodeDecodeError, csv.Error) as error:
-            raise BadInput(f"{path} is no {self.title}: {error}.") from error
+            raise BadInput(f"{path} is not a {self.title}: {error}.") from error
 
 
 def _row(value: Mapping[str, Any]) -> list[str]:

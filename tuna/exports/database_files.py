@@ -29,9 +29,9 @@ class Diff:
 
     a: Path
     b: Path
-    exporter: AnyExporter  #: of both files
-    counts: Counter[tuple[str, str, str]]  #: by what, solver and type
-    faster: int  #: of those changed: the time is less
+    exporter: AnyExporter  #: exporter of both files
+    counts: Counter[tuple[str, str, str]]  #: number of differences by (what, solver, type)
+    faster: int  #: number of changed entries whose time is less in `b`
     slower: int
 
     @property
@@ -146,11 +146,12 @@ def _sorted(found: Iterable[Entry], side: int) -> Iterator[tuple[Entry, int]]:
 class MergeReport:
     """Origin of the entries of a merged database, and dropped ones."""
 
-    kept: int  #: of the master, as they were
-    replaced: int  #: the master had another value
-    added: int  #: the master had none
-    dropped: int  #: of the master, because the target knows their problem
-    unusable: int  #: without a time that is a positive number
+    kept: int  #: number of the master's entries that were kept unchanged
+    replaced: int  #: number of entries whose value in the master was another
+    added: int  #: number of entries that the master did not have
+    #: number of the master's entries that were dropped, because the target knows their problem
+    dropped: int
+    unusable: int  #: number of entries without a time that is a positive number
 
 
 def merge_all(
@@ -192,14 +193,14 @@ def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> 
     name = compressed.plain_name(out)
     if out.name != master.name and not name.endswith(exporter.endings):
         raise BadInput(
-            f"{out.name} is no name of a {exporter.title}: they end in"
+            f"{out.name} is not a name of a {exporter.title}: they end in"
             f" {', '.join(exporter.endings)}."
         )
     counts: Counter[str] = Counter()
     chosen = _chosen(pairs, exporter, keep_keys, counts)
     with exporter.replacing(out) as path:
         exporter.write_merged(path, chosen, master, target, name)
-    return MergeReport(**{one.name: counts[one.name] for one in fields(MergeReport)})
+    return MergeReport(**{count.name: counts[count.name] for count in fields(MergeReport)})
 
 
 def _chosen(
@@ -242,7 +243,7 @@ def check(directory: Path, known: CheckFacts) -> Findings:
     files = sorted(
         path for path in directory.iterdir() if compressed.plain_name(path).endswith(tuple(endings))
     )
-    if any(one.is_directory and one.recognises(directory, b"") for one in registry.exporters()):
+    if any(form.is_directory and form.recognises(directory, b"") for form in registry.exporters()):
         files.append(directory)
     if not files:
         raise BadInput(

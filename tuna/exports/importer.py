@@ -28,7 +28,7 @@ from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import NO_TIME, is_time
 from tuna.vocabulary import canonical_name
 
-#: How the records of a file are read, and how they are stored.
+#: Functions that read the records of a file, and that store them
 _Reading: TypeAlias = tuple[
     Callable[[Path], Iterator[Any]], Callable[[ImportRun, Iterator[Any]], None]
 ]
@@ -50,7 +50,7 @@ def import_db(
     Importing a file again changes nothing. `session_id`: or what makes a session, called when the
     file has been found to be good. Records of another target than `target`, by default the
     session's, are left out, in forms whose records have one. Raises BadInput before anything is
-    stored if the file is damaged, and NotFound if there is no such session.
+    stored if the file is damaged, and NotFound for an unknown session.
     """
     source = source_of(path)
     exporter = registry.exporter_of(path)
@@ -198,7 +198,7 @@ def _made(
         try:
             made[key] = layer(key)
         except BadInput:
-            batch.skipped["its key is no problem of MIOpen's"] += entries
+            batch.skipped["its key is not a problem of MIOpen's"] += entries
     return batch.store_configs(made)
 
 
@@ -275,10 +275,10 @@ def _import_perf(task: ImportRun, records: Iterator[PerfRecord]) -> None:
         made = _made(batch, missing, _layer_or_problem_of_row)
         ids_of = {key: layers[key] or [made[key]] for key in part if layers[key] or key in made}
         batch.read({config_id for ids in ids_of.values() for config_id in ids})
-        there = {config_id for config_id, _ in batch.before}
+        stored = {config_id for config_id, _ in batch.before}
         for key, ids in ids_of.items():
             batch.counts["configs"] += 1
-            preferred = next((config_id for config_id in ids if config_id in there), ids[0])
+            preferred = next((config_id for config_id in ids if config_id in stored), ids[0])
             for solver, params in wanted[key].items():
                 _put_params(batch, ids, preferred, solver, params)
 
@@ -352,7 +352,7 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
     if solver_id is None:
         return
     if record.config not in ids:
-        batch.skipped["its config is none that Tuna can read"] += 1
+        batch.skipped["Tuna cannot read its config"] += 1
     elif record.simulated:
         batch.skipped["its time is simulated"] += 1
     elif record.time_ms is not None and not is_time(record.time_ms):

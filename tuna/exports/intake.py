@@ -20,13 +20,14 @@ from tuna.db.engine import reading, transaction
 from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.exports.tuning_files import TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.libraries.exporter import ImportedResult
 from tuna.results import reported
 from tuna.results.selectable import SESSIONS
 from tuna.vocabulary import canonical_name
 
-#: Problems in one transaction: few enough that its locks do not delay other processes noticeably.
+#: Number of problems in one transaction: few enough that its locks do not delay other processes
+#: noticeably
 _BATCH = 1000
 _VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "noisy", "clock", "workload")
 _COLUMNS = (*_VALUES, "source", "job_id")
@@ -38,14 +39,14 @@ _MAX_SOURCE = 255
 class ImportReport:
     """Counts of an import."""
 
-    session_id: int | None  #: None: reported times, which belong to no session
-    rows: int  #: entries of the file that the session now has
-    changed: int  #: those of them that are new or other than before
-    configs: int  #: problems of the file that are stored now
+    session_id: int | None  #: id of the session; None: reported times, which belong to no session
+    rows: int  #: number of the file's entries that the session now has
+    changed: int  #: number of those entries that are new or changed
+    configs: int  #: number of the file's problems that are stored now
     new_configs: int
     new_solvers: int
-    zero_times: int  #: entries with a time of 0, which is kept and never exported
-    skipped: Mapping[str, int]  #: entries left out, by reason
+    zero_times: int  #: number of entries with a time of 0, which is kept and never exported
+    skipped: Mapping[str, int]  #: number of entries left out, by reason
 
 
 @dataclass
@@ -57,7 +58,7 @@ class ImportRun:
     source: str
     solvers: Mapping[str, int | None]
     new_solvers: int
-    target: str = ""  #: of the results that are taken, as `ImportedResult` has it
+    target: str = ""  #: target of the results that are taken, as in `ImportedResult`
     counts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -223,10 +224,10 @@ def import_reported(
     Bad lines are counted. Raises BadInput if there are no others, or for an `arch` that is not the
     file's.
     """
-    found, origin = file.read(path), source_of(path)
-    if not found.rows:
-        raise BadInput(f"{path} has no times: {'; '.join(found.skipped) or 'no line holds one'}.")
-    known = {row.device for row in found.rows} - {""}
+    times, origin = file.read(path), source_of(path)
+    if not times.rows:
+        raise BadInput(f"{path} has no times: {'; '.join(times.skipped) or 'no line holds one'}.")
+    known = {row.device for row in times.rows} - {""}
     if arch is not None and known - {arch}:
         raise BadInput(
             f"{path} is of {', '.join(sorted(known))}, not of {arch}.", hint="leave --arch out"
@@ -239,7 +240,7 @@ def import_reported(
             device=row.device or arch or "",
             config_key=file.layer(row),
         )
-        for row in found.rows
+        for row in times.rows
     ]
     stored = transaction(engine, reported.record, rows)
     return ImportReport(
@@ -250,7 +251,7 @@ def import_reported(
         new_configs=0,
         new_solvers=0,
         zero_times=0,
-        skipped=found.skipped,
+        skipped=times.skipped,
     )
 
 

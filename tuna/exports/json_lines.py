@@ -46,7 +46,7 @@ from tuna.libraries.results import (
     is_time,
 )
 
-#: Version of both forms; a reader refuses another one.
+#: Version of both forms; a reader refuses another one
 VERSION = 1
 _FORMAT = "tuna-results"
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -157,13 +157,13 @@ def _moment(value: object) -> object:
     try:
         return datetime.fromisoformat(value)
     except ValueError:
-        raise ValueError(f"{value[:40]!r} is no ISO 8601 time with its zone") from None
+        raise ValueError(f"{value[:40]!r} is not an ISO 8601 time with its zone") from None
 
 
 def _named(value: object) -> object:
     """The fields of an environment by their names; pydantic alone takes them in their order too."""
     if not isinstance(value, Mapping):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return value
 
 

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter, LineNames
-from tuna.messages import choices
 from tuna.plugins import Plugins
 
 AnyExporter: TypeAlias = Exporter[Any]
-#: Classes of exporters of results of any library, by name.
+#: Classes of exporters of results of any library, by name
 _GENERIC: Plugins[type[AnyExporter]] = Plugins("tuna.exporters", "exporter", type)
 
 
@@ -55,7 +55,7 @@ def exporter(form: str) -> AnyExporter:
     if not found:
         broken = _found()[1]
         raise BadInput(
-            f"There is no database form {form!r}{f' ({broken})' if broken else ''}.",
+            f"Unknown database form {form!r}{f' ({broken})' if broken else ''}.",
             hint=choices(form, forms(), "forms"),
         )
     if len(found) > 1:
@@ -80,7 +80,7 @@ def line_names(path: Path, number: int) -> LineNames:
         for one in found:
             if not one.is_directory and one.recognises(path, head):
                 return one.names_at(path, number)
-    raise BadInput(f"{path} is no database that can be read.", hint="see: `tuna export --help`")
+    raise BadInput(f"{path} is not a database that Tuna reads.", hint="see: `tuna export --help`")
 
 
 def exporter_of(path: Path) -> AnyExporter:
@@ -93,4 +93,4 @@ def exporter_of(path: Path) -> AnyExporter:
     if not path.is_dir() and not head.strip():
         raise BadInput(f"{path} is empty.")
     titles = ", ".join(found.title for found in exporters())
-    raise BadInput(f"{path} is no database that can be read.", hint=f"those there are: {titles}")
+    raise BadInput(f"{path} is not a database that Tuna reads.", hint=f"it reads: {titles}")

@@ -16,7 +16,7 @@ from tuna.db import sessions
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import exporter
-from tuna.exports.tuning_files import TuningFile
+from tuna.exports.tuning_file import TuningFile
 from tuna.libraries.exporter import ExportReport
 from tuna.libraries.results import (
     KernelOf,
@@ -40,7 +40,7 @@ class SqlSource:
     """Results through one connection; see `results.ResultSource` for what each method gives."""
 
     connection: sa.Connection
-    found: Results  #: baselines' too
+    found: Results  #: columns of the results, baselines' too
     title: str
     library: str
     arch: str
@@ -141,9 +141,9 @@ class SqlSource:
         ]
 
 
-#: Field of `ResultSource.results` -> column, where they differ.
+#: Column by field of `ResultSource.results`, where the two differ
 _NAMES = {"result_id": "id"}
-#: Of `KernelOf`.
+#: Columns of a `KernelOf`
 _KERNEL = (
     *("id", "solver", "config_key", "driver", "environment", "digest", "code_name", "code_args"),
 )
@@ -155,7 +155,7 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
     if emulator := one.flags.get("emulator"):
         raise BadInput(
             f"Session {session_id} was measured on a board that {emulator} emulates: its times are"
-            " no device's.",
+            " not a device's.",
             hint="see them with `tuna report`; what is exported is measured on a real board",
         )
     mine = SESSIONS["session_id"] == session_id
@@ -186,10 +186,8 @@ def of_golden(
     golden_id = connection.execute(query).scalar_one_or_none()
     if golden_id is None:
         query = sa.select(golden.c.version).where(of_library).order_by(golden.c.version)
-        there = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
-        raise NotFound(
-            f"There is no golden version {version} of {library}.", hint=f"versions: {there}"
-        )
+        known = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
+        raise NotFound(f"Unknown golden version {version} of {library}.", hint=f"versions: {known}")
     where = [RELEASES["golden_id"] == golden_id, RELEASES["arch"] == arch]
     if num_cu is not None:
         where.append(RELEASES["num_cu"] == num_cu)
@@ -197,8 +195,8 @@ def of_golden(
         f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
     )
     facts = (title, library, arch, num_cu or 0, "", "", "", tag)
-    found = RELEASES.only(*where, tag=tag)
-    return SqlSource(connection, found, *facts, mixed=num_cu is None)
+    results = RELEASES.only(*where, tag=tag)
+    return SqlSource(connection, results, *facts, mixed=num_cu is None)
 
 
 def kernels_of(
@@ -233,14 +231,14 @@ def export(
 
     `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the
     configs with this tag; the rest are the form's own options. Equal results give equal bytes; an
-    older file is replaced at once or not at all. Raises NotFound if there is no such session or
+    older file is replaced at once or not at all. Raises NotFound for an unknown session or
     tag, or nothing to export (then nothing is written), BadInput, also for results of an emulated
     board, or StorageFull.
     """
     writer = exporter(form)
-    given = writer.options_of(options)
+    chosen = writer.options_of(options)
     source = of_session(connection, session_id, config_tag)
-    return _counted(source, writer.export(source, directory, given, filename))
+    return _counted(source, writer.export(source, directory, chosen, filename))
 
 
 def export_golden(
@@ -261,12 +259,12 @@ def export_golden(
     Without `num_cu` the file is named after the architecture alone and holds the results of all CU
     counts: MIOpen's formats of each key and solver what was measured last, of equally late ones
     that of fewer CUs; a kernel db the code of the winners of each CU count; the generic forms all
-    of them. There is no TVM database of a golden version.
+    of them. A golden version has no TVM database.
     """
     writer = exporter(form)
-    given = writer.options_of(options)
+    chosen = writer.options_of(options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
-    return _counted(source, writer.export(source, directory, given, filename))
+    return _counted(source, writer.export(source, directory, chosen, filename))
 
 
 def export_reported(
@@ -283,15 +281,15 @@ def export_reported(
     writer = exporter(form)
     if not isinstance(writer, TuningFile):
         raise BadInput(
-            f"A {writer.title} holds results; reported times are none.",
+            f"A {writer.title} holds results, not reported times.",
             hint="--form tunableop and hipblaslt hold them",
         )
-    given = writer.options_of(options)
-    rows, others = reported.of_release(connection, form, arch, given.release)
+    chosen = writer.options_of(options)
+    rows, others = reported.of_release(connection, form, arch, chosen.release)
     facts = ("Reported times", "", rows[0].device if rows else "", 0, "", "", "", None)
     source = SqlSource(connection, SESSIONS.only(sa.false()), *facts, reports=rows)
-    found = writer.export(source, directory, given, filename)
-    return replace(found, skipped={**others, **found.skipped})
+    report = writer.export(source, directory, chosen, filename)
+    return replace(report, skipped={**others, **report.skipped})
 
 
 def _counted(source: SqlSource, report: ExportReport) -> ExportReport:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
+from tuna.common.messages import counted
 from tuna.db.engine import transaction
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
@@ -28,13 +29,12 @@ from tuna.golden.versions import (
     missing,
     of_library,
 )
-from tuna.messages import counted
 from tuna.vocabulary import GoldenState
 
 _COPIED = [
     column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")
 ]
-#: The columns of results that they are copied from.
+#: Columns of results from which entries are copied
 _READ = [{"problem_key": "stored_key"}.get(name, name) for name in _COPIED]
 
 
@@ -46,14 +46,15 @@ class BuildReport:
     version: int
     base_version: int | None
     session_id: int | None
-    new: bool  #: False: a draft was overwritten
-    entries: int  #: entries of the version after the build
+    new: bool  #: true for a new version; false if a draft was overwritten
+    entries: int  #: number of the version's entries after the build
     from_base: int
     from_session: int
-    replaced: int  #: results of the base or of the draft that were replaced by newer ones
-    imported: int  #: those of `entries` that were imported from a file
-    kernels: int  #: code objects of `entries`
-    left_out: int = 0  #: results of the session whose time no run can have taken
+    replaced: int  #: number of results of the base or of the draft that newer ones replaced
+    imported: int  #: number of the entries that were imported from a file
+    kernels: int  #: number of code objects of the entries
+    #: number of the session's results that are left out, because no run can have taken their time
+    left_out: int = 0
 
     def __str__(self) -> str:
         parts = []
@@ -80,7 +81,7 @@ class _Plan:
     library: str
     version: int
     base: Version | None
-    draft: Version | None  #: the version to overwrite; None: a new one
+    draft: Version | None  #: draft that is overwritten; None: a new version
     wanted: ResultSelection | None
 
 
@@ -131,21 +132,21 @@ def _plan(
     overwrite: bool,
 ) -> _Plan:
     library = _library(connection, wanted, base_version, library)
-    there = {one.version: one for one in of_library(connection, library, lock=True)}
+    known = {golden.version: golden for golden in of_library(connection, library, lock=True)}
     base = None
     if base_version is not None:
-        if base_version not in there:
-            raise _no_base(connection, base_version, library, list(there.values()))
+        if base_version not in known:
+            raise _no_base(connection, base_version, library, list(known.values()))
         if base_version >= version:
             relation = "itself" if base_version == version else f"the newer version {base_version}"
             raise BadInput(f"Golden version {version} cannot be built on {relation}.")
-        base = there[base_version]
-    draft = there.get(version)
+        base = known[base_version]
+    draft = known.get(version)
     if draft is not None and draft.state is not GoldenState.DRAFT:
         raise GoldenFrozen(f"The {draft} is {draft.state.value} and never changes.")
     if draft is not None and not overwrite:
         raise GoldenExists(f"The {draft} exists already.")
-    older = [number for number in there if number < version]
+    older = [number for number in known if number < version]
     if draft is None and base is None and older:
         raise BadInput(
             f"Golden version {version} of {library} needs a base, for there are older versions.",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted
 from tuna.db import networks
 from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
@@ -25,12 +26,11 @@ from tuna.golden.solver_counts import (
     outcome,
 )
 from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
-from tuna.messages import counted
 from tuna.results.selectable import Results
 
 NO_MODEL = "(no model)"
 TOTAL = "total"
-#: Longest list in a report.
+#: Maximum of items in a list of the report
 _MAX_ITEMS = 20
 _MAX_PARAMS_CHARS = 60
 
@@ -96,21 +96,22 @@ class PromotionReport:
     """A golden version, or a session's results, compared with another version."""
 
     library: str
-    version: int | None  #: None: the subject is a session
+    version: int | None  #: number of the version that is compared; None: a session is
     session_id: int | None
-    against: int | None  #: the other version; None: there is none
+    against: int | None  #: number of the version to compare with; None: there is none
     total: ModelTally
     models: tuple[ModelTally, ...]
-    regressions: tuple[Change, ...]  #: the worst, worst first
-    gains: tuple[Change, ...]  #: the best, best first
-    #: fastest solver before, after, for how many layers
+    regressions: tuple[Change, ...]  #: slower layers, the worst first
+    gains: tuple[Change, ...]  #: faster layers, the best first
+    #: changes of the fastest solver: before, after, number of layers
     solver_changes: tuple[tuple[str, str, int], ...]
-    #: the first few of the layers that only the other version has
+    #: first few of the layers that only the other version has
     missing_layers: tuple[ReleaseEntry, ...]
-    #: of every slower layer, largest first
+    #: time over the other version's time of every slower layer, largest first
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)
-    left_out: int = 0  #: results of the session that are not releasable and therefore not compared
-    solvers: tuple[SolverCount, ...] = ()  #: by solver and type of layer
+    #: number of the session's results that are not releasable and therefore not compared
+    left_out: int = 0
+    solvers: tuple[SolverCount, ...] = ()  #: counts by solver and type of layer
 
     def lines(self) -> list[str]:
         """The report as lines of text."""
@@ -120,32 +121,32 @@ class PromotionReport:
             if self.version is None
             else f"golden version {self.version}"
         )
-        found = [f"{subject} of {self.library} against {other}", ""]
+        lines = [f"{subject} of {self.library} against {other}", ""]
         if self.left_out:
-            found[1:1] = [
+            lines[1:1] = [
                 f"left out: {counted(self.left_out, 'result')} of the session that cannot become"
                 " golden"
             ]
-        found.append(
+        lines.append(
             f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7} "
             " weighted time"
         )
-        found += [_tally_line(tally) for tally in (*self.models, self.total)]
+        lines += [_tally_line(tally) for tally in (*self.models, self.total)]
         for title, changes in (("worst regressions", self.regressions), ("best gains", self.gains)):
             if changes:
-                found += ["", f"{title}:", *(line for change in changes for line in change.lines())]
+                lines += ["", f"{title}:", *(line for change in changes for line in change.lines())]
         if self.solver_changes:
-            found += ["", "changed fastest solvers:"]
-            found += [
+            lines += ["", "changed fastest solvers:"]
+            lines += [
                 f"{count:7}  {before} -> {after}" for before, after, count in self.solver_changes
             ]
         if self.missing_layers:
-            found += ["", f"missing layers ({len(self.missing_layers)} of {self.total.missing}):"]
-            found += [
+            lines += ["", f"missing layers ({len(self.missing_layers)} of {self.total.missing}):"]
+            lines += [
                 f"      {entry.layer}  {entry.arch} x {entry.num_cu}"
                 for entry in self.missing_layers
             ]
-        return found
+        return lines
 
     def as_json(self) -> dict[str, Any]:
         """The report, JSON-serialisable."""

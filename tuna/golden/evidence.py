@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted, last_line
 from tuna.db.models import GoldenEntry, Job, SolverRow, StepResultRow, TrialRow
 from tuna.golden.versions import Version, entries_of, of_library
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import find_library
 from tuna.libraries.results import Spread
 from tuna.libraries.steps import every_step
-from tuna.messages import counted, last_line
 from tuna.queue.reproduction import Repeated, commands, item_command
 from tuna.queue.work_items import seed
 from tuna.results.selectable import last_good_attempts
 from tuna.results.whole_results import spread_of
 
-#: Slower solvers, and failures, that the text names; JSON has all.
+#: Maximum of slower solvers, and of failures, that the text names; JSON has all
 _SHOWN = 3
 
 
@@ -32,10 +32,10 @@ _SHOWN = 3
 class EntryMeasurement:
     """Repeats of the measurement that an entry's time is the median of."""
 
-    low_ms: float | None  #: 95 % interval of the median
+    low_ms: float | None  #: lower end of the median's 95 % interval
     high_ms: float | None
     spread: Spread | None
-    drift: float | None  #: change of the device's speed meanwhile, as a part of it
+    drift: float | None  #: change of the device's speed meanwhile, as a share of the speed
 
     def line(self) -> str:
         """All in one line."""
@@ -60,8 +60,8 @@ class OtherSolver:
     time_ms: float
     low_ms: float | None
     high_ms: float | None
-    margin: float  #: of its time over the entry's, as a part of the latter
-    apart: bool | None  #: the intervals of the two do not overlap; None: not known
+    margin: float  #: part by which its time exceeds the entry's: 0.1 is 10 % slower
+    apart: bool | None  #: true if the intervals of the two do not overlap; None: not known
 
     def line(self) -> str:
         """The solver in one line."""
@@ -77,7 +77,7 @@ class LayerFailure:
     cause: str
     trials: int
     attempts: int
-    output: str  #: the last line of the latest
+    output: str  #: last line of the latest failure's output
 
     def line(self) -> str:
         """The failures in one line."""
@@ -95,9 +95,9 @@ class EntryInVersion:
     promoted_at: datetime | None
     promoted_by: str
     note: str
-    entry_id: int | None  #: None: the version has none, as is the time
+    entry_id: int | None  #: id of the version's entry; None: the version has none, and no time
     time_ms: float | None
-    fastest: str | None  #: solver; None: the version does not have the layer
+    fastest: str | None  #: solver of the fastest entry; None: the version does not have the layer
     fastest_ms: float | None
 
     def line(self) -> str:
@@ -121,12 +121,13 @@ class Evidence:
 
     measurement: (
         EntryMeasurement | None
-    )  #: None: it was imported, or its session has another result now
-    others: tuple[OtherSolver, ...]  #: the fastest first
-    failures: tuple[LayerFailure, ...]  #: the most frequent first
+    )  #: the entry's measurement; None: it was imported, or its session has another result now
+    others: tuple[OtherSolver, ...]  #: other solvers, the fastest first
+    failures: tuple[LayerFailure, ...]  #: failures, the most frequent first
     history: tuple[EntryInVersion, ...]
-    reproduce: str  #: a command line; empty where the library is not installed
-    same_candidate: bool  #: that measures the very candidate; else it begins anew
+    reproduce: str  #: command line that measures again; empty: the library is not installed
+    #: true if the command measures this very candidate; false if it tunes anew
+    same_candidate: bool
 
     def lines(self) -> list[str]:
         """The evidence as lines of text."""
@@ -187,7 +188,7 @@ def read_evidence(
     return {
         key: Evidence(
             _measurement(row, drifts) if key in measured else None,
-            tuple(_other(row, one) for one in beside[_layer(row)] if one.id != key),
+            tuple(_other(row, other) for other in beside[_layer(row)] if other.id != key),
             tuple(failures.get((row.session_id, row.config_id), ())),
             tuple(history(_layer(row), row.solver_id)),
             same.get(key) or anew.get(key, ""),
@@ -261,15 +262,15 @@ def _failures(
         table.__tablename__: _outputs(connection, table, counts.values())
         for table in (TrialRow, StepResultRow)
     }
-    found: dict[tuple[int, int], list[LayerFailure]] = defaultdict(list)
+    by_layer: dict[tuple[int, int], list[LayerFailure]] = defaultdict(list)
     for (session, config, solver, cause), kinds in counts.items():
         said = [outputs[name][latest] for name, (_, latest) in kinds.items()]
         trials, attempts = (kinds.get(name, (0, 0))[0] for name in ("trial", "step_result"))
         output = next(filter(None, said), "")
-        found[session, config].append(LayerFailure(solver, cause, trials, attempts, output))
-    for failures in found.values():
+        by_layer[session, config].append(LayerFailure(solver, cause, trials, attempts, output))
+    for failures in by_layer.values():
         failures.sort(key=lambda one: (-one.trials - one.attempts, one.solver, one.cause))
-    return found
+    return by_layer
 
 
 def _outputs(
@@ -290,20 +291,20 @@ def _history(connection: sa.Connection, library: str, configs: Collection[int]) 
     query = sa.select(row.golden_id, *(getattr(row, name) for name in _Layer._fields))
     query = query.add_columns(row.solver_id, row.id, row.time_ms, SolverRow.name)
     query = query.join(SolverRow, SolverRow.id == row.solver_id).where(
-        row.config_id.in_(configs), row.golden_id.in_([one.id for one in versions])
+        row.config_id.in_(configs), row.golden_id.in_([gold.id for gold in versions])
     )
-    there: dict[tuple[int, _Layer], list[Any]] = defaultdict(list)
+    by_layer: dict[tuple[int, _Layer], list[Any]] = defaultdict(list)
     for entry in connection.execute(query.order_by(row.time_ms, row.id)):
-        there[entry.golden_id, _layer(entry)].append(entry)
+        by_layer[entry.golden_id, _layer(entry)].append(entry)
 
     def of(layer: _Layer, solver_id: int) -> Iterable[EntryInVersion]:
-        for one in versions:
-            entries = there.get((one.id, layer), [])
-            mine = next((entry for entry in entries if entry.solver_id == solver_id), None)
+        for gold in versions:
+            entries = by_layer.get((gold.id, layer), [])
+            match = next((entry for entry in entries if entry.solver_id == solver_id), None)
             first = entries[0] if entries else None
             yield EntryInVersion(
-                *(one.version, one.state.value, one.promoted_at, one.promoted_by, one.note),
-                *((mine.id, mine.time_ms) if mine else (None, None)),
+                *(gold.version, gold.state.value, gold.promoted_at, gold.promoted_by, gold.note),
+                *((match.id, match.time_ms) if match else (None, None)),
                 *((first.name, first.time_ms) if first else (None, None)),
             )
 
@@ -328,7 +329,7 @@ def _commands(
         if row.job_id in attempts and _has_step(row.library, attempts[row.job_id].step)
     }
     made = commands(connection, repeated.values())
-    same = {key: made[one] for key, one in repeated.items() if one in made}
+    same = {key: made[request] for key, request in repeated.items() if request in made}
     anew = {}
     for key, row in rows.items():
         library = find_library(row.library)

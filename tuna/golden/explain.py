@@ -32,12 +32,13 @@ class Explanation:
     version."""
 
     entry: ReleaseEntry
-    kernels: tuple[str, ...]  #: SHA-256 of each
+    kernels: tuple[str, ...]  #: SHA-256 of each code object
     base_version: int | None
     base: ReleaseEntry | None
     base_kernels: tuple[str, ...]
     evidence: Evidence
-    #: why the search that found it ended; "": none did, or its session has another result now
+    #: reason of the end of the search that found it; empty: no search did, or its session has
+    #: another result now
     search_ended: str = ""
 
     @property
@@ -132,22 +133,22 @@ def explain_line(
         told = sa.select(key).where(GoldenEntry.golden_id == subject.id, _begins(key, names))
         keys = {text for text in connection.execute(told).scalars() if names.is_key(text or "")}
         of_line = sa.or_(
-            GoldenEntry.config_id.in_([one.id for one in known if names.is_key(one.problem_key)]),
+            GoldenEntry.config_id.in_([row.id for row in known if names.is_key(row.problem_key)]),
             sa.and_(key.in_(keys), GoldenEntry.config_id.in_(_KEYLESS)),
         )
-    solvers = names.solvers if solver is None else [one for one in names.solvers if one == solver]
-    found = _ids(connection, subject, of_line, solvers) if solvers else []
-    if not found:
-        there = ", ".join(names.solvers)
+    solvers = [name for name in names.solvers if solver in (None, name)]
+    entries = _ids(connection, subject, of_line, solvers) if solvers else []
+    if not entries:
+        listed = ", ".join(names.solvers)
         raise NotFound(
-            f"The {subject} has no such entry of this line's layer; its solvers are {there}.",
+            f"The {subject} has no such entry of this line's layer; its solvers are {listed}.",
             hint="is the file an export of this version?",
         )
     fastest: dict[tuple[str, int], int] = {}
-    for entry_id, device in found:
+    for entry_id, device in entries:
         fastest.setdefault(device, entry_id)
-    mine = [key for device, key in fastest.items() if base_name(*device) == names.device]
-    return _explanations(connection, subject, mine or list(fastest.values()))
+    of_device = [key for device, key in fastest.items() if base_name(*device) == names.device]
+    return _explanations(connection, subject, of_device or list(fastest.values()))
 
 
 def _begins(key: Any, names: LineNames) -> sa.ColumnElement[bool]:
@@ -177,7 +178,7 @@ _KEYS = (
 )
 
 
-#: Layers whose key is the one that a worker reported to an older version.
+#: Layers whose key is the one that a worker reported to an older version
 _KEYLESS = sa.select(ConfigRow.id).where(ConfigRow.problem_key.is_(None))
 
 
@@ -195,7 +196,7 @@ def _named(key: str) -> sa.ColumnElement[bool]:
 
 
 def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -> list[Explanation]:
-    found = read_entries(connection, entries_of(subject), ids)
+    entries = read_entries(connection, entries_of(subject), ids)
     before: dict[int, int] = {}
     if subject.base_version is not None:
         older = find(connection, subject.base_version, subject.library)
@@ -205,15 +206,15 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
             base, sa.and_(base.golden_id == older.id, *same)
         )
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
-        found |= read_entries(connection, entries_of(older), before.values())
-    kernels, ended = _kernels(connection, list(found)), _searches_ended(connection, ids)
+        entries |= read_entries(connection, entries_of(older), before.values())
+    kernels, ended = _kernels(connection, list(entries)), _searches_ended(connection, ids)
     evidence = read_evidence(connection, subject, ids)
     return [
         Explanation(
-            entry=found[number],
+            entry=entries[number],
             kernels=kernels.get(number, ()),
             base_version=subject.base_version,
-            base=found[before[number]] if number in before else None,
+            base=entries[before[number]] if number in before else None,
             base_kernels=kernels.get(before[number], ()) if number in before else (),
             evidence=evidence[number],
             search_ended=ended.get(number, ""),

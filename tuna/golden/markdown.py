@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from tuna.common.messages import one_line
 from tuna.golden.compare import Change, ModelTally, PromotionReport
 from tuna.golden.versions import ReleaseEntry
-from tuna.messages import one_line
 
-#: Sections, in their order; the heading's anchor is how GitHub and others make it.
+#: Sections in their order; the anchor of a heading is formed as GitHub and others do
 _SECTIONS = ("Models", "Solvers", "Gains", "Regressions", "Missing layers")
 _Link = Callable[[ReleaseEntry], str]
 
@@ -25,7 +25,7 @@ def to_markdown(report: PromotionReport, link: _Link | None = None) -> str:
         "Missing layers": _missing(report, link),
     }
     rows = {title: list(part) for title, part in parts.items()}
-    there = [title for title in _SECTIONS if len(rows[title]) > 2]
+    sections = [title for title in _SECTIONS if len(rows[title]) > 2]
     subject = (
         f"Session {report.session_id}"
         if report.version is None
@@ -33,8 +33,8 @@ def to_markdown(report: PromotionReport, link: _Link | None = None) -> str:
     )
     against = "" if report.against is None else f" against version {report.against}"
     lines = [f"# {subject} of {_text(report.library)}{against}", ""]
-    lines.append(" · ".join(f"[{title}](#{_anchor(title)})" for title in there))
-    for title in there:
+    lines.append(" · ".join(f"[{title}](#{_anchor(title)})" for title in sections))
+    for title in sections:
         lines += ["", f"## {title}", "", *rows[title]]
     return "\n".join([*lines, ""])
 

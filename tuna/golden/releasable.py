@@ -17,10 +17,10 @@ from tuna.golden.versions import NotReleasable
 from tuna.results.selectable import SESSIONS, Results
 from tuna.vocabulary import State
 
-#: Fault of a result that is left out, whatever else is in the session: an older version took in
-#: times that no run can have taken.
+#: Fault of a result that is always left out: an older version stored times that no run can have
+#: taken
 IMPOSSIBLE = "impossible"
-#: Fault -> (predicate of the error sentence, what to do), in order of precedence.
+#: Predicate of the error sentence, and what to do, by fault in order of precedence
 FAULTS = {
     "environment": (
         "come from an environment without library version or toolchain",
@@ -64,7 +64,7 @@ class ResultSelection:
     """A selection of a session's results."""
 
     session_id: int
-    kind: str | None = None  #: only configs of this kind; None: all
+    kind: str | None = None  #: kind of the configs that count; None: all
     allow_imported: bool = False
     allow_noisy: bool = False
 
@@ -79,7 +79,7 @@ def session(connection: sa.Connection, session_id: int, library: str | None = No
     return found
 
 
-#: Columns that a fault is told from.
+#: Columns that tell the fault
 _FAULT_BY = ("library_version", "job_state", "trial_cause", "attempt_id")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices, counted
 from tuna.db.engine import transaction
 from tuna.db.models import Golden
 from tuna.db.types import utc_now
@@ -21,12 +22,11 @@ from tuna.golden.versions import (
     find,
     of_library,
 )
-from tuna.messages import choices, counted
 from tuna.vocabulary import GoldenState
 
-#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
+#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms
 _TOLERANCE = 1e-9
-#: Of the column.
+#: Length of the column
 _MAX_BY_CHARS = 255
 
 
@@ -51,13 +51,13 @@ def promote(
 
     def release(connection: sa.Connection) -> PromotionReport:
         name = find(connection, version, library).library
-        there = {one.version: one for one in of_library(connection, name, lock=True)}
-        draft = there[version]
+        known = {golden.version: golden for golden in of_library(connection, name, lock=True)}
+        draft = known[version]
         if draft.state is not GoldenState.DRAFT:
             raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
         _check_entries(connection, draft, allow_noisy=allow_noisy)
-        other = current(there.values()) or (
-            there[draft.base_version] if draft.base_version is not None else None
+        other = current(known.values()) or (
+            known[draft.base_version] if draft.base_version is not None else None
         )
         report = compare(connection, draft, other)
         violations = check_gate(report, max_regression, min_gain)
@@ -115,8 +115,7 @@ def check_gate(
         ratio = report.total.ratio
         if ratio is None:
             violations.append(
-                "there is no layer to measure a gain on: no version to compare with has one of"
-                " these"
+                "no gain can be measured: no version to compare with has one of these layers"
             )
         elif 1 - ratio < min_gain - _TOLERANCE:
             shrinks = (

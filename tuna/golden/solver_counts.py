@@ -22,13 +22,13 @@ class SolverCount:
 
     solver: str
     type: str  #: kind, data type and direction of the layers
-    entries: int = 0  #: of the subject
-    new: int = 0  #: that the other side does not have
-    missing: int = 0  #: that only the other side has
+    entries: int = 0  #: number of the subject's entries
+    new: int = 0  #: number of entries that the other side does not have
+    missing: int = 0  #: number of entries that only the other side has
     faster: int = 0
     slower: int = 0
     equal: int = 0
-    fastest: int = 0  #: layers of which it is the subject's fastest
+    fastest: int = 0  #: number of layers of which it is the subject's fastest
 
     def as_json(self) -> dict[str, Any]:
         """All fields."""
@@ -52,7 +52,7 @@ class DeviceLayer(NamedTuple):
     config_id: int
 
 
-#: The entries of one side: of each layer by solver.
+#: Entries of one side, by layer and solver
 Side = Mapping[DeviceLayer, Mapping[str, SolverTime]]
 
 

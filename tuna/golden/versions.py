@@ -67,9 +67,10 @@ class Version:
     created_at: datetime
     promoted_at: datetime | None
     promoted_by: str  #: user and host, or the visitor of a service; empty: not known
-    note: str  #: of who promoted it
-    entries: int = 0  #: set by `versions` only, as is the next
-    current: bool = False  #: promoted last of its library, of those that are not withdrawn
+    note: str  #: note of the person who promoted it
+    entries: int = 0  #: number of entries; only `versions` sets it and the next field
+    #: true if it was promoted last of its library's versions that are not withdrawn
+    current: bool = False
 
     def __str__(self) -> str:
         return f"golden version {self.version} of {self.library}"
@@ -145,7 +146,7 @@ def missing(version: int, library: str | None, found: Iterable[Version]) -> NotF
     known = (str(one.version) if library else f"{one.version} of {one.library}" for one in ours)
     what = f"golden version {version}" + (f" of {library}" if library else "")
     there = ", ".join(known) or "none yet"
-    return NotFound(f"There is no {what}.", hint=f"golden versions: {there}")
+    return NotFound(f"Unknown {what}.", hint=f"golden versions: {there}")
 
 
 def current(there: Iterable[Version]) -> Version | None:
@@ -166,11 +167,11 @@ def _version(row: Any) -> Version:
 class ReleaseEntry:
     """One result of a golden version or of a session, with its provenance."""
 
-    id: int  #: of the golden entry, or of the row of find_db
-    version: int | None  #: None: a result of a session
+    id: int  #: id of the golden entry, or of the row of find_db
+    version: int | None  #: number of the golden version; None: a result of a session
     layer: str
     config_key: str
-    problem_key: str  #: MIOpen's key of the layer; empty if it has none
+    problem_key: str  #: MIOpen's key of the layer; empty: it has none
     arch: str
     num_cu: int
     solver: str
@@ -179,15 +180,16 @@ class ReleaseEntry:
     params: str
     algorithm: str
     session_id: int
-    reason: str  #: of the session
+    reason: str  #: reason of the session
     library_version: str
     toolchain: str
-    worker: str  #: empty for an imported result, as are device and measured_at
+    #: worker that measured it; empty, like device and measured_at, for an imported result
+    worker: str
     device: str
     measured_at: datetime | None
-    source: str | None  #: the file it was imported from
-    noisy: bool  #: the device was not quiet while it was measured
-    clock: str  #: see `libraries.items.Trial.clock`
+    source: str | None  #: imported file; None: measured here
+    noisy: bool  #: true if the device was not quiet during the measurement
+    clock: str  #: clock that timed it: see `libraries.items.Trial.clock`
 
     @property
     def origin(self) -> str:
@@ -226,16 +228,17 @@ class EntryFilter:
     """Which entries of a golden version: those that meet all conditions that are given."""
 
     version: int
-    library: str | None = None  #: needed where several have a version of this number
+    #: library of the version; needed where several have a version of this number
+    library: str | None = None
     arch: str | None = None
     solver: str | None = None
-    layer: str | None = None  #: text in the label, or the whole key
+    layer: str | None = None  #: text in the layer's label, or the whole config key
     limit: int = 100
-    after: int = 0  #: id of the last entry of the page before
+    after: int = 0  #: id of the last entry of the previous page
 
 
 def entry_page(connection: sa.Connection, wanted: EntryFilter) -> RowPage[ReleaseEntry]:
-    """Return entries by id; raises NotFound for a version that there is not."""
+    """Return entries by id; raises NotFound for an unknown version."""
     results = entries_of(find(connection, wanted.version, wanted.library))
     named = {"arch": wanted.arch, "solver": wanted.solver}
     equal = {name: value for name, value in named.items() if value is not None}

@@ -1,1 +1,1 @@
-"""The life of a job in SQL: states, release, failures, the reaper, the sessions that are served."""
+"""The life of a job in SQL: states, failures, the sessions that are served, rounds, finals."""

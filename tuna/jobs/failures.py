@@ -27,7 +27,7 @@ from tuna.vocabulary import IN_FLIGHT, Cause, State
 log = structlog.get_logger(__name__)
 
 #: Maximum of uncharged failures in a row; further ones are charged, so that no job is retried
-#: endlessly.
+#: endlessly
 MAX_UNCHARGED = 20
 
 
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     """A result as it counts for its job, and what follows."""
 
     result: StepResult
-    cause: Cause | None  #: None: the attempt was good
+    cause: Cause | None  #: cause of the failure; None: the attempt was good
     after: NextState
 
 
@@ -159,7 +159,7 @@ def losses_of(connection: sa.Connection, jobs: Iterable[AttemptedJob]) -> dict[i
 
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
-#: The output of a job whose worker was lost, and of jobs whose message was.
+#: Output tail of a job whose worker, or whose message, was lost
 _TAILS = {
     Cause.WORKER_LOST: "The worker died or was silent for longer than its lease.",
     Cause.INFRA: (

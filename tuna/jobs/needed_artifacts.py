@@ -31,12 +31,13 @@ from tuna.vocabulary import IN_FLIGHT, State
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two calls of `keep`; less than what a released artifact may still live.
+#: Seconds between two calls of `keep`; less than the grace of a released artifact
 KEEP_EVERY_S = 300.0
 _PAGE = 1000
-#: The drain settles a job whose last step ran on a CPU, so that `compiled` is not among them.
+#: States of a job that has ended; `compiled` is not among them, because the drain moves a job whose
+#: last step ran on a CPU on to `evaluated`
 _ENDED = (State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value)
-#: Of jobs that are, or will be, tried again for a step that stores artifacts.
+#: States of a job that is, or will be, tried for a step that stores artifacts
 _TRIED = frozenset(one.value for one in (State.NEW, State.SEARCHING, *IN_FLIGHT))
 
 
@@ -44,12 +45,12 @@ _TRIED = frozenset(one.value for one in (State.NEW, State.SEARCHING, *IN_FLIGHT)
 class ArtifactUser:
     """A package's table whose rows name artifacts."""
 
-    #: Return the digests that rows name: all, or those of a collection.
+    #: function of a connection and digests (None: all) that returns those of them that rows name
     digests: Callable[[sa.Connection, Collection[str] | None], set[str]]
 
 
 USERS: Plugins[ArtifactUser] = Plugins("tuna.artifact_users", "user of artifacts", ArtifactUser)
-#: Tables of the schema whose rows packages read.
+#: Tables of the schema whose rows packages read
 _OF_PACKAGES = (RequestRow, CacheEntryRow)
 
 
@@ -135,8 +136,8 @@ def abandoned(
     canceled = State.CANCELED.value
     left: set[str] = set()
     for jobs, digests in pairs:
-        found = {states.get(job_id, canceled) for job_id in jobs}
-        if canceled in found and found.isdisjoint(_TRIED):
+        job_states = {states.get(job_id, canceled) for job_id in jobs}
+        if canceled in job_states and job_states.isdisjoint(_TRIED):
             left.update(digests)
     if not left:
         return left

@@ -15,14 +15,15 @@ from tuna.db import sessions
 from tuna.db.bulk import rows_among
 from tuna.db.models import EnvironmentRow, Job, Session, StepResultRow
 from tuna.db.session_options import DEFAULTS, SessionOptions
+from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
 from tuna.libraries.steps import every_step, served_steps
-from tuna.policies import OpenStep
 from tuna.vocabulary import IN_FLIGHT, SEARCH, Resource, queue_name
 
-#: A drain writes about 5000 in one transaction at most.
+#: Number of latest attempts that are looked at; a drain writes about 5000 in one transaction at
+#: most
 _LATEST_ATTEMPTS = 10_000
 
 
@@ -46,7 +47,7 @@ class SessionWork:
     environment: Environment
     library: Library
     options: SessionOptions = DEFAULTS
-    #: names of the steps to serve, of those that the library has; all when empty
+    #: names of the steps to serve; empty: all that the library has
     only: Sequence[str] = ()
 
     @property
@@ -124,7 +125,7 @@ def read_works(
     ids = _open(connection) if session_ids is None else list(session_ids)
     query = sa.select(Session.id, Session.options).where(Session.id.in_(ids))
     now = {row.id: SessionOptions.stored(row.options) for row in connection.execute(query)}
-    found = [replace(known[key], options=now[key]) for key in ids if key in known and key in now]
+    works = [replace(known[key], options=now[key]) for key in ids if key in known and key in now]
     for session_id in (key for key in ids if key not in known):
         info = sessions.get(connection, session_id)
         library = find_library(info.environment.library)
@@ -136,8 +137,8 @@ def read_works(
                 info.options,
                 tuple(steps),
             )
-            found.append(work)
-    return found
+            works.append(work)
+    return works
 
 
 def lately_worked(connection: sa.Connection) -> set[int]:
@@ -193,17 +194,17 @@ def chunks_before(
     Empty if a worker does a chunk of `works`; `untaken`: those of `chunks` that no worker took.
     """
     queues = {work.queue(step) for work in works for step in work.steps}
-    mine = {work.session_id for work in works}
-    found: Counter[int] = Counter()
+    ids = {work.session_id for work in works}
+    counts: Counter[int] = Counter()
     query = sa.select(Job.chunk, Job.session_id).distinct()
     for row in rows_among(connection, query, Job.chunk, chunks):
-        if row.session_id not in mine:
-            found[row.session_id] += 1
+        if row.session_id not in ids:
+            counts[row.session_id] += 1
         elif row.chunk not in untaken:
             return {}
-    others = read_works(connection, sorted(found))
+    others = read_works(connection, sorted(counts))
     return {
-        work.session_id: found[work.session_id]
+        work.session_id: counts[work.session_id]
         for work in others
         if not queues.isdisjoint(work.queue(step) for step in work.steps)
     }
@@ -211,7 +212,7 @@ def chunks_before(
 
 def _open(connection: sa.Connection) -> list[int]:
     """Sessions with jobs that are not at their end, of libraries that are installed here."""
-    found: list[int] = []
+    ids: list[int] = []
     for name in connection.execute(sa.select(EnvironmentRow.library).distinct()).scalars().all():
         library = find_library(name)
         if library is None:
@@ -238,5 +239,5 @@ def _open(connection: sa.Connection) -> list[int]:
             .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
             .where(EnvironmentRow.library == name)
         )
-        found += [row.id for row in connection.execute(query) if row.job is not None]
-    return sorted(found)
+        ids += [row.id for row in connection.execute(query) if row.job is not None]
+    return sorted(ids)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tuna.vocabulary import IN_FLIGHT, Resource, State, state_diagram
 
-#: From each state, the states that may follow it.
+#: States that may follow each state
 TRANSITIONS: dict[State, frozenset[State]] = {
     # To evaluated: a known result is as fast as was asked for.
     State.NEW: frozenset(
@@ -42,7 +42,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.CANCELED: frozenset({State.NEW}),
 }
 
-#: From which a job may be claimed for its current step; `compiled` after a last CPU step is final.
+#: States from which a job may be claimed for its current step; `compiled` after a last CPU step is
+#: final
 CLAIMABLE = {
     Resource.CPU: (State.NEW, State.SEARCHING),
     Resource.DEVICE: (State.COMPILED, State.NEW),
@@ -110,7 +111,7 @@ class ClaimedJob(NamedTuple):
     session_id: int
     config_id: int
     solver_id: int
-    steps: str  #: all of them, comma-separated; see `db.jobs.step_names`
+    steps: str  #: all steps, comma-separated; see `db.jobs.step_names`
     search_id: int | None
     round: int
     attempt: int
@@ -130,14 +131,14 @@ class AttemptedJob(NamedTuple):
     search_id: int | None
     state: str
     step: str
-    steps: str  #: as in `ClaimedJob`
+    steps: str  #: all steps, comma-separated; see `db.jobs.step_names`
     attempt: int
     failures: int
     uncharged: int
-    avoid: str | None  #: where it failed last, if it is to be tried elsewhere
+    avoid: str | None  #: worker at which it failed last, if it is to be tried elsewhere
     workload: str | None
     chunk: str | None
-    leased_at: str | None  #: UTC in ISO form
+    leased_at: str | None  #: UTC time of the claim in ISO form
 
     @property
     def leased_since(self) -> datetime | None:

@@ -20,10 +20,10 @@ from tuna.plugins import Plugins
 class WorkerBoards:
     """The boards that an eval worker measures on; what is empty is as the settings say."""
 
-    tracker: str = ""  #: HOST:PORT
+    tracker: str = ""  #: address of the tracker, HOST:PORT; empty: none
     device_key: str = ""
     target: str = ""
-    reset: str = ""  #: command line that may bring a lost one back
+    reset: str = ""  #: command line that may bring a lost board back
 
 
 class BoardProcesses(MeasuringProcesses):

@@ -35,14 +35,14 @@ def search(
     with the cost model of a trained predictor; empty: there is none.
     """
     others = []
-    for one in known:
-        trials, config = _past(one["path"])
+    for sibling in known:
+        trials, config = _past(sibling["path"])
         layer = None if config is None else from_json(config)
-        others.append(Known(one["label"], trials, one["same"], layer))
+        others.append(Known(sibling["label"], trials, sibling["same"], layer))
     past, _ = _past(history)
     trained = {"prior": Path(prior).read_bytes()} if prior else {}
-    found = _builder(builder).search(KernelJob.from_json(job), past, count, others, **trained)
-    return {"params": list(found)}
+    params = _builder(builder).search(KernelJob.from_json(job), past, count, others, **trained)
+    return {"params": list(params)}
 
 
 def _past(path: str) -> tuple[list[Past], dict[str, Any] | None]:

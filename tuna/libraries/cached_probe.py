@@ -8,8 +8,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from tuna.common.files import atomic_file
 from tuna.errors import TunaError
-from tuna.files import atomic_file
 from tuna.settings import get_settings
 
 

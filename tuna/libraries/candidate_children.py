@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import MOST_PARTS
+from tuna.libraries.items import MAX_PARTS
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.measurement import Call, DeviceGone
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, child_env
 
-#: Folders that the children may write to, emptied after each item.
+#: Folders that the children may write to, emptied after each item
 BUILD, MEASURE = "build", "measure"
 
 
@@ -30,13 +30,15 @@ class ChildKind:
     """The start of children of one kind."""
 
     module: str
-    used: str  #: the builder or loader that it is started for
-    folder: str  #: that it may write to: BUILD or MEASURE
-    #: environment variables besides the common ones, by the number of threads that it may use
+    used: str  #: builder or loader that the child is started for
+    folder: str  #: folder that it may write to: BUILD or MEASURE
+    #: function that returns the environment variables besides the common ones, for a number of
+    #: threads
     variables: Callable[[int], Mapping[str, str]]
     memory_bytes: int
-    start_timeout_s: float  #: for its imports and what comes before the first candidate
-    remote: bool = False  #: it measures over the network instead of on a device of this machine
+    start_timeout_s: float  #: seconds for its imports and what comes before the first candidate
+    #: true if it measures over the network instead of on a device of this machine
+    remote: bool = False
 
     def new(self, context: RunContext, threads: int) -> Child:
         """A child that may use so many threads."""
@@ -82,7 +84,7 @@ class CompileProcess:
     def __init__(self, kind: ChildKind) -> None:
         self._kind = kind
         self.child: Child | None = None
-        self._body = ""  #: file of the config's body that it builds for
+        self._body = ""  #: file of the config's body that it builds for; empty: none
 
     @property
     def alive(self) -> bool:
@@ -149,13 +151,13 @@ def _lasting_folder(context: RunContext) -> Path:
 
 
 #: Milliseconds that a clock can tell: at least a nanosecond, at most the largest
-#: `measure_timeout_s`.
+#: `measure_timeout_s`
 _Ms = Annotated[float, Field(ge=1e-6, le=86_400e3, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Part = Annotated[str, Field(max_length=255)]
 _PartMs = Annotated[float, Field(ge=0, le=86_400e3, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400 * 30, allow_inf_nan=False)]
-#: More than any device has: 1e9 is an exaflop per second.
+#: GFLOPS of a device; 1e9, an exaflop per second, is more than any has
 _Gflops = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 _Extent = Annotated[int, Field(ge=0, lt=2**40)]
 _Name = Annotated[str, Field(max_length=32)]
@@ -202,7 +204,7 @@ class _Measured(_Answer):
     report: Annotated[str, Field(max_length=1000)] = ""
     timing: _Timing | None
     ended_early: bool = False
-    parts: Annotated[dict[_Part, _PartMs], Field(max_length=MOST_PARTS)] = {}
+    parts: Annotated[dict[_Part, _PartMs], Field(max_length=MAX_PARTS)] = {}
 
     @model_validator(mode="after")
     def _is_right(self) -> _Measured:

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 import structlog
 from pydantic import Field
 
-from tuna.files import NotPlain, empty, read_plain
+from tuna.common.files import NotPlain, empty, read_plain
+from tuna.common.version import __version__
 from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.base import FINALS, Finals, Library, Step
 from tuna.libraries.candidate_children import (
@@ -55,16 +56,15 @@ from tuna.libraries.measuring_processes import (
 )
 from tuna.libraries.options import CACHES, Condition, JobOptions, complete, read
 from tuna.sandbox.processes import ChildFault
-from tuna.version import __version__
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 log = structlog.get_logger(__name__)
 
-#: A child failed, or wrote no usable file.
+#: Errors of a child that failed, or wrote no usable file
 BUILD_FAULTS = (ChildFault, FileNotFoundError, PermissionError, NotPlain)
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
-#: Most measurements of a job's candidates, besides those of finalists in fresh processes: all are
-#: measured again after a drift.
+#: Maximum of measurements of a job's candidates, besides those of finalists in fresh processes: all
+#: are measured again after a drift
 _ROUNDS = 2
 
 
@@ -86,7 +86,7 @@ class CandidateOptions(JobOptions):
         ge=0,
         le=100,
         description=(
-            "of the best, how many are measured again in fresh processes; 0: none, and no finals"
+            "number of the best that are measured again in fresh processes; 0: none, and no finals"
         ),
     )
 
@@ -101,8 +101,9 @@ class BuildChild:
     """The compile child at work on one job."""
 
     call: Call
-    begin: Callable[[], object]  #: asked of a new child, so that its start is no candidate's time
-    limit_s: float  #: of a candidate
+    #: called for a new child, so that its start does not count as a candidate's time
+    begin: Callable[[], object]
+    limit_s: float  #: seconds for building a candidate
     context: RunContext
 
 
@@ -119,24 +120,25 @@ class CandidateLibrary(Library):
     )
     finals: Finals | None = Finals()
     options: type[CandidateOptions] = CandidateOptions
-    conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
-    suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
+    #: conditions that a session may choose; a library for another device leaves CACHES out
+    conditions: Sequence[Condition] = (CACHES,)
+    suffix: ClassVar[str] = ".so"  #: suffix of the files that are built and loaded
     budgets: ClassVar[Budgets] = Budgets()
     device_kind: ClassVar[str | None] = None  #: `DeviceUse.kind`
-    builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
-    loader: ClassVar[str]  #: the `Loader`
+    builder: ClassVar[str]  #: name of the `Builder`, such as "my_package.kernel:MyBuilder"
+    loader: ClassVar[str]  #: name of the `Loader`, such as "my_package.kernel:MyLoader"
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
-    memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
-    #: for a child's imports and what comes before the first candidate
+    memory_bytes: ClassVar[int] = 8 << 30  #: maximum of bytes of a child's memory
+    #: seconds for a child's imports and what comes before the first candidate
     start_timeout_s: ClassVar[float] = 180.0
-    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if
+    #: true if a process that imported the loader may fork: then fresh processes are cheap. False if
     #: the import or `peak_gflops` opens a device.
     forkable: ClassVar[bool] = False
-    #: Whether candidates are code of the device alone, which cannot change the process that
-    #: measures them: then one process measures those of all items, and answers probes.
+    #: true if candidates are code of the device alone, which cannot change the process that
+    #: measures them: then one process measures those of all items, and answers probes
     device_code_only: ClassVar[bool] = False
-    #: Whether the builder runs code that a config's body has: then a process that builds for one
-    #: body builds for no other, and for no config without one.
+    #: true if the builder runs code that a config's body has: then a process that builds for one
+    #: body builds for no other, and for no config without a body
     runs_bodies: ClassVar[bool] = False
 
     def __init__(self) -> None:
@@ -250,7 +252,7 @@ class CandidateLibrary(Library):
         describe = functools.partial(call, "workload", self.start_timeout_s, path=str(path))
         try:
             # that a search proposed
-            params = {one.index: one.params or "" for one in item.candidates}
+            params = {candidate.index: candidate.params or "" for candidate in item.candidates}
             params = params or dict(enumerate(propose()["params"][: asked.candidates]))
             workload = read_plain(path, MAX_BYTES) if params and describe()["bytes"] else b""
             keys = self._build_keys(call, item, params) if params else {}
@@ -263,8 +265,8 @@ class CandidateLibrary(Library):
         if any(keys.values()):
             # workers that build the same candidates of several jobs now begin with different ones
             random.Random(item.seed).shuffle(order)  # noqa: S311
-        built = {one: self._build(building, one, params[one], keys[one]) for one in order}
-        trials = [built[one] for one in params]
+        built = {index: self._build(building, index, params[index], keys[index]) for index in order}
+        trials = [built[index] for index in params]
         facts: dict[str, Any] = {"trials": tuple(trials)}
         if not any(trial.cause is None for trial in trials):
             facts |= _all_failed(trials, "no valid candidate was proposed")
@@ -334,7 +336,7 @@ class CandidateLibrary(Library):
         jobs = dict.fromkeys(
             (candidate.index for candidate in item.candidates), self._job(item, asked, context)
         )
-        artifacts = {one.index: one.artifact or "" for one in item.candidates}
+        artifacts = {candidate.index: candidate.artifact or "" for candidate in item.candidates}
         contest = Contest(
             jobs,
             asked.measure_timeout_s,
@@ -347,13 +349,13 @@ class CandidateLibrary(Library):
         # equal code is measured once, as that of its first candidate
         first = {artifacts[index]: index for index in reversed(artifacts)}
         once = {index: digest for digest, index in first.items()}
-        found = self._measured(contest, dict(sorted(once.items())), context)
-        trials = {trial.index: trial for trial in found["trials"]}
+        results = self._measured(contest, dict(sorted(once.items())), context)
+        trials = {trial.index: trial for trial in results["trials"]}
         same = [
             trials[first[digest]].model_copy(update={"index": index})
             for index, digest in artifacts.items()
         ]
-        return {**found, "trials": tuple(same)}
+        return {**results, "trials": tuple(same)}
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """Measure the winners of the config's solvers again, interleaved."""
@@ -399,21 +401,21 @@ class CandidateLibrary(Library):
     ) -> dict[str, Any]:
         self.processes.begin_item(context, finals=contest.known_ms is not None)
         clock, inputs = time.monotonic(), child_folder(context, MEASURE) / "inputs"
-        found = Measurement(self.processes, contest, paths, inputs).run(self._highest_gflops)
-        self._highest_gflops = max(self._highest_gflops, found.peak_gflops or 0.0)
+        measured = Measurement(self.processes, contest, paths, inputs).run(self._highest_gflops)
+        self._highest_gflops = max(self._highest_gflops, measured.peak_gflops or 0.0)
         facts: dict[str, Any] = {
-            "trials": found.trials,
+            "trials": measured.trials,
             "device": DeviceReport(
                 name=self.environment().device,
-                peak_gflops=found.peak_gflops,
-                peak_source=found.peak_source,
+                peak_gflops=measured.peak_gflops,
+                peak_source=measured.peak_source,
             ),
-            "noisy": found.noisy,
-            "drift": found.drift,
+            "noisy": measured.noisy,
+            "drift": measured.drift,
             "busy_s": time.monotonic() - clock,
         }
-        if not any(trial.cause is None for trial in found.trials):
-            facts |= _all_failed(found.trials, "there was no candidate to measure")
+        if not any(trial.cause is None for trial in measured.trials):
+            facts |= _all_failed(measured.trials, "there was no candidate to measure")
         return facts
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:

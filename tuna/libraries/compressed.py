@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tuna.common.files import atomic_file, text_encoding
 from tuna.errors import BadInput, StorageFull
-from tuna.files import atomic_file, text_encoding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-#: A packed file that unpacks to more is refused: a few kilobytes can hold terabytes.
+#: Maximum of bytes of an unpacked file: a few kilobytes can hold terabytes
 LIMIT_BYTES = 8 << 30
-#: Longest line of a text database; MIOpen's own have less than 2000 characters.
+#: Maximum of characters in a line of a text database; MIOpen's own have less than 2000
 LINE_LIMIT = 16 << 20
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
@@ -105,18 +105,18 @@ def open_text(path: Path) -> TextIO:
 
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, each with its number and without its end; raises BadInput if it
-    is no `what`."""
+    is not a `what`."""
     try:
         with open_text(path) as stream:
             for number, line in enumerate(iter(partial(stream.readline, LINE_LIMIT), ""), 1):
                 if len(line) == LINE_LIMIT:
-                    raise BadInput(f"{path} is no {what}: line {number} does not end.")
+                    raise BadInput(f"{path} is not a {what}: line {number} does not end.")
                 if line.strip():
                     yield number, line.rstrip("\r\n")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeError as error:
-        raise BadInput(f"{path} is no {what}: it is not valid UTF-8.") from error
+        raise BadInput(f"{path} is not a {what}: it is not valid UTF-8.") from error
 
 
 def line(path: Path, wanted: int, what: str) -> str:
@@ -147,9 +147,7 @@ def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
                 shutil.copyfileobj(source, out, _CHUNK_BYTES)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(
-                    f"There is no space left in {directory} to unpack {path}."
-                ) from error
+                raise StorageFull(f"No space is left in {directory} to unpack {path}.") from error
             raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
         yield plain
 

@@ -11,10 +11,10 @@ from typing import Any
 from tuna.libraries.items import Trial
 from tuna.libraries.results import is_close
 
-#: Finalists at most, of those close to the best.
+#: Maximum of finalists, of those close to the best
 FINALISTS = 4
-#: Times trials in one fresh process, for up to so many seconds each; returns by index their
-#: timings, or the trial that failed there. Empty: no process could be had.
+#: Function that times trials in one fresh process, for up to so many seconds each; returns by index
+#: their timings, or the trial that failed there. Empty: no process could be started.
 Again = Callable[[Sequence[Trial], float], Mapping[int, Mapping[str, Any] | Trial]]
 
 
@@ -24,13 +24,14 @@ class Budgets:
 
     candidate_s: float = 1.0
     finalist_s: float = 0.5
-    #: fresh ones, of a finalist on average: who is slower leaves its part to the others
+    #: mean number of fresh processes for a finalist: a slower one leaves its part to the others
     finalist_processes: int = 2
     rival_s: float = 0.15
-    #: more, because the difference between two rivals is mostly where their buffers lie
+    #: number of fresh processes for a rival; more, because the difference between two rivals is
+    #: mostly where their buffers lie
     rival_processes: int = 5
-    #: for the first good candidate once more after the last one, whose change is a drift; 0: the
-    #: probes tell the drift
+    #: seconds for measuring the first good candidate once more after the last one, whose change is
+    #: a drift; 0: the probes tell the drift
     first_again_s: float = 0.0
 
 
@@ -38,17 +39,19 @@ class Budgets:
 class Contest:
     """Candidates that are measured, by their index."""
 
-    jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
-    limit_s: float  #: time limit of one
-    start_s: float  #: time limit of what comes before the first
-    #: of rivals, whose answers are known to be right, what they took
+    jobs: Mapping[int, Mapping[str, Any]]  #: jobs of the candidates by index, for one config
+    limit_s: float  #: seconds for measuring one candidate
+    start_s: float  #: seconds for what comes before the first candidate
+    #: earlier times of rivals by index, whose answers are known to be right; None: no rivals
     known_ms: Mapping[int, float] | None = None
-    #: 0: a quick look, for something else decides; then nothing is measured again after drift
+    #: maximum of finalists; 0: a quick look, after which nothing is measured again, because
+    #: something else decides
     finalists: int = FINALISTS
-    #: of what was measured before; candidates far from it are no finalists
+    #: best time of earlier measurements; candidates far from it do not become finalists
     best_ms: float | None = None
     budgets: Budgets = Budgets()
-    best_noisy: bool = False  #: then what is slower than `best_ms` may replace it
+    #: true if that time is noisy: then what is slower than `best_ms` may replace it
+    best_noisy: bool = False
 
 
 class Standings:
@@ -56,10 +59,11 @@ class Standings:
 
     def __init__(self, contest: Contest, again: Again) -> None:
         self._contest, self._measure_again = contest, again
-        self.trials: dict[int, Trial] = {}  #: by index, in the order in which they came
-        #: of the first process until there are some of fresh ones
+        self.trials: dict[int, Trial] = {}  #: trials by index, in the order in which they came
+        #: timings by index: of the first process until fresh ones have measured it
         self.timings: dict[int, list[Mapping[str, Any]]] = {}
-        self._fresh: set[int] = set()  #: candidates that were measured in fresh processes
+        #: indices of the candidates that were measured in fresh processes
+        self._fresh: set[int] = set()
 
     def choose(self) -> None:
         """Measure the finalists and leave one trial eligible, or none: see `_winner`."""
@@ -113,7 +117,7 @@ class Standings:
         while finalists and measurements >= len(finalists):
             measurements -= len(finalists)
             left = self._by_time(self.again(finalists, budgets.finalist_s))
-            finalists = [one for one in left[: (len(left) + 1) // 2] if self._could_win(one)]
+            finalists = [index for index in left[: (len(left) + 1) // 2] if self._could_win(index)]
         if finalists and self._is_undecided(finalists[0]):
             finalists = self.again(finalists[:1], budgets.finalist_s)
         if finalists:

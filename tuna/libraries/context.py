@@ -17,8 +17,8 @@ class ArtifactStore(Protocol):
     """Store of compiled code, addressed by the SHA-256 of its bytes."""
 
     def put(self, data: bytes) -> str:
-        """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and
-        leaves nothing behind."""
+        """Store `data` and return its SHA-256; raises StorageFull without space, and leaves
+        nothing behind."""
 
     def get(self, digest: str) -> bytes:
         """The verified bytes; raises KeyError if they are gone or differ from the hash."""
@@ -37,11 +37,11 @@ class DeviceHandle:
     """The device that a step on `Resource.DEVICE` may use, and how it is made visible to a child
     process alone."""
 
-    id: str  #: for logs and locks, such as `GPU-5d5ba0d6` or `cpu3`
-    uuid: str = ""  #: as its driver names it; empty for cores
-    #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
+    id: str  #: name for logs and locks, such as `GPU-5d5ba0d6` or `cpu3`
+    uuid: str = ""  #: name by its driver; empty for cores
+    #: environment variables that select it, such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
     variables: Mapping[str, str] = field(default_factory=dict)
-    cpus: tuple[int, ...] = ()  #: cores that measure with it, or that are it
+    cpus: tuple[int, ...] = ()  #: cores that measure with it, or that it consists of
 
     @property
     def cores_only(self) -> bool:
@@ -62,20 +62,21 @@ class RunContext:
     """The resources that a worker provides to a library during a step."""
 
     artifacts: ArtifactStore
-    scratch: Path  #: private to this chunk, removed with what it holds when the chunk ends
+    scratch: Path  #: folder private to this chunk, removed with its contents when the chunk ends
     cpus: tuple[int, ...]  #: cores that the step may use
-    device: DeviceHandle | None = None  #: None for steps on a CPU
-    #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to
-    #: every call of the sandbox, which kills the child and raises ChildCancelled; do not catch
-    #: that.
+    device: DeviceHandle | None = None  #: device that the step uses; None for steps on a CPU
+    #: function that returns true once results do not count any more: the chunk was canceled, or its
+    #: lease lost. Pass it to every call of the sandbox, which kills the child and raises
+    #: ChildCancelled; do not catch that.
     cancelled: Callable[[], bool] = lambda: False
-    #: True once the worker is to end: a step may finish, and what only waits for a device gives up.
+    #: function that returns true once the worker is to end: a step may finish, and one that only
+    #: waits for a device gives up
     ending: Callable[[], bool] = lambda: False
-    #: a library that chooses among several devices says which it measures on now
+    #: called with the device that is measured on now, by a library that chooses among several
     uses: Callable[[str], None] = lambda _device: None
     #: working folder of children that outlive the chunk; None: `scratch`
     lasting: Path | None = None
-    #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
+    #: compiling cores of the worker; None: builds use `cpus`, whatever is measured meanwhile
     builds: BuildCores | None = None
 
     def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:

@@ -23,20 +23,21 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuna import files
+from tuna.common import files
+from tuna.common.messages import choices
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import compressed
 from tuna.libraries.results import KernelOf, ResultSource
-from tuna.messages import choices
 
-#: Pages of 4 KiB that SQLite may keep in memory before it spills to its temporary file.
+#: Number of pages of 4 KiB that SQLite may keep in memory before it spills to its temporary file
 _CACHE_PAGES = 4096
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
-#: Longest name that every file system takes, less the extension and the suffix of a temporary file.
+#: Maximum of bytes of a name that every file system takes, less the extension and the suffix of a
+#: temporary file
 _MAX_NAME = 180
 
-#: By key and solver the kernels of a result, one list for each session that measured it.
+#: Kernels of a result by key and solver, one list for each session that measured it
 KernelsByResult = Mapping[tuple[str, str], Sequence[Sequence[KernelOf]]]
 
 
@@ -57,12 +58,12 @@ class ExportReport:
     """The file of an export, and counts of what it holds and of what was left out."""
 
     path: Path
-    entries: int  #: items, rows or records
-    configs: int  #: distinct problems among them
-    skipped: Mapping[str, int]  #: results left out, by reason
-    simulated: int = 0  #: results that a stand-in timed, of those there are
-    noisy: int = 0  #: results that were not measured on a quiet device
-    #: layers that are in it, by what their user has to know
+    entries: int  #: number of items, rows or records
+    configs: int  #: number of distinct problems among them
+    skipped: Mapping[str, int]  #: number of results left out, by reason
+    simulated: int = 0  #: number of written results that a stand-in timed
+    noisy: int = 0  #: number of written results that were not measured on a quiet device
+    #: number of written layers by what their user has to know
     notes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -72,20 +73,20 @@ class ExportTally:
 
     configs: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    #: layers that are written, by what their user has to know
+    #: number of written layers by what their user has to know
     notes: Counter[str] = field(default_factory=Counter)
 
 
 class Entry(NamedTuple):
     """One line of a database file, as comparing and merging see it."""
 
-    key: str  #: of the problem
+    key: str  #: key of the problem
     solver: str
-    #: up to VALUES of them: time, workspace, algorithm; params; digest and size
+    #: values of the entry, up to VALUES: time, workspace, algorithm; params; digest and size
     value: tuple[str | int | float, ...]
 
 
-#: Values that an entry may have.
+#: Maximum of values in an entry
 VALUES = 3
 
 
@@ -93,9 +94,9 @@ class LineNames(NamedTuple):
     """The layer, the solvers and the device that a line of a text database is about."""
 
     solvers: tuple[str, ...]
-    device: str  #: as `base_name` has it
+    device: str  #: name of the device, as `base_name` has it
     config_key: str = ""
-    #: else of MIOpen's keys of the layer: how they begin, and whether one is of the line
+    #: beginning of MIOpen's keys of the layer, where the key is not known, and a test of a key
     keys_begin: str = ""
     is_key: Callable[[str], bool] = bool
 
@@ -117,19 +118,22 @@ class ImportedResult(NamedTuple):
     config: str  #: `Config.text()` of the layer
     kind: str
     solver: str
-    algorithm: str  #: as the library named it, else the family
-    family: str  #: of the solver
+    algorithm: str  #: algorithm as the library named it, else the family
+    family: str  #: family of the solver
     params: str
     time_ms: float | None
     workspace_bytes: int
-    simulated: bool  #: such a result is not imported
-    noisy: bool = False  #: the device was not quiet while it was measured
+    simulated: bool  #: true if a stand-in timed it: such a result is not imported
+    noisy: bool = False  #: true if the device was not quiet during the measurement
     clock: str = ""
-    config_key: str = ""  #: one that is not of `config` has the result left out; empty: not known
-    #: of the record, as `Exporter.target_name` has it: another than the session's has it left out
+    #: key of the config; a result whose key differs from that of `config` is left out; empty: not
+    #: known
+    config_key: str = ""
+    #: target of the record, as `Exporter.target_name` has it; a result of another target than the
+    #: session's is left out
     target: str = ""
-    #: the problem's text, which is kept for exports; of a record without `config` the text by which
-    #: a session of this database knows layer and solver
+    #: text of the problem, which is kept for exports; of a record without `config` the text by
+    #: which a session of this database knows layer and solver
     workload: str = ""
 
 
@@ -137,10 +141,10 @@ class ImportedResult(NamedTuple):
 class CheckFacts:
     """Facts from the installation that files lack."""
 
-    #: whether each solver is tunable; None: unknown, and its rules are left out
+    #: tunability by name of each solver; None: unknown, and the rules about solvers are left out
     solvers: Mapping[str, bool] | None
-    #: The kernels that sessions recorded for these keys on an architecture and number of compute
-    #: units, None for any.
+    #: function that returns the kernels that sessions recorded for some keys on an architecture and
+    #: number of compute units (None: any)
     kernels_of: Callable[[str, int | None, Sequence[str]], KernelsByResult]
 
 
@@ -149,10 +153,10 @@ class DatabaseFault:
     """A rule that a database breaks."""
 
     file: Path
-    #: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time, solver, perf-row,
-    #: kernel, kernel-db
+    #: name of the rule: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time,
+    #: solver, perf-row, kernel, kernel-db
     rule: str
-    text: str  #: what is wrong, and where
+    text: str  #: description of the fault, with its place
 
 
 @dataclass
@@ -162,14 +166,16 @@ class Findings:
     files: list[Path]
     faults: list[DatabaseFault] = field(default_factory=list)
     entries: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)  #: what could not be checked, by reason
+    #: number of entries that could not be checked, by reason
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def fault(self, path: Path, rule: str, text: str) -> None:
         """Note that `path` breaks a rule."""
         self.faults.append(DatabaseFault(path, rule, text))
 
 
-#: Checks the files of one or more formats together, which are given by form; adds what it finds.
+#: Function that checks the files of one or more formats together, given by form, and adds its
+#: findings
 Check = Callable[[Mapping[str, Sequence[Path]], CheckFacts, Findings], None]
 Options = TypeVar("Options", bound=ExportOptions)
 
@@ -177,17 +183,17 @@ Options = TypeVar("Options", bound=ExportOptions)
 class Exporter(ABC, Generic[Options]):
     """One database format. An exporter keeps nothing from one file to the next."""
 
-    form: ClassVar[str]  #: what a user types, such as `find`
-    title: ClassVar[str]  #: what people read, such as `find db`
-    endings: ClassVar[tuple[str, ...]]  #: how names of such files end, but for `.bz2`
-    is_directory: ClassVar[bool] = False  #: the database is a directory rather than a file
-    timed: ClassVar[bool] = False  #: the first value of an entry is a time in ms
-    #: In a merge a problem that the target knows loses the master's other solvers, unless the user
-    #: wants both.
+    form: ClassVar[str]  #: word that a user types, such as `find`
+    title: ClassVar[str]  #: name for people, such as `find db`
+    endings: ClassVar[tuple[str, ...]]  #: endings of such files' names, without `.bz2`
+    is_directory: ClassVar[bool] = False  #: true if the database is a directory rather than a file
+    timed: ClassVar[bool] = False  #: true if the first value of an entry is a time in ms
+    #: true if a merge drops the master's other solvers of a problem that the target knows, unless
+    #: the user wants both
     keys_replace: ClassVar[bool] = False
-    #: a merge keeps one entry of each key: the fastest, whichever file it is in
+    #: true if a merge keeps one entry of each key: the fastest, whichever file it is in
     fastest_of_key: ClassVar[bool] = False
-    #: differences are counted by key, since what `solver` holds is no solver
+    #: true if differences are counted by key, because `solver` does not hold a solver
     entry_is_key: ClassVar[bool] = False
     options: type[Options]
 
@@ -287,7 +293,7 @@ class Exporter(ABC, Generic[Options]):
                 raise BadInput(
                     f"at least one entry for each config has to be kept, not {given['top']}."
                 ) from None
-            raise BadInput(f"The option {name!r} cannot be so: {first['msg'].lower()}.") from None
+            raise BadInput(f"The option {name!r} is invalid: {first['msg'].lower()}.") from None
 
     def base(self, source: ResultSource) -> str:
         """Return the beginning of the file's name, which names the device."""
@@ -296,7 +302,7 @@ class Exporter(ABC, Generic[Options]):
     def path(
         self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
     ) -> Path:
-        """Return the path of the export; raises BadInput for a `filename` that is no plain base
+        """Return the path of the export; raises BadInput for a `filename` other than a plain base
         name."""
         base = self.base(source) if filename is None else given_name(filename)
         packed = ".bz2" if getattr(options, "packed", False) else ""

@@ -12,17 +12,17 @@ from tuna.configs import Config, from_json
 from tuna.libraries.results import LONGEST_MS
 from tuna.vocabulary import Cause
 
-#: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
+#: Version of the JSON form of WorkItem and StepResult; a worker refuses another one
 WIRE_VERSION = 11
-#: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one,
-#: code objects.
-MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
-#: Artifacts that a config names beside its body, and parts of a run that are timed, at most.
-_MOST_DATA, MOST_PARTS = 16, 10_000
-#: Magnitude of other numbers, above which they count as unknown: so that sums of them stay finite;
-#: GFLOPS of one device.
-_MOST, _MOST_GFLOPS = 1e30, 1e9
-#: A cause's output tail is cut to this many characters before it is sent.
+#: Maximum of items of each list in a result: trials (a job option asks for no more), repeats of
+#: one, code objects
+MAX_TRIALS, _MAX_REPEATS, _MAX_KERNELS = 10_000, 4096, 10_000
+#: Maximum of artifacts that a config names beside its body, and of parts of a run that are timed
+_MAX_DATA, MAX_PARTS = 16, 10_000
+#: Magnitude of other numbers above which they count as unknown, so that their sums stay finite;
+#: maximum of GFLOPS of one device
+_MAX_MAGNITUDE, _MAX_GFLOPS = 1e30, 1e9
+#: Maximum of characters of a cause's output tail, to which it is cut before it is sent
 TAIL_CHARS = 4000
 
 
@@ -41,12 +41,12 @@ def _no_half_characters(text: Any) -> Any:
 
 def _known(value: Any) -> Any:
     """Return None for a value that is not finite, or that nothing measures."""
-    return None if isinstance(value, float) and not abs(value) <= _MOST else value
+    return None if isinstance(value, float) and not abs(value) <= _MAX_MAGNITUDE else value
 
 
 def _possible_peak(value: Any) -> Any:
     """Return None for a peak that no device has."""
-    return None if isinstance(value, float | int) and not 0 < value <= _MOST_GFLOPS else value
+    return None if isinstance(value, float | int) and not 0 < value <= _MAX_GFLOPS else value
 
 
 # Limits of the database's columns: one value that does not fit would lose the results in the same
@@ -59,9 +59,9 @@ _Name = Annotated[str, Field(max_length=255)]
 _Long = Annotated[str, Field(max_length=1 << 20)]
 _Output = Annotated[str, BeforeValidator(_no_half_characters)]
 _Known = Annotated[float | None, BeforeValidator(_known)]
-#: Milliseconds of a part of a run, which a clock may not have seen.
+#: Milliseconds of a part of a run, which a clock may not have seen
 _PartMs = Annotated[float, Field(ge=0, le=LONGEST_MS, allow_inf_nan=False)]
-#: Seconds since the epoch, up to the year 2242.
+#: Seconds since the epoch, up to the year 2242
 _Moment = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
 
 
@@ -69,32 +69,32 @@ class Candidate(_Wire):
     """A candidate that is to be built or measured."""
 
     index: _Count
-    params: str | None = None  #: of one that is to be built
+    params: str | None = None  #: params of a candidate that is to be built
     artifact: _Digest | None = None  #: SHA-256 of the compiled code in the artifact store
 
 
 class Rival(_Wire):
     """The winner of one solver, in the finals of its config."""
 
-    index: _Count  #: that the trial of it in the result has; the coordinator's choice
+    index: _Count  #: index of its trial in the result, which the coordinator chooses
     solver: str
-    seed: int  #: from the solver's job, as is the rest
+    seed: int  #: seed of the solver's job, which the other fields are of too
     options: dict[str, Any] = Field(default_factory=dict)
-    number: _Count  #: index of the candidate there
+    number: _Count  #: index of the candidate in that job
     params: str
-    artifact: _Digest | None = None  #: None where code stays on the machine that built it
+    artifact: _Digest | None = None  #: compiled code; None: it stays on the machine that built it
     time_ms: float
 
 
 class Sibling(_Wire):
     """Another search that a search learns from, or a trained predictor."""
 
-    artifact: _Digest  #: with its trials: see `tuna.search.history`; of a predictor its cost model
-    prior: bool = False  #: it is a predictor
-    #: of the same config in the same environment, on a quiet device: its times are those to be
-    #: expected here
+    #: artifact with the trials, or a predictor's cost model: see `tuna.jobs.history`
+    artifact: _Digest
+    prior: bool = False  #: true if it is a predictor
+    #: true if its times are to be expected here: same config and environment, on a quiet device
     same: bool
-    label: _Name  #: names the layer and the environment
+    label: _Name  #: name of the layer and the environment
 
 
 class WorkItem(_Wire):
@@ -102,31 +102,32 @@ class WorkItem(_Wire):
 
     version: _Version = WIRE_VERSION
     job_id: int
-    attempt: int  #: fencing token: a result of another attempt is refused
+    attempt: int  #: number of the attempt, a fencing token: a result of another attempt is refused
     session_id: int
     library: str
     step: str
     solver: str
-    config: dict[str, Any]  #: `Config.to_json()`; `layer` is the config itself
-    body: _Digest | None = None  #: artifact with the config's body, where its kind has one
-    #: of a step on a device: artifacts of `Config.data_fields`
-    data: Annotated[tuple[_Digest, ...], Field(max_length=_MOST_DATA)] = ()
-    target: str = ""  #: the session's `Environment.target`
-    #: the session's `Environment.conditions`
+    config: dict[str, Any]  #: `Config.to_json()` of the layer; `layer` is the config itself
+    body: _Digest | None = None  #: artifact with the config's body; None: its kind has none
+    #: artifacts of `Config.data_fields`, for a step on a device
+    data: Annotated[tuple[_Digest, ...], Field(max_length=_MAX_DATA)] = ()
+    target: str = ""  #: `Environment.target` of the session
+    #: `Environment.conditions` of the session
     conditions: dict[str, str] = Field(default_factory=dict)
-    seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
+    seed: int = 0  #: seed derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
-    candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
-    round: int = 0  #: of a search
-    #: artifacts with the trials of its earlier rounds, of the first round first; of those that may
-    #: still be measured the params alone: see `tuna.search.history`
+    candidates: tuple[Candidate, ...] = ()  #: candidates that the steps before proposed or built
+    round: int = 0  #: number of the round in its search; 0: the first, or no search
+    #: artifacts with the trials of the search's earlier rounds, of the first round first, with the
+    #: params alone of those that may still be measured: see `tuna.jobs.history`
     history: tuple[_Digest, ...] = ()
-    siblings: tuple[Sibling, ...] = ()  #: of a search: see `tuna.search.history`
-    best_ms: float | None = None  #: of the earlier rounds' result
-    best_noisy: bool = False  #: whether that is noisy
+    #: searches that a search learns from: see `tuna.jobs.history`
+    siblings: tuple[Sibling, ...] = ()
+    best_ms: float | None = None  #: time of the earlier rounds' result
+    best_noisy: bool = False  #: true if `best_ms` is noisy
     #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     avoid: str = ""
-    rivals: tuple[Rival, ...] = ()  #: of the finals: the winners to measure again, interleaved
+    rivals: tuple[Rival, ...] = ()  #: winners that the finals measure again, interleaved
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
     @cached_property
@@ -148,32 +149,35 @@ class Trial(_Wire):
     """One candidate as far as the step got with it. A failed one has a cause."""
 
     index: _Count
-    #: text form of the point in the solver's space (set by the step that proposes)
+    #: text of the point in the solver's space, which the step that proposes sets
     params: _Long | None = None
     artifact: _Digest | None = None
     cause: Cause | None = None
     output_tail: _Output = ""
     times_ms: Annotated[
-        tuple[float, ...], Field(max_length=_MOST_REPEATS)
-    ] = ()  #: every repeat of the measurement that counts
-    #: median, of a finalist the median over fresh processes of their medians; None until measured
+        tuple[float, ...], Field(max_length=_MAX_REPEATS)
+    ] = ()  #: time of every repeat of the measurement that counts
+    #: median, or for a finalist the median over fresh processes of their medians; None until
+    #: measured
     time_ms: float | None = None
-    #: 95 % interval of the median; of a finalist what covers those of all its processes
+    #: lower end of the median's 95 % interval; for a finalist of the interval that covers those of
+    #: all its processes
     low_ms: _Known = None
     high_ms: _Known = None
     clock: Annotated[str, Field(max_length=8)] = (
         ""  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
     )
-    #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
+    #: true if it was far slower than the best (`repeats.HOPELESS`), so that it ran only twice and
+    #: cannot become the result
     ended_early: bool = False
-    #: may be the result. False: another one was faster in fresh processes, or it was measured in
-    #: none of them
+    #: true if it may be the result. False: another one was faster in fresh processes, or none
+    #: measured it
     eligible: bool = True
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None
-    #: of a candidate that is timed in parts, such as a model by its functions: milliseconds of
-    #: each in one run
-    parts: Annotated[dict[_Name, _PartMs], Field(max_length=MOST_PARTS)] = Field(
+    #: milliseconds in one run by part, of a candidate that is timed in parts, such as a model by
+    #: its functions
+    parts: Annotated[dict[_Name, _PartMs], Field(max_length=MAX_PARTS)] = Field(
         default_factory=dict
     )
 
@@ -182,16 +186,18 @@ class DeviceReport(_Wire):
     """The device that a result was measured on, as the worker saw it."""
 
     name: _Name
-    #: measured beside the result, fp32
+    #: fp32 peak, measured beside the result
     peak_gflops: Annotated[float | None, BeforeValidator(_possible_peak)] = None
-    peak_source: Annotated[str, Field(max_length=8)] = ""  #: see `probe.Probe.source`
+    #: method that found the peak: `probe.Probe.source`
+    peak_source: Annotated[str, Field(max_length=8)] = ""
 
 
 class CodeObject(_Wire):
     """Compiled code that a result needs at run time, as the library's loader asks for it."""
 
     artifact: _Digest  #: SHA-256 of the code in the artifact store
-    name: Annotated[str, Field(max_length=1024)] = ""  #: empty: exporters give it one
+    #: name that the library's loader asks for; empty: exporters generate one
+    name: Annotated[str, Field(max_length=1024)] = ""
     args: _Long = ""
 
 
@@ -204,24 +210,24 @@ class StepResult(_Wire):
     step: str
     ok: bool
     cause: Cause | None = None
-    #: It failed by the fault of the worker's machine or device, not of the job.
+    #: true if the worker's machine or device is at fault, not the job
     uncharged: bool = False
     output_tail: _Output = ""
-    trials: Annotated[tuple[Trial, ...], Field(max_length=MOST_TRIALS)] = ()
+    trials: Annotated[tuple[Trial, ...], Field(max_length=MAX_TRIALS)] = ()
     workspace_bytes: _Id = 0
-    #: as the library names it; empty: the solver's family
+    #: algorithm as the library names it; empty: the solver's family
     algorithm: Annotated[str, Field(max_length=64)] = ""
-    #: what the best trial needs at run time; None: the artifact of that trial. Of a step before the
-    #: last: artifacts that those of its trials refer to, which then live as long
-    kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MOST_KERNELS)] | None = None
+    #: code that the best trial needs at run time; None: the artifact of that trial. In a result of
+    #: an earlier step: artifacts that those of its trials refer to, which then live as long
+    kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MAX_KERNELS)] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: _Digest | None = None
     device: DeviceReport | None = None
-    simulated: bool = False  #: the times come from a stand-in that pretends, not from a device
-    noisy: bool = False  #: the device was not quiet while the best trial was measured
+    simulated: bool = False  #: true if the times come from a stand-in, not from a device
+    noisy: bool = False  #: true if the device was not quiet while the best trial was measured
     #: change of the device's speed during the measurement, such as 0.03; None: not known
     drift: _Known = None
-    started_at: _Moment = 0.0  #: seconds since the epoch, worker's clock
+    started_at: _Moment = 0.0  #: seconds since the epoch by the worker's clock
     ended_at: _Moment = 0.0
     busy_s: _Moment = 0.0  #: seconds during which the step's resource did the job's own work
 

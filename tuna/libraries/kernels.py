@@ -32,15 +32,15 @@ class KernelJob:
 
     config: Config
     solver: str
-    target: str = ""  #: the session's `Environment.target`
-    #: of measurement, that the session chose; every one that the library has
+    target: str = ""  #: `Environment.target` of the session
+    #: value of every condition of measurement that the library has, as the session chose it
     conditions: Mapping[str, str] = field(default_factory=dict, hash=False)
     seed: int = 0
-    count: int = 1  #: candidates that are wanted
-    #: the job's options that the user set
+    count: int = 1  #: number of candidates to propose
+    #: options of the job that the user set
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    body: str = ""  #: a file with the config's body, where its kind has one
-    #: on the device: files with the config's `data_fields`, by field
+    body: str = ""  #: file with the config's body; empty: its kind has none
+    #: files on the device's machine with the config's `data_fields`, by field
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -55,7 +55,8 @@ class Past:
 
     params: str
     time_ms: float | None = None
-    cause: str | None = None  #: None, without a time: it is still being measured
+    #: cause of the failure; None, without a time: it is still being measured
+    cause: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -67,12 +68,11 @@ class Past:
 class Known:
     """Trials of an earlier search from which this one may learn."""
 
-    label: str  #: names the search in logs, reports and cost models
+    label: str  #: name of the search in logs, reports and cost models
     trials: Sequence[Past]
-    #: of the same config in the same environment, measured while it was quiet: its times are those
-    #: to be expected here
+    #: true if its times are to be expected here: same config and environment, on a quiet device
     same: bool = True
-    #: of the search; None: that of this one, or an older version stored the trials
+    #: config of the search; None: that of this search, or an older version stored the trials
     config: Config | None = None
 
 
@@ -80,9 +80,10 @@ class Known:
 class CandidateFacts:
     """A candidate as a predictor sees it."""
 
-    #: the same for the same candidate of layers of other sizes; empty: it fits its own layer alone
+    #: name that the same candidate has for layers of other sizes; empty: it fits its own layer
+    #: alone
     name: str
-    features: Mapping[str, float]  #: those that a search's cost model sees
+    features: Mapping[str, float]  #: features that a search's cost model sees
 
 
 class Builder(ABC):
@@ -168,11 +169,11 @@ class Kernel:
     overrides it.
     """
 
-    #: Seconds of each run of `loop` that are not the kernel's, such as those of a call through
-    #: Python; they are subtracted.
+    #: seconds of each run of `loop` that are not the kernel's, such as those of a call through
+    #: Python; they are subtracted
     overhead_s: float = 0.0
-    #: Whether its own clock empties the device's caches before each run where the session's
-    #: condition is `caches=cold`.
+    #: true if its own clock empties the device's caches before each run where the session's
+    #: condition is `caches=cold`
     empties_caches: bool = False
 
     def __init__(self, run: Callable[[], object], arrays: Sequence[NDArray[Any]]) -> None:
@@ -226,8 +227,8 @@ class Loader(ABC):
     """Loads built candidates in the child that measures, on the cores or beside the device that are
     tuned for."""
 
-    #: Whether loading or running a candidate starts programs; if not, none can, and a candidate
-    #: that tries fails.
+    #: true if loading or running a candidate starts programs; otherwise a candidate that tries
+    #: fails
     starts_programs: bool = False
 
     def takes_nan(self, job: KernelJob) -> bool:

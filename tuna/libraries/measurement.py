@@ -17,20 +17,21 @@ from tuna.libraries.results import CLOSE
 from tuna.sandbox.processes import ChildFault, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
-#: Above this drift what could be the best is measured again, once; a result that drifts still is
-#: noisy.
+#: Drift above which what could be the best is measured again, once; a result that drifts still is
+#: noisy
 _DRIFT = 0.05
-#: So is one that was measured below this part of the highest peak that this worker has seen: the
-#: device was throttled.
+#: Part of the highest peak that this worker has seen, below which a result is noisy too: the device
+#: was throttled
 _THROTTLED = 0.9
-#: Source of a probe that asked the device; others say nothing of one with a clock of its own.
+#: Source of a probe that asked the device; other probes do not tell about a device with a clock of
+#: its own
 _OF_DEVICE = "device"
 
 Call = Callable[..., dict[str, Any]]
 
 
 class DeviceGone(Exception):
-    """The device vanished, which is no fault of what was measured."""
+    """The device vanished, which is not the fault of what was measured."""
 
 
 class DeviceHeld(Exception):
@@ -43,7 +44,7 @@ class MeasuredItem:
     """The trials of an item, and how quiet the device was."""
 
     trials: tuple[Trial, ...]
-    noisy: bool = False  #: while the best was measured
+    noisy: bool = False  #: true if the best was measured on a device that was not quiet
     drift: float | None = None
     peak_gflops: float | None = None
     peak_source: str = ""
@@ -72,7 +73,7 @@ class Measurement:
         """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the
         caller removes."""
         self._calls, self.contest = calls, contest
-        self._arrays: Any = None  #: of the file `inputs`, once it is written
+        self._arrays: Any = None  #: arrays of the file `inputs`, once it is written
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> MeasuredItem:
@@ -182,7 +183,7 @@ class Measurement:
             if self.contest.finalists:
                 self._saved()  # before a candidate runs there
             path = str(self._paths[index])
-            found = self._calls.shared(
+            answer = self._calls.shared(
                 "measure",
                 self.contest.limit_s,
                 job=job,
@@ -195,15 +196,15 @@ class Measurement:
             if isinstance(error, ChildGarbled) and not again:
                 return self.first(index, best_ms, budget_s, again=True)
             return _failed(index, error), None
-        if found["timing"] is None:
-            text = found.get("report") or _why_wrong(found["error"], found["tolerance"])
+        if answer["timing"] is None:
+            text = answer.get("report") or _why_wrong(answer["error"], answer["tolerance"])
             return Trial(
-                index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]
+                index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=answer["error"]
             ), None
-        facts = {name: found[name] for name in ("ended_early", "parts")}
-        text = found.get("report", "")
-        trial = Trial(index=index, max_error=found["error"], output_tail=text, **facts)
-        return with_timings(trial, [found["timing"]]), found["timing"]
+        facts = {name: answer[name] for name in ("ended_early", "parts")}
+        text = answer.get("report", "")
+        trial = Trial(index=index, max_error=answer["error"], output_tail=text, **facts)
+        return with_timings(trial, [answer["timing"]]), answer["timing"]
 
     def again(
         self, trials: Sequence[Trial], budget_s: float
@@ -254,7 +255,7 @@ def _has_winner(trials: Sequence[Trial]) -> bool:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-    """The fastest eligible trial; where there is none, the fastest one."""
+    """The fastest eligible trial, or without one the fastest of all."""
     return min(
         (t for t in trials if t.time_ms is not None),
         key=lambda t: (not t.eligible, t.time_ms, t.index),

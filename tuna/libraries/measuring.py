@@ -26,8 +26,8 @@ from tuna.libraries import probe as probes
 from tuna.libraries import reference
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 from tuna.libraries.repeats import (
-    FEWEST,
     HOPELESS,
+    MIN_RUNS,
     REPEAT_S,
     Repeat,
     Sampler,
@@ -43,10 +43,10 @@ from tuna.sandbox.cpu import data_caches
 
 _L3_BYTES = 32 << 20
 
-#: A repeat that takes longer is followed by shorter ones.
+#: Milliseconds above which a repeat is followed by shorter ones
 _LONG_S = 10 * REPEAT_S
 _REPORT_CHARS = 1000
-#: Fields of a job that the right answer may depend on.
+#: Fields of a job that the right answer may depend on
 _OF_REFERENCE = ("config", "target", "body", "files")
 
 
@@ -69,17 +69,17 @@ def measure(
     measured: `ended_early`.
     """
     problem = _problem(loader, job)
-    given, file = KernelJob.from_json(job), Path(path)
+    kernel_job, file = KernelJob.from_json(job), Path(path)
     _seal(_loader(loader))
-    poisoned = _poison(_loader(loader), given, file, problem)
-    kernel = _loader(loader).load(given, file, _arguments(problem))
+    poisoned = _poison(_loader(loader), kernel_job, file, problem)
+    kernel = _loader(loader).load(kernel_job, file, _arguments(problem))
     # only now: while one is loaded, a file's static variables stay as the run on NaN left them
     del poisoned
     kernel.run()
     answer = kernel.answer()
     error, report = problem.error(answer), problem.report(answer)[:_REPORT_CHARS]
     del answer
-    tolerance = min(problem.tolerance, _loader(loader).error_bound(given))
+    tolerance = min(problem.tolerance, _loader(loader).error_bound(kernel_job))
     if not error <= tolerance:
         return {
             "error": _finite(error),
@@ -87,16 +87,18 @@ def measure(
             "report": report,
             "timing": None,
         }
-    found = _once(kernel)
-    ended_early = best_ms is not None and found.time_ms > HOPELESS * best_ms
+    measured = _once(kernel)
+    ended_early = best_ms is not None and measured.time_ms > HOPELESS * best_ms
     if not ended_early:
         beyond_ms = None if best_ms is None else CLOSE * best_ms
-        (found,) = _timed([_Contestant(kernel, given, found.time_ms)], budget_s, beyond_ms)
+        (measured,) = _timed(
+            [_Contestant(kernel, kernel_job, measured.time_ms)], budget_s, beyond_ms
+        )
     return {
         "error": error,
         "tolerance": tolerance,
         "report": report,
-        "timing": found.as_json(),
+        "timing": measured.as_json(),
         "ended_early": ended_early,
         "parts": dict(kernel.parts_ms()),
     }
@@ -128,11 +130,11 @@ def again(
     contestants = []
     _seal(_loader(loader))
     for job, path, time_ms in zip(jobs, paths, times_ms, strict=True):
-        given = KernelJob.from_json(job)
-        kernel = _loader(loader).load(given, Path(path), _read(inputs, arrays))
+        kernel_job = KernelJob.from_json(job)
+        kernel = _loader(loader).load(kernel_job, Path(path), _read(inputs, arrays))
         kernel.run()
-        contestants.append(_Contestant(kernel, given, time_ms))
-    return {"timings": [found.as_json() for found in _timed(contestants, budget_s)]}
+        contestants.append(_Contestant(kernel, kernel_job, time_ms))
+    return {"timings": [timing.as_json() for timing in _timed(contestants, budget_s)]}
 
 
 def probe(loader: str) -> dict[str, Any]:
@@ -194,13 +196,13 @@ def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
     """Time a kernel by its own clock, if it has one, until the interval is narrow or the time is
     spent."""
     started = time.perf_counter()
-    times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)
+    times_ms = contestant.kernel.times_ms(contestant.number, MIN_RUNS)
     if times_ms is None:
         return None
     if contestant.cold and not contestant.kernel.empties_caches:
         raise ValueError("a kernel with its own clock cannot be measured with cold caches")
     while time.perf_counter() - started < budget_s and not is_narrow(times_ms):
-        times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, FEWEST) or ())]
+        times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, MIN_RUNS) or ())]
     return timing(times_ms, "own")
 
 

@@ -18,7 +18,7 @@ from tuna.libraries.measurement import build_fault
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFault, child_env
 
-#: Time that a device has to answer a child that is started for it.
+#: Seconds that a device has to answer a child that is started for it
 _PROBE_S = 50.0
 
 
@@ -31,8 +31,8 @@ class MeasuringProcesses(ABC):
 
     def __init__(self, kind: ChildKind) -> None:
         self.kind = kind
-        self.finals = False  #: whether the current item is one of finals
-        self._item: RunContext | None = None  #: its context
+        self.finals = False  #: true if the current item is one of finals
+        self._item: RunContext | None = None  #: context of the current item
 
     @property
     def simulated(self) -> bool:
@@ -123,8 +123,8 @@ class ForkedProcesses(MeasuringProcesses):
     def __init__(self, kind: ChildKind) -> None:
         super().__init__(kind)
         self.parent: Child | None = None
-        self._fork = 1  #: number of the one in which the item's candidates run
-        self._tainted = False  #: whether a candidate has run in it
+        self._fork = 1  #: number of the fork in which the item's candidates run
+        self._tainted = False  #: true if a candidate has run in that fork
 
     def clean(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         """Call the parent."""
@@ -174,9 +174,9 @@ class StartedProcesses(MeasuringProcesses):
         only finals have one."""
         super().__init__(kind)
         self._one_for_all = one_for_all
-        self.kept: Child | None = None  #: which stays
+        self.kept: Child | None = None  #: process that stays between items
         self._of_item: Child | None = None
-        self._tainted = False  #: whether a candidate has run in the item's
+        self._tainted = False  #: true if a candidate has run in the item's process
 
     def _prepare(self) -> None:
         super()._prepare()

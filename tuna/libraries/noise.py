@@ -37,10 +37,10 @@ from tuna.sandbox.processes import Child, ChildCancelled, child_env
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 
-#: Time for one kernel in a turn; with some 5 ms for a repeat, it has a median.
+#: Seconds for one kernel in a turn, enough for a median with some 5 ms for a repeat
 _TURN_S = 0.1
 _KERNEL_LIMIT_S = 60.0
-#: Time for the builds to be at it: the first ones start their compiler.
+#: Seconds until the builds are at work: the first ones start their compiler
 _START_S, _RESUME_S = 90.0, 10.0
 _LAYERS: tuple[Config, ...] = (
     ConvConfig(
@@ -66,7 +66,7 @@ class TurnPair:
 
     beside: Times
     alone: Times
-    busy_beside: float  #: cores that the builds used meanwhile
+    busy_beside: float  #: number of cores that the builds used meanwhile
     busy_alone: float
 
 

@@ -16,11 +16,11 @@ from tuna.libraries import probe
 from tuna.libraries.repeats import REPEAT_S, Repeat, repeat
 from tuna.sandbox.cpu import data_caches
 
-#: Fewer undisturbed repeats give no median.
-_FEWEST = 3
+#: Minimum of undisturbed repeats for a median
+_MIN_RUNS = 3
 _L2_BYTES, _L3_BYTES = 512 << 10, 16 << 20
-#: Bytes that the layers of common networks read and write.
-_MOST_BYTES = 16 << 20
+#: Bytes that the layers of common networks read and write, at most
+_MAX_BYTES = 16 << 20
 
 
 def time_kernel(name: str, budget_s: float) -> dict[str, Any]:
@@ -29,14 +29,14 @@ def time_kernel(name: str, budget_s: float) -> dict[str, Any]:
     kernel = _kernel(name)
     kernel.loop(1)
     repeats, started = list[Repeat](), time.perf_counter()
-    while len(repeats) < _FEWEST or time.perf_counter() - started < budget_s:
+    while len(repeats) < _MIN_RUNS or time.perf_counter() - started < budget_s:
         repeats.append(repeat(functools.partial(kernel.loop, kernel.number), kernel.number))
     times = {
         "cpu": [one.cpu_ms for one in repeats if one.cpu_ms is not None],
         "wall": [one.wall_ms for one in repeats if not one.preempted],
     }
     return {
-        clock: statistics.median(found) for clock, found in times.items() if len(found) >= _FEWEST
+        clock: statistics.median(found) for clock, found in times.items() if len(found) >= _MIN_RUNS
     }
 
 
@@ -77,7 +77,7 @@ def _kernel(name: str) -> _Fixed:
         return _Fixed(probe.runner())
     if name == "cache":
         return _Fixed(_copy(second // 2))
-    return _Fixed(_copy(min(max(2 * second, caches.get(3, _L3_BYTES) // 2), _MOST_BYTES)))
+    return _Fixed(_copy(min(max(2 * second, caches.get(3, _L3_BYTES) // 2), _MAX_BYTES)))
 
 
 def _copy(size: int) -> Callable[[], object]:

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuna.files import atomic_file
+from tuna.common.files import atomic_file
 from tuna.sandbox.cores import available_cpus, eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings
 
-#: Builds that change a kernel's time by more than this disturb.
-MOST_NOISE = 0.03
+#: Change of a kernel's time, as a share, above which builds disturb
+MAX_NOISE = 0.03
 _MACHINE_ID = Path("/etc/machine-id")
 
 
@@ -26,13 +26,13 @@ _MACHINE_ID = Path("/etc/machine-id")
 class NoiseRecord:
     """One finding: what builds on the other cores do to fixed kernels."""
 
-    at: str  #: ISO 8601, UTC
-    machine: Mapping[str, str]  #: which machine it is of
-    library: str  #: whose builds ran
-    builds: int  #: number that ran concurrently
+    at: str  #: UTC time in ISO 8601
+    machine: Mapping[str, str]  #: facts that identify the machine
+    library: str  #: library whose builds ran
+    builds: int  #: number of builds that ran concurrently
     pairs: int
-    #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time
-    #: without - 1.
+    #: median over the pairs of time with builds / time without - 1, by kernel and clock (`cpu`,
+    #: `wall`)
     differences: Mapping[str, Mapping[str, float]]
 
     @property
@@ -46,7 +46,7 @@ class NoiseRecord:
     @property
     def noisy(self) -> bool:
         """Whether builds disturb measurements here."""
-        return self.worst > MOST_NOISE
+        return self.worst > MAX_NOISE
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def store(record: NoiseRecord, settings: Settings) -> None:
 
 
 def last(settings: Settings) -> NoiseRecord | None:
-    """The last finding for this machine as it is; None where there is none, or a damaged one."""
+    """The last finding for this machine as it is; None if it is missing or damaged."""
     machine = machine_identity(settings)
     try:
         facts = json.loads(_path(settings, machine).read_text())
@@ -108,7 +108,7 @@ def quiet_needed(settings: Settings, *, cores_only: bool = True) -> Quiet:
     words = "more than" if found.noisy else "at most"
     reason = (
         f"TUNA_QUIET=auto, builds changed times by {found.worst:.1%},"
-        f" {words} {MOST_NOISE:.0%} ({found.at[:10]})"
+        f" {words} {MAX_NOISE:.0%} ({found.at[:10]})"
     )
     return Quiet(found.noisy, reason)
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeVar, cast
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput
-from tuna.messages import choices
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class JobOptions(BaseModel):
     A field that a library does not set stays out of the database, so that its default may change.
     """
 
-    #: Options as older versions stored them, with the names that they have now.
+    #: present names of options by the names in which older versions stored them
     renamed: ClassVar[Mapping[str, str]] = {}
 
     # Numbers become text where text is asked for: on a command line one cannot tell them apart.
@@ -123,18 +123,19 @@ class Condition:
     not comparable."""
 
     name: str
-    values: tuple[str, ...]  #: the default first
+    values: tuple[str, ...]  #: allowed values, the default first
     meaning: str
 
 
-#: For kernels that run on this machine's cores; one with its own clock cannot be measured cold.
+#: Condition of kernels that run on this machine's cores; one with its own clock cannot be measured
+#: cold
 CACHES = Condition(
     "caches",
     ("warm", "cold"),
     "cold: the caches are emptied before each run, and one run is timed at a time",
 )
 
-#: For convolutions, whose kernels often read and write blocks of channels.
+#: Condition of convolutions, whose kernels often read and write blocks of channels
 LAYOUTS = Condition(
     "layouts",
     ("layer", "native"),

@@ -32,16 +32,16 @@ import numpy as np
 
 from tuna.sandbox.cpu import cpu_model, data_caches
 
-#: Tries of a probe, and the pause between them.
+#: Number of tries of a probe, and seconds between them
 _TRIES, _PAUSE_S = 8, 0.02
 _COPIES = 25
 _GEMM_SIZE = 1024
 _L2_BYTES = 512 << 10
-#: Independent sums; two more registers hold the operands, and AVX2 names 16.
+#: Number of independent sums; two more registers hold the operands, and AVX2 names 16
 CHAINS = 14
 _BROADCAST, _FMADD213 = 0x18, 0xA8  #: opcodes of VBROADCASTSS and VFMADD213PS in the map 0F 38
 _RSI = 6
-#: A run of the loop lasts about this long.
+#: Seconds that a run of the loop lasts, about
 _RUN_S = 1e-3
 _RUNS = 7
 
@@ -51,10 +51,10 @@ class Probe:
     """Speed of this machine at one moment."""
 
     gflops: float  #: fp32 peak of the cores of this process
-    #: what it was found by: `fma` (the loop), `gemm` (NumPy's matrix product: less than the peak),
-    #: `own` (the library)
+    #: method that found the peak: `fma` (the loop), `gemm` (NumPy's matrix product: less than the
+    #: peak), `own` (the library)
     source: str
-    copy_s: float  #: of a copy in the L2 cache
+    copy_s: float  #: seconds of a copy in the L2 cache
 
     def as_json(self) -> dict[str, Any]:
         """The answer of a child process."""
@@ -115,7 +115,7 @@ def _gemm_gflops() -> float:
 class FmaLoop:
     """The loop for one vector width."""
 
-    bits: int  #: of a vector: 512 or 256
+    bits: int  #: bits of a vector: 512 or 256
 
     @property
     def step_flops(self) -> int:
@@ -165,7 +165,7 @@ class FmaLoop:
 
 
 class NoFmaLoop(Exception):
-    """There is no such loop for this CPU, or the system forbids executable memory."""
+    """The CPU has no such loop, or the system forbids executable memory."""
 
 
 class _Runnable:

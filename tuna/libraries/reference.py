@@ -45,13 +45,12 @@ from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
 _Product = TypeVar("_Product", ConvConfig, GemmConfig)
-#: Largest magnitude of an answer that an activation cuts or flattens, before bias and residual.
+#: Magnitude of an answer that an activation cuts or flattens at most, before bias and residual
 _REACH = 12.0
 _FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
 
-#: By config's data type: of the inputs, of the answer, and what sums are kept in. INT8 answers in
-#: 32 bits, as MIOpen's int8 convolutions do; the others answer in their own type after one
-#: rounding.
+#: Types by config's data type: of the inputs, the answer and sums. INT8 answers in 32 bits, like
+#: MIOpen's int8 convolutions; the others answer in their own type after one rounding.
 DTYPES: dict[DataType, tuple[str, str, str]] = {
     DataType.FP32: ("float32", "float32", "float32"),
     DataType.FP16: ("float16", "float16", "float32"),
@@ -59,7 +58,7 @@ DTYPES: dict[DataType, tuple[str, str, str]] = {
     DataType.INT8: ("int8", "int32", "int32"),
 }
 
-#: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of
+#: Maximum error that is rounding, relative to the largest magnitude of the answer. fp32: order of
 #: summation, and winograd's transforms. fp16 and bf16: their last bit, after sums kept in fp32.
 #: INT8 is exact.
 TOLERANCE = {DataType.FP32: 1e-4, DataType.FP16: 2e-3, DataType.BF16: 1.6e-2, DataType.INT8: 0.0}
@@ -69,8 +68,8 @@ TOLERANCE = {DataType.FP32: 1e-4, DataType.FP16: 2e-3, DataType.BF16: 1.6e-2, Da
 class Problem:
     """Inputs of a layer and the right answer to them."""
 
-    inputs: tuple[Any, ...]  #: in the config's types and layouts
-    expected: Any  #: float64, in the answer's layout
+    inputs: tuple[Any, ...]  #: arrays in the config's types and layouts
+    expected: Any  #: right answer in float64, in the answer's layout
     answer_type: str
     tolerance: float
 
@@ -121,8 +120,7 @@ def convolution(config: ConvConfig, seed: int) -> Problem:
     backward weights x, dy and dw."""
     if config.mode != "conv":
         raise BadInput(
-            f"there is no reference for {config.label}: only for convolutions that are not"
-            " transposed"
+            f"{config.label} has no reference: only convolutions that are not transposed have one"
         )
     x, w, y = config.input_shape, config.weight_shape, config.output_shape
     shapes, answer = {
@@ -137,8 +135,8 @@ def gemm(config: GemmConfig, seed: int) -> Problem:
     """A matrix product: A and B as they are stored, and C."""
     if not config.is_plain:
         raise BadInput(
-            f"there is no reference for {config.label}: only for packed matrices of one type"
-            " without scales"
+            f"{config.label} has no reference: only packed matrices of one type without"
+            " scales have one"
         )
     return _product(config, seed, gemm_shapes(config), multiply)
 
@@ -262,7 +260,7 @@ def task(config: TaskConfig, seed: int) -> Problem:
     """The core's inputs, then bias and residual where the epilogue has them, as large as the core's
     answer is."""
     if config.core is None:
-        raise BadInput(f"there is no reference for {config.label}: it has no core")
+        raise BadInput(f"{config.label} has no reference: it has no core")
     core = kind_of(config.core).load_reference()(config.core, seed)
     assert isinstance(core, Problem)
     answer, inputs = core.expected, list(core.inputs)

@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import structlog
 
+from tuna.common.messages import choices
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import FINALS, Library
-from tuna.messages import choices
 from tuna.settings import get_settings
 from tuna.vocabulary import SEARCH
 
@@ -31,7 +31,7 @@ def names() -> list[str]:
 @functools.cache
 def get_library(name: str) -> Library:
     """This process's instance of the library; raises NotFound with the names there are,
-    LibraryMissing for one that is no good."""
+    LibraryMissing for one that cannot be used."""
     points = _points()
     if name not in points:
         if is_simulated(name):
@@ -39,7 +39,7 @@ def get_library(name: str) -> Library:
                 f"The library {name} only pretends to measure.",
                 hint="to use it all the same: TUNA_SIMULATED=1",
             )
-        raise NotFound(f"There is no library {name!r}.", hint=choices(name, points, "installed"))
+        raise NotFound(f"Unknown library {name!r}.", hint=choices(name, points, "installed"))
     try:
         library: Library = points[name].load()()
     except (

@@ -18,22 +18,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-#: Values that an interval of 95 % needs at least; fewer have their whole range instead.
-FEWEST = 6
+#: Minimum of values for an interval of 95 %; fewer have their whole range instead
+MIN_RUNS = 6
 
-#: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit
-#: between two preemptions.
+#: Seconds that one repeat lasts, about: short beside a scheduler's time slices, so that some fit
+#: between two preemptions
 REPEAT_S = 0.005
-#: Repeats go on until the 95 % interval of their median is within this part of it, or their budget
-#: is spent.
+#: Half width of the median's 95 % interval, as a part of the median, at which repeats end, unless
+#: their budget is spent before
 NARROW = 0.02
-#: A wider interval than this marks the measurement as noisy.
+#: Half width above which the measurement is marked as noisy
 WIDE = 0.05
-#: A candidate that is this many times slower than the best is measured once.
+#: Factor over the best above which a candidate is measured once
 HOPELESS = 3.0
-#: A repeat with less CPU time than this part of its wall time was preempted.
+#: Share of CPU time in a repeat's wall time below which the repeat was preempted
 _BUSY = 0.97
-#: Number of undisturbed repeats that is enough when the time is spent.
+#: Number of undisturbed repeats that is enough when the time is spent
 _ENOUGH = 3
 
 
@@ -41,7 +41,8 @@ class Repeat(NamedTuple):
     """One repeat: milliseconds for one run."""
 
     wall_ms: float
-    #: of the calling thread; None where other threads worked too, or it waited
+    #: milliseconds of CPU time of the calling thread; None where other threads worked too, or it
+    #: waited
     cpu_ms: float | None
     preempted: bool
 
@@ -51,11 +52,11 @@ class Timing:
     """Summary of a candidate's repeats in one process."""
 
     times_ms: tuple[float, ...]
-    time_ms: float  #: their median
-    low_ms: float  #: 95 % interval of the median
+    time_ms: float  #: median of the repeats
+    low_ms: float  #: lower end of the median's 95 % interval
     high_ms: float
-    clock: str  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
-    noisy: bool  #: never quiet, or the interval is wide
+    clock: str  #: clock: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
+    noisy: bool  #: true if the core was never quiet, or the interval is wide
 
     def as_json(self) -> dict[str, Any]:
         """The answer of a child process."""
@@ -122,7 +123,7 @@ class Sampler:
         if self._is_enough(quiet) or self._is_beyond(cpu):
             return True
         # A core that was not quiet for a third of the time will hardly become so.
-        if self._spent_s >= self._budget_s / 3 and len(quiet) < FEWEST and self._is_enough(cpu):
+        if self._spent_s >= self._budget_s / 3 and len(quiet) < MIN_RUNS and self._is_enough(cpu):
             return True
         return self._spent_s >= self._budget_s and len(self._all) >= _ENOUGH
 
@@ -150,7 +151,7 @@ class Sampler:
         return self._is_beyond(times_ms) or is_narrow(times_ms)
 
     def _is_beyond(self, times_ms: Sequence[float]) -> bool:
-        if self._beyond_ms is None or len(times_ms) < FEWEST:
+        if self._beyond_ms is None or len(times_ms) < MIN_RUNS:
             return False
         return median_interval(times_ms)[0] > self._beyond_ms
 
@@ -167,7 +168,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
     Between two order statistics: the median lies outside of [x(j), x(n+1-j)] with probability 2 P(B
     < j), where B is binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd
-    edition, 2003, section 7.1). Fewer than FEWEST values cannot reach 95 %: then it is their range.
+    edition, 2003, section 7.1). Fewer than MIN_RUNS values cannot reach 95 %: their range is the
+    answer then.
     """
     ordered = sorted(values)
     below = _outside(len(ordered))
@@ -176,7 +178,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def is_narrow(times_ms: Sequence[float]) -> bool:
     """Whether these are enough to know their median."""
-    return len(times_ms) >= FEWEST and half_width(times_ms, statistics.median(times_ms)) <= NARROW
+    return len(times_ms) >= MIN_RUNS and half_width(times_ms, statistics.median(times_ms)) <= NARROW
 
 
 def half_width(values: Sequence[float], median: float) -> float:

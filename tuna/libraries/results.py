@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-#: The shortest time that a clock can tell, 1 ns, and the longest in which a candidate may be
-#: measured, a day.
+#: Shortest time that a clock can tell, 1 ns, and longest in which a candidate may be measured, a
+#: day
 SHORTEST_MS, LONGEST_MS = 1e-6, 86_400_000.0
-#: Why a result is left out.
+#: Reason why a result is left out
 NO_TIME = "its time is not between 1 ns and a day"
 
 
@@ -25,7 +25,7 @@ def is_time(time_ms: float | None) -> bool:
     return time_ms is not None and SHORTEST_MS <= time_ms <= LONGEST_MS
 
 
-#: Times within this factor of the best are close to it: they are measured again, beside it, before
+#: Factor of the best within which times are close to it: they are measured again, beside it, before
 #: one is called best. Between two processes, times of day or neighbours in a model a kernel's time
 #: differs by as much.
 CLOSE = 1.3
@@ -40,7 +40,7 @@ class SolverFacts(NamedTuple):
     """A solver as exporters see it."""
 
     name: str
-    algorithm: str  #: family: Direct, GEMM, Winograd, ImplicitGEMM, FFT
+    algorithm: str  #: family of algorithms: Direct, GEMM, Winograd, ImplicitGEMM, FFT
     tunable: bool
 
 
@@ -53,7 +53,7 @@ class KernelOf(NamedTuple):
     driver: str
     environment_key: str
     digest: str | None
-    name: str  #: as the library's loader asks for it; empty: exporters give it one
+    name: str  #: name that the library's loader asks for; empty: exporters generate one
     args: str
 
 
@@ -62,7 +62,7 @@ class Spread(NamedTuple):
 
     min_ms: float
     median_ms: float
-    iqr_ms: float  #: between the quartiles, by linear interpolation
+    iqr_ms: float  #: difference between the quartiles, by linear interpolation
     repeats: int
 
 
@@ -78,28 +78,28 @@ class ResultEnvironment(NamedTuple):
     device: str
     target: str
     flags: Mapping[str, str]
-    conditions: Mapping[str, str]  #: of measurement, other than the default
+    conditions: Mapping[str, str]  #: conditions of measurement that differ from the default
 
 
 class ResultRecord(NamedTuple):
     """The whole result of one (config, solver), for every library and kind of config."""
 
     config_key: str
-    kind: str  #: of the config
-    config: str  #: the line that names it: `Config.text()`
+    kind: str  #: kind of the config
+    config: str  #: line that names the config: `Config.text()`
     label: str
     solver: str
-    algorithm: str  #: as the library named it, else the solver's family
+    algorithm: str  #: algorithm as the library named it, else the solver's family
     family: str
     params: str
-    time_ms: float | None  #: median; None where an imported file knows only params
-    spread: Spread | None  #: None for what was imported
-    #: of the winner, relative to the largest magnitude of the answer; None: not known
+    time_ms: float | None  #: median; None: an imported file knows only params
+    spread: Spread | None  #: spread of the repeats; None: imported
+    #: largest error of the winner, relative to the largest magnitude of the answer; None: not known
     max_error: float | None
     workspace_bytes: int
-    simulated: bool  #: the times come from a stand-in, not from a device
-    noisy: bool  #: the device was not quiet while it was measured
-    #: `wall`, `cpu` (the core was never quiet), or `own` (the library's); empty: not known
+    simulated: bool  #: true if the times come from a stand-in, not from a device
+    noisy: bool  #: true if the device was not quiet during the measurement
+    #: clock: `wall`, `cpu` (the core was never quiet), or `own` (the library's); empty: not known
     clock: str
     environment: ResultEnvironment
     session_id: int
@@ -107,28 +107,29 @@ class ResultRecord(NamedTuple):
     trial_number: int | None
     worker: str
     device: str
-    measured_at: datetime | None  #: UTC
-    imported_from: str | None  #: name and digest of the file that it was imported from
-    low_ms: float | None = None  #: 95 % interval of the median
+    measured_at: datetime | None  #: UTC time of the measurement
+    imported_from: str | None  #: name and digest of the imported file; None: measured here
+    low_ms: float | None = None  #: lower end of the median's 95 % interval
     high_ms: float | None = None
-    #: job that measured it once more, in turn with the config's other winners; None: its own did
+    #: job that measured it once more, in turn with the config's other winners; None: none did
     final_job_id: int | None = None
 
 
 @dataclass(frozen=True)
 class ReportedTime:
-    """A time that another program measured and reported; it is no result."""
+    """A time that another program measured and reported; it is not a result."""
 
     source: str  #: format of the report: `triton`, `tunableop`, `hipblaslt`
-    subject: str  #: what was timed: a layer, or a kernel with its key, in the source's words
+    subject: str  #: layer, or kernel with its key, that was timed, in the source's words
     implementation: str  #: solution or config, in the source's words
-    time_ms: float | None  #: None: it failed
-    who: str = ""  #: id of a token, or the user of the machine
+    time_ms: float | None  #: time; None: it failed
+    who: str = ""  #: id of the token or name of the user who reported it
     origin: str = ""  #: name of the file or of the cache space
     device: str = ""  #: architecture; empty: not known
-    versions: Mapping[str, str] | None = None  #: all that decides whether it is usable
-    config_key: str | None = None  #: of the layer, where the subject names one
-    reported_at: datetime | None = None  #: UTC, once it is stored
+    #: versions by name of all that decides whether the time is usable
+    versions: Mapping[str, str] | None = None
+    config_key: str | None = None  #: config key of the layer; None: the subject names none
+    reported_at: datetime | None = None  #: UTC time at which it was stored
 
     @property
     def digest(self) -> str:
@@ -142,22 +143,22 @@ class TrialRecord(NamedTuple):
     """A candidate of a session's job, with its measurement or why it failed."""
 
     config_key: str
-    config: str  #: the line that names it: `Config.text()`
+    config: str  #: line that names the config: `Config.text()`
     label: str
     solver: str
-    job_id: int  #: of a search each round is one
-    number: int  #: within the job
-    params: str | None  #: None where the attempt failed as a whole
-    cause: str  #: `vocabulary.Cause`; empty: it was measured
+    job_id: int  #: id of the job; a search has one for each round
+    number: int  #: index within the job
+    params: str | None  #: params of the candidate; None: the attempt failed as a whole
+    cause: str  #: cause of the failure, a `vocabulary.Cause`; empty: it was measured
     time_ms: float | None  #: median
-    times_ms: tuple[float, ...]  #: all repeats
-    low_ms: float | None  #: 95 % interval of the median
+    times_ms: tuple[float, ...]  #: time of every repeat
+    low_ms: float | None  #: lower end of the median's 95 % interval
     high_ms: float | None
-    clock: str  #: as in `ResultRecord`
-    ended_early: bool  #: it was clearly slower, and measured no further
+    clock: str  #: clock: `wall`, `cpu` or `own`, as in `ResultRecord`
+    ended_early: bool  #: true if it was clearly slower, and measured no further
     max_error: float | None
     build_s: float | None
-    measured_at: datetime | None  #: UTC
+    measured_at: datetime | None  #: UTC time of the measurement
 
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
@@ -166,18 +167,19 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class ResultSource(Protocol):
     """Streams the results to export; memory does not grow with their number."""
 
-    title: str  #: such as `Session 3`
+    title: str  #: title for people, such as `Session 3`
     library: str
     arch: str
-    num_cu: int  #: 0: of none, or of all
-    target: str  #: the target of a session's compiler
-    environment_key: str  #: of a session; empty where every result has its own
-    toolchain: str  #: likewise
-    tag: str | None  #: only configs with this tag are in it
-    #: results of several CU counts compete: then the latest of a solver counts, not the fastest
+    num_cu: int  #: number of compute units; 0: any, or none
+    target: str  #: target of a session's compiler
+    environment_key: str  #: environment key of a session; empty: every result has its own
+    toolchain: str  #: toolchain of a session; empty: every result has its own
+    tag: str | None  #: tag of the configs in it; None: all configs
+    #: true if results of several CU counts compete: then the latest of a solver counts, not the
+    #: fastest
     mixed: bool
     solvers: Mapping[int, SolverFacts]
-    #: instead of results: times that other programs reported, of one device and release
+    #: times that other programs reported, of one device and release, instead of results
     reports: Sequence[ReportedTime]
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from tuna.files import empty, gunzip
+from tuna.common.files import empty, gunzip
 from tuna.libraries.base import Finals, RoundsOutcome, SearchLimits, SearchRules, Step
 from tuna.libraries.candidate_children import ArtifactLost, artifact
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work
@@ -23,10 +23,10 @@ from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import SEARCH, Cause
 
 #: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
-#: seconds.
+#: seconds
 _AROUND, _AROUND_S = 0.1, 30.0
-#: Rounds that may be open beside the oldest one where all candidates are tried: what the artifact
-#: store holds of a layer that is built faster than it is measured.
+#: Maximum of rounds open beside the oldest one where all candidates are tried, which bounds what
+#: the artifact store holds of a layer that is built faster than it is measured
 _EXHAUSTIVE_AHEAD = 16
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",
@@ -46,30 +46,30 @@ class SearchOptions(CandidateOptions):
     strategy: Literal["search", "random", "exhaustive"] = Field(
         "search",
         description=(
-            "how candidates of a large space are chosen: by a search that learns, at random, or all"
-            " that there are"
+            "way of choosing candidates of a large space: by a search that learns, at random, or"
+            " all of them"
         ),
     )
     effort: Literal["quick", "full"] | None = Field(
         None,
         description=(
-            "of a search that learns: it ends when flat, quick after 64 trials at most; default:"
-            " quick, if no limit is set"
+            "effort of a search that learns, which ends when flat, quick after 64 trials at most;"
+            " default: quick, if no limit is set"
         ),
     )
     minutes: float | None = Field(
         None,
         gt=0,
         le=1e6,
-        description="of a search: no round is opened that would end later, but for the first",
+        description="minutes of a search: no round but the first is opened that would end later",
     )
     target_ms: float | None = Field(
-        None, gt=0, le=1e9, description="of a search: it ends with a result as fast as this"
+        None, gt=0, le=1e9, description="time of a result, in ms, at which a search ends"
     )
     warm_start: bool = Field(
         True,
         description=(
-            "of a search: whether it learns from earlier searches of like layers, here and on other"
+            "whether a search learns from earlier searches of similar layers, here and on other"
             " devices"
         ),
     )
@@ -177,22 +177,22 @@ class SearchingLibrary(CandidateLibrary):
         own = _written(folder / "own", item.history, context)
         known = [
             {
-                "label": one.label,
-                "same": one.same,
-                "path": _written(folder / str(number), [one.artifact], context),
+                "label": sibling.label,
+                "same": sibling.same,
+                "path": _written(folder / str(number), [sibling.artifact], context),
             }
-            for number, one in enumerate(item.siblings)
-            if not one.prior
+            for number, sibling in enumerate(item.siblings)
+            if not sibling.prior
         ]
-        prior = [artifact(one.artifact, context) for one in item.siblings if one.prior]
+        prior = [artifact(sibling.artifact, context) for sibling in item.siblings if sibling.prior]
         job = self._job(item, asked, context)
         call = self._builder_caller(job, context)
         try:
-            given = {"history": own, "count": count, "known": known}
+            facts = {"history": own, "count": count, "known": known}
             if prior:
                 (folder / "prior").write_bytes(prior[0])
-                given["prior"] = str(folder / "prior")
-            params = call("search", self.start_timeout_s, **given)["params"]
+                facts["prior"] = str(folder / "prior")
+            params = call("search", self.start_timeout_s, **facts)["params"]
         except ChildFault as error:
             return build_fault(error)
         finally:

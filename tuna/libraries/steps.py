@@ -6,11 +6,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.abilities import CrossCompiling
 from tuna.libraries.base import FINALS, Library, Step
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.messages import choices
 from tuna.vocabulary import SEARCH
 
 

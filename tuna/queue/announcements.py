@@ -24,7 +24,7 @@ from tuna.errors import StoreUnavailable
 from tuna.settings import Settings
 
 NAMESPACES_KEY = "tuna:namespaces"
-#: Seconds for which a queue is open after a coordinator said so.
+#: Seconds for which a queue is open after a coordinator announced it
 OPEN_S = 10
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-#: major.minor of the packages in which the above was read.
+#: Major.minor of the packages whose internals this module was written for
 READ_IN = {"celery": "5.7", "kombu": "5.7"}
 
 

@@ -12,13 +12,13 @@ import sqlalchemy as sa
 from tuna.db.bulk import packed, unpacked
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.jobs import history
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, ClaimedJob, queued
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
 from tuna.queue.leases import new_id
 from tuna.queue.work_items import json_object, work_items
-from tuna.search import history
 from tuna.vocabulary import SEARCH, Cause
 
 
@@ -30,11 +30,12 @@ class ClaimedChunk:
     items: tuple[WorkItem, ...]
 
 
-#: Into so many chunks a chunk is divided whose worker was lost. Less would cost more lost workers
-#: until the job is found that kills them, more would cost more chunks where none does: a worker
-#: that was killed once makes about five chunks of one.
+#: Number of parts into which a chunk is divided whose worker was lost. Fewer would cost more lost
+#: workers until the job is found that kills them, more would cost more chunks where none does: a
+#: worker that was killed once makes about five chunks of one.
 _DIVIDE = 4
-#: One statement per chunk, by primary key; built once, because building costs more than running it.
+#: Statement that leases a chunk, by primary key; built once, because building costs more than
+#: running it
 _LEASE = (
     sa.update(Job)
     .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
@@ -51,10 +52,10 @@ _LEASE = (
 class _Company(NamedTuple):
     """Jobs that may share a chunk: those that are equal in this."""
 
-    alone: int = 0  #: the job's own number if it has to be alone
-    avoid: str = ""  #: where all of them failed, and whose workers decline the chunk
-    #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE
-    #: each time
+    alone: int = 0  #: job's own number if it has to be alone; 0: it may share a chunk
+    #: worker at which all of them failed, and which declines the chunk; empty: none
+    avoid: str = ""
+    #: number of lost workers in a row of their chunks: the chunk is divided by _DIVIDE for each
     losses: int = 0
 
     def size(self, size: int) -> int:
@@ -67,8 +68,8 @@ def _company(job: ClaimedJob) -> _Company:
     return _Company(job.id if job.isolate else 0, job.avoid or "", losses)
 
 
-#: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort.
-#: SQLite ignores FOR UPDATE.
+#: Jobs that wait, built once too. Index ix_job_claim (session_id, step, state, id): a range in
+#: order, no sort. SQLite ignores FOR UPDATE.
 _WAITING = (
     sa.select(packed(getattr(Job, name) for name in ClaimedJob._fields))
     .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"))
@@ -111,8 +112,8 @@ def claim(
     ordinary = companies.pop(_Company(), [])
     groups = [
         group
-        for one, pairs in companies.items()
-        for group in _groups(pairs, one.size(size or step.chunk))
+        for company, pairs in companies.items()
+        for group in _groups(pairs, company.size(size or step.chunk))
     ]
     for group in [*groups, *_groups(ordinary, size or step.chunk)][:most]:
         chunk = ClaimedChunk(new_id(), tuple(group))

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import redis
 import structlog
 
-from tuna import tls
+from tuna.common import tls
 from tuna.errors import ServiceError
 from tuna.services import embedded_redis, redis_client
 from tuna.services.embedded_redis import EmbeddedRedis
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Pause between two attempts to reach a Redis that is waited for.
+#: Seconds between two attempts to reach Redis
 _RETRY_S = 0.5
-#: A message that a dead worker held is delivered again after this long. A copy of a chunk that is
-#: still held, or was returned since, is dropped by its lease, so the value only decides how soon
+#: Seconds after which a message that a dead worker held is delivered again. A copy of a chunk that
+#: is still held, or was returned since, is dropped by its lease, so the value only decides how soon
 #: stale messages are removed.
 _VISIBILITY_S = 300
-#: Limits of kombu's Redis clients, which would have redis-py's; other transports ignore them.
+#: Timeouts and retries of kombu's Redis clients, in place of redis-py's defaults; other transports
+#: ignore them
 _REDIS_WAITS = {
     "socket_connect_timeout": redis_client.CONNECT_S,
     "socket_timeout": redis_client.ANSWER_S,

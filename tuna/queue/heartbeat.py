@@ -36,20 +36,22 @@ class WorkerStatus:
     """The latest published status of a worker process."""
 
     name: str
-    role: str  #: compile or eval
+    role: str  #: role of the worker: compile or eval
     host: str
     pid: int
     device: str
-    environment: str  #: keys of the environments that it measures in; empty for compile workers
+    #: comma-separated keys of the environments that it measures in; empty for compile workers
+    environment: str
     toolchains: tuple[str, ...]
-    job_ids: tuple[int, ...]  #: jobs being worked on now
-    started_at: float  #: seconds since the epoch, worker's clock
-    seen_at: float  #: seconds since the epoch, worker's clock, of the latest heartbeat
-    done: int = 0  #: items finished since the start
-    place: str = ""  #: its device, or its Celery node: workers at one place share its faults
-    failing: int = 0  #: different jobs that failed in a row
-    aside: str = ""  #: why it takes nothing for the moment
-    waits_for: str = ""  #: what it needs first for its current jobs, and others have
+    job_ids: tuple[int, ...]  #: ids of the jobs being worked on now
+    started_at: float  #: seconds since the epoch by the worker's clock, at its start
+    seen_at: float  #: seconds since the epoch by the worker's clock, at the latest heartbeat
+    done: int = 0  #: number of items finished since the start
+    place: str = ""  #: device or Celery node of the worker: workers at one place share its faults
+    failing: int = 0  #: number of different jobs that failed in a row
+    aside: str = ""  #: reason why it takes no work for the moment; empty: it takes work
+    #: resource that its current jobs need first and that others hold; empty: none
+    waits_for: str = ""
 
     @property
     def queues(self) -> list[str]:

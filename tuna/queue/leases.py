@@ -68,7 +68,7 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """
-# KEYS: leases.  Writes as a renewal does, to be refused with it; there is no chunk without a name.
+# KEYS: leases.  Writes as a renewal does, to be refused with it; each chunk has a name.
 _EXPIRED = (
     _NOW
     + """
@@ -120,8 +120,8 @@ class WorkerLease(Protocol):
 class Published(NamedTuple):
     """Numbers of chunks, by queue."""
 
-    waiting: Counter[str]  #: that no worker has taken yet
-    running: Counter[str]  #: that one has
+    waiting: Counter[str]  #: number of chunks by queue that no worker has taken yet
+    running: Counter[str]  #: number of chunks by queue that a worker has taken
 
 
 class Leases:

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tuna.common.messages import one_line
 from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
-from tuna.messages import one_line
 from tuna.vocabulary import Cause
 
-#: Results of one report, at most.
-_MOST_RESULTS = 1 << 16
-#: Characters of the texts that Celery's events have of a chunk.
+#: Maximum of results in one report
+_MAX_RESULTS = 1 << 16
+#: Maximum of characters of each text about a chunk in Celery's events
 _SHOWN_CHARS = 300
 
 
@@ -28,7 +28,8 @@ class _Message(BaseModel):
     # NaN is serialised as NaN: the drain turns it into a failed trial, where null would make the
     # whole report unreadable.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-    #: The default stands for the current one, so that it is never left out as a default.
+    #: version of the message's format; validated by default, so that it is never left out as a
+    #: default
     version: Annotated[int, Field(validate_default=True), AfterValidator(_understood)] = 0
 
 
@@ -36,7 +37,7 @@ class Chunk(_Message):
     """One message of a queue: work items of one step that share one lease."""
 
     id: str
-    namespace: str  #: identifies the database
+    namespace: str  #: namespace in Redis, which identifies the database
     library: str
     step: str
     environment: str  #: `machine_key` of the session's environment; empty for steps on any CPU
@@ -60,13 +61,13 @@ class Report(_Message):
     kind: ReportKind
     chunk: str
     worker: Annotated[str, Field(max_length=255)]
-    #: its device or Celery node, which may be at fault for a failure
+    #: device or Celery node of the worker, which may be at fault for a failure
     place: Annotated[str, Field(max_length=255)] = ""
-    #: name of the remote worker, set by the gateway; empty: an own worker's
+    #: name of the remote worker, set by the gateway; empty: the worker is not remote
     remote: Annotated[str, Field(max_length=255)] = ""
-    results: Annotated[tuple[StepResult, ...], Field(max_length=_MOST_RESULTS)] = ()
-    reason: str = ""  #: why a chunk was returned
-    #: of an abandoned chunk
+    results: Annotated[tuple[StepResult, ...], Field(max_length=_MAX_RESULTS)] = ()
+    reason: str = ""  #: reason for which a chunk was returned
+    #: ids of the jobs of an abandoned chunk
     jobs: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
     #: digests of what was stored for an abandoned chunk, with results or without
     artifacts: tuple[Annotated[str, Field(max_length=64)], ...] = ()

@@ -17,6 +17,7 @@ from tuna.db.engine import reading
 from tuna.db.models import Job, TrialRow
 from tuna.db.overview import Failure, Overview
 from tuna.errors import BadInput, NotFound
+from tuna.jobs import finals
 from tuna.jobs.serving import SessionWork, works_of
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS, Library
@@ -24,7 +25,6 @@ from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.items import Candidate, WorkItem, of_rival
 from tuna.libraries.steps import command_line
 from tuna.queue.work_items import work_items
-from tuna.search import finals
 
 log = structlog.get_logger(__name__)
 
@@ -36,41 +36,41 @@ class Repeated(NamedTuple):
 
     job_id: int
     step: str
-    candidate: int | None = None  #: its index; None: all
+    candidate: int | None = None  #: index of the candidate; None: all candidates of the job
 
 
 def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repeated, str]:
     """The commands, without those for jobs whose library is not installed here."""
     by_job: dict[int, list[Repeated]] = defaultdict(list)
-    for one in wanted:
-        by_job[one.job_id].append(one)
+    for spec in wanted:
+        by_job[spec.job_id].append(spec)
     found_rows = rows_among(connection, sa.select(*_COLUMNS), Job.id, by_job)
     rows = list(map(ClaimedJob._make, found_rows))
     works = works_of(connection, {row.session_id for row in rows})
     rows = [row for row in rows if row.session_id in works]
     groups: dict[tuple[int, str], list[ClaimedJob]] = defaultdict(list)
     for row in rows:
-        for step in {one.step for one in by_job[row.id]}:
+        for step in {spec.step for spec in by_job[row.id]}:
             groups[row.session_id, step].append(row)
     rounds = [row.id for row in rows if row.search_id is not None]
-    found = _of_rounds(connection, [one for key in rounds for one in by_job[key]])
+    lines = _of_rounds(connection, [spec for key in rounds for spec in by_job[key]])
     for (session_id, step), whole in groups.items():
         work = works[session_id]
         if step == FINALS:
-            found |= {Repeated(row.id, step): _of_finals(connection, work, row) for row in whole}
+            lines |= {Repeated(row.id, step): _of_finals(connection, work, row) for row in whole}
             continue
-        mine = [row for row in whole if row.search_id is None]
-        for item in work_items(connection, work, step, mine, bare=True):
-            same = [one for one in by_job[item.job_id] if one.step == step]
-            found |= {one: item_command(work.library, item, one.candidate) for one in same}
-    return found
+        plain_jobs = [row for row in whole if row.search_id is None]
+        for item in work_items(connection, work, step, plain_jobs, bare=True):
+            same = [spec for spec in by_job[item.job_id] if spec.step == step]
+            lines |= {spec: item_command(work.library, item, spec.candidate) for spec in same}
+    return lines
 
 
 def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkItem]:
     """The library, and the item that repeats this trial alone from its params, up to the step that
     the trial is from.
 
-    Raises NotFound if there is no such trial, BadInput if its library does not build candidates
+    Raises NotFound for an unknown trial, BadInput if its library does not build candidates
     from their params.
     """
     query = sa.select(TrialRow.number, TrialRow.params, TrialRow.step, *_COLUMNS)
@@ -79,7 +79,7 @@ def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkI
     ).one_or_none()
     if row is None:
         raise NotFound(
-            f"There is no trial {trial_id}.",
+            f"Unknown trial {trial_id}.",
             hint="take the command that a failure or a result is shown with",
         )
     number, params, of_step, *rest = row

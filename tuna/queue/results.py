@@ -14,8 +14,8 @@ import structlog
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from tuna.common.messages import size
 from tuna.libraries.items import StepResult
-from tuna.messages import size
 from tuna.queue.messages import Report
 from tuna.services import redis_client
 from tuna.vocabulary import Cause
@@ -23,14 +23,16 @@ from tuna.vocabulary import Cause
 log = structlog.get_logger(__name__)
 
 GROUP = "drain"
-#: Idle time after which a pending entry of another drain is claimed.
+#: Idle milliseconds after which a pending entry of another drain is claimed
 _ABANDONED_MS = 5000
-#: Redis was wiped: there is no group, or the stream was deleted during a blocking read (Redis 7).
+#: Errors of a Redis that was wiped: the group is missing, or the stream was deleted during a
+#: blocking read (Redis 7)
 _WIPED = ("NOGROUP", "UNBLOCKED")
-#: A longer report is not even parsed; those of whole chunks have some hundred kilobytes.
+#: Maximum of bytes of a report, above which it is not parsed; reports of whole chunks have some
+#: hundred kilobytes
 MAX_REPORT_BYTES = 64 << 20
 
-#: Nothing is published while Redis uses a larger share of its `maxmemory`.
+#: Share of Redis's `maxmemory` above which nothing is published
 _MEMORY_SHARE = 0.75
 
 
@@ -39,8 +41,8 @@ class RedisMemory:
     """The memory of a Redis: how full it is, and what it does when it is full."""
 
     used_bytes: int
-    most_bytes: int  #: its `maxmemory`; 0: no bound
-    policy: str  #: its `maxmemory-policy`
+    most_bytes: int  #: `maxmemory` of the server in bytes; 0: unlimited
+    policy: str  #: `maxmemory-policy` of the server
 
     @property
     def nearly_full(self) -> bool:
@@ -154,7 +156,7 @@ class ResultStream:
                 cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"]
             )
         except redis.ResponseError as error:
-            if redis_client.is_outage(error):  # not that there is no stream
+            if redis_client.is_outage(error):  # not a missing stream
                 raise
             return "0-0"
 

@@ -17,12 +17,12 @@ from tuna.db.bulk import parts, rows_among
 from tuna.db.jobs import step_names
 from tuna.db.models import ConfigRow, FindDb, SolverRow, TrialRow
 from tuna.db.types import timed
+from tuna.jobs import finals, history
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS, SearchRules
 from tuna.libraries.items import Candidate, Rival, WorkItem
 from tuna.libraries.steps import every_step, find_step
-from tuna.search import finals, history
 from tuna.vocabulary import SEARCH, Resource
 
 
@@ -30,7 +30,7 @@ def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
     return column.in_(sa.bindparam("some", expanding=True))
 
 
-#: Built once: building a statement costs more than running it.
+#: Solvers by id, built once: building a statement costs more than running it
 _SOLVERS = sa.select(SolverRow.id, SolverRow.name).where(_among(SolverRow.id))
 _CONFIGS = sa.select(ConfigRow.id, ConfigRow.key, ConfigRow.json, ConfigRow.body).where(
     _among(ConfigRow.id)
@@ -163,7 +163,7 @@ def _candidates(
     again. What was built and is lost is built again.
     """
     query, done = (_TO_BUILD, measures) if builds else (_TO_MEASURE, [step])
-    found: dict[int, list[Candidate]] = defaultdict(list)
+    candidates: dict[int, list[Candidate]] = defaultdict(list)
     for part in parts(job_ids):
         for row in connection.execute(query, {"some": part, "done": done, "at": step}):
             candidate = (
@@ -171,8 +171,8 @@ def _candidates(
                 if builds
                 else Candidate(index=row[1], artifact=row[2])
             )
-            found[row.job_id].append(candidate)
-    return found
+            candidates[row.job_id].append(candidate)
+    return candidates
 
 
 def _history(

@@ -14,19 +14,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.messages import counted
 from tuna.db import configs, networks, sessions
 from tuna.db.bulk import rows_among
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
-from tuna.messages import counted
 from tuna.results.selectable import SESSIONS, Results
 
-#: Fewer repeats say nothing about their spread.
-FEWEST = 3
-#: Standard deviations on either side of the middle that hold 95 % of a normal distribution.
+#: Minimum of repeats whose spread means something
+MIN_TIMES = 3
+#: Number of standard deviations on either side of the middle that hold 95 % of a normal
+#: distribution
 _NORMAL_95 = NormalDist().inv_cdf(0.975)
-#: The name of the total over all layers, each counted once.
+#: Name of the total over all layers, each counted once
 ALL_LAYERS = "all layers, each once"
 
 
@@ -56,7 +57,7 @@ def ratio_of_medians(
     independent: what differs from one process to the next is not in it.
     """
     value = first_ms / second_ms
-    if min(len(first), len(second)) < FEWEST:
+    if min(len(first), len(second)) < MIN_TIMES:
         return Ratio(value)
     half = _NORMAL_95 * math.hypot(_log_error(first), _log_error(second))
     return Ratio(value, value * math.exp(-half), value * math.exp(half))
@@ -83,9 +84,9 @@ class ComparedSession:
     device: str
     arch: str
     num_cu: int
-    conditions: Mapping[str, str]  #: of measurement, other than the default
-    layers: int  #: with a result
-    simulated: int  #: results that a stand-in timed
+    conditions: Mapping[str, str]  #: conditions of measurement that differ from the default
+    layers: int  #: number of layers with a result
+    simulated: int  #: number of results that a stand-in timed
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Best:
     solver: str
     params: str
     time_ms: float
-    times_ms: tuple[float, ...]  #: every repeat; empty for an imported result
-    noisy: bool = False  #: measured while the machine was busy
+    times_ms: tuple[float, ...]  #: time of every repeat; empty for an imported result
+    noisy: bool = False  #: true if the machine was busy during the measurement
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,12 @@ class ComparedLayer:
     label: str
     driver: str
     bests: tuple[Best | None, ...]
-    missing: tuple[str, ...]  #: why a session has no result; "" where it has one
-    #: a session's time over the first session's; None for the first, and without both
+    missing: tuple[str, ...]  #: reason, for each session, why it has no result; "" where it has one
+    #: time over the first session's time, for each session; None for the first, and without both
     ratios: tuple[Ratio | None, ...]
-    #: id of the fastest session; None if it is too close to say, or only one has a result
+    #: id of the fastest session; None: too close to say, or only one has a result
     fastest: int | None
-    counts: Mapping[str, int]  #: how often the layer occurs, by network
+    counts: Mapping[str, int]  #: number of times that the layer occurs, by network
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Total:
     """Sums over the layers that all sessions have, each times its count; tuples are in the order of
     the sessions."""
 
-    name: str  #: a network, or ALL_LAYERS
+    name: str  #: name of a network, or ALL_LAYERS
     layers: int
     runs: int  #: sum of the counts
     times_ms: tuple[float, ...]
@@ -138,10 +139,12 @@ class Comparison:
 
     sessions: tuple[ComparedSession, ...]
     layers: tuple[ComparedLayer, ...]
-    totals: tuple[Total, ...]  #: over all layers first, then each network that has some of them
-    #: of the ratios over the layers that all have; 1 for the first session
+    #: totals over all layers, then over each network that has some of them
+    totals: tuple[Total, ...]
+    #: geometric mean, for each session, of the ratios over the layers that all have; 1 for the
+    #: first
     geometric_means: tuple[float, ...]
-    differences: tuple[str, ...]  #: why the comparison is not like for like, a sentence each
+    differences: tuple[str, ...]  #: sentences that say why the comparison is not like for like
 
     @property
     def common(self) -> tuple[ComparedLayer, ...]:
@@ -185,8 +188,8 @@ def compare(
         configs.require_tag(connection, tag)
     if most_layers is not None:
         _require_few(connection, ids, tag, most_layers)
-    found = _bests(connection, ids, tag)
-    layers = _layers(connection, ids, found)
+    bests = _bests(connection, ids, tag)
+    layers = _layers(connection, ids, bests)
     common = [layer for layer in layers if None not in layer.bests]
     compared = tuple(
         ComparedSession(
@@ -204,9 +207,9 @@ def compare(
         for place, info in enumerate(infos)
     )
     if not common:
-        counts = ", ".join(f"session {one.session_id}: {one.layers}" for one in compared)
+        counts = ", ".join(f"session {entry.session_id}: {entry.layers}" for entry in compared)
         raise NotFound(
-            "There is no layer for which all these sessions have a result.",
+            "These sessions have no layer with a result in all of them.",
             hint=f"layers with one: {counts}",
         )
     return Comparison(
@@ -336,25 +339,25 @@ def _geometric_means(common: Sequence[ComparedLayer]) -> tuple[float, ...]:
 def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tuple[str, ...]:
     """Return the differences of the sessions' machines and ways to measure, a sentence each."""
     facts: dict[str, list[str]] = {
-        "measured on different devices": [one.device for one in environments],
-        "measured on different numbers of compute units": [str(one.num_cu) for one in environments],
+        "measured on different devices": [env.device for env in environments],
+        "measured on different numbers of compute units": [str(env.num_cu) for env in environments],
     }
     # another library may name the same one in another way
-    if len({one.library for one in environments}) == 1:
-        facts["measured on different architectures"] = [one.arch for one in environments]
-    for name in sorted({name for one in environments for name in one.conditions}):
+    if len({env.library for env in environments}) == 1:
+        facts["measured on different architectures"] = [env.arch for env in environments]
+    for name in sorted({name for env in environments for name in env.conditions}):
         facts[f"measured under different conditions of {name}"] = [
-            one.conditions.get(name, "default") for one in environments
+            env.conditions.get(name, "default") for env in environments
         ]
-    found = []
+    sentences = []
     for what, values in facts.items():
         if len(set(values)) > 1:
             each = "; ".join(
                 f"session {number}: {value or 'unknown'}"
                 for number, value in zip(ids, values, strict=True)
             )
-            found.append(f"The sessions were {what} ({each}).")
-    return tuple(found)
+            sentences.append(f"The sessions were {what} ({each}).")
+    return tuple(sentences)
 
 
 def _stand_ins(compared: Sequence[ComparedSession]) -> tuple[str, ...]:

@@ -10,20 +10,20 @@ from itertools import pairwise
 
 from tuna.reports.report_data import CurvePoint
 
-#: The drawing and the field in it that the axes enclose, in SVG units.
+#: Size of the drawing, and of the field in it that the axes enclose, in SVG units
 WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 350.0, 10.0, 160.0
-#: Solvers with a curve, the fastest ones: as many colours are distinct.
+#: Maximum of solvers with a curve, the fastest ones: as many colours are distinct
 MAX_SERIES = 6
-#: Trials slower than the best by more than this factor are left out.
+#: Factor over the best time above which a trial is left out
 _SLOWEST = 20.0
-#: More trials than this are thinned out evenly, and the best is kept; the lines always have every
-#: step.
+#: Maximum of trials that are drawn; more are thinned out evenly, and the best is kept; the lines
+#: always have every step
 _MAX_DOTS = 240
-#: Gaps between the marks of an axis, at most.
+#: Maximum of gaps between the marks of an axis
 _GAPS_X, _GAPS_Y = 6, 5
-#: An axis from one value to this multiple has marks at equal differences, a longer one at 1, 2 and
-#: 5.
+#: Ratio of an axis's ends up to which its marks have equal differences; on a longer one they are at
+#: 1, 2 and 5
 _SHORT_AXIS = 4.0
 
 
@@ -51,7 +51,7 @@ class Series:
     name: str
     dots: tuple[Dot, ...]
     line: str  #: path data of the best time so far, a staircase; "" if it is never in the field
-    end: Dot | None  #: the best time at the last trial
+    end: Dot | None  #: best time at the last trial
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Curve:
     levels: tuple[Tick, ...]  #: times to compare with
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    trials: int  #: good ones
-    left_out: int  #: trials that are too slow to be in the field
+    trials: int  #: number of good trials
+    left_out: int  #: number of trials that are too slow to be in the field
     first_ms: float
     best_ms: float
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
-from tuna.files import atomic_file
-from tuna.messages import inert
+from tuna.common.files import atomic_file
+from tuna.common.messages import inert
 from tuna.reports import curves, formats
 from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
 
-#: Layers whose solvers the page lists; of more, those that take the longest, so that the page of
-#: 10,000 layers still opens.
+#: Maximum of layers whose solvers the page lists, those that take the longest, so that the page of
+#: 10,000 layers still opens
 MAX_DETAILS = 500
-#: Characters of a winner's params that the page shows in full: a TVM schedule has thousands.
+#: Maximum of characters of a winner's params on the page: a TVM schedule has thousands
 MAX_PARAMS = 20_000
-#: The interval's bar shows this much on either side of the time.
+#: Share of the time that the interval's bar shows on either side of it
 _BAR_SPREAD = 0.2
 _TEXTS = ("report.css", "report.js")
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db import overview
 from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
-from tuna.messages import choices
 from tuna.vocabulary import State
 
-#: Configs whose label contains a text, of which jobs are looked for.
-_MOST_CONFIGS = 500
+#: Maximum of configs whose label contains a text, of which jobs are looked for
+_MAX_CONFIGS = 500
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class JobFilter:
 
     session_id: int
     state: str | None = None
-    cause: str | None = None  #: of jobs that failed for good
-    step: str | None = None  #: the next or current one
+    cause: str | None = None  #: cause of the failure, of jobs that failed for good
+    step: str | None = None  #: next or current step
     solver: str | None = None
-    layer: str | None = None  #: text in the label, or the whole key
+    layer: str | None = None  #: text in the layer's label, or the whole config key
     limit: int = 100
-    after: int = 0  #: id of the last job of the page before
+    after: int = 0  #: id of the last job of the previous page
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,17 @@ _LINE = (
     *(Job.id, Job.state, Job.step, Job.cause, Job.attempt, Job.failures, Job.round),
     Job.updated_at,
 )
-#: Trials of one job that are shown with it: the first.
-_MOST_TRIALS = 100
+#: Maximum of trials that are shown with a job, the first ones
+_MAX_TRIALS = 100
 
 
 def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob]:
-    """Return a page of jobs; raises NotFound for a session or solver that there is not, BadInput
-    for a state that is none."""
+    """Return a page of jobs; raises NotFound for an unknown session or solver, BadInput
+    for an unknown state."""
     overview.require_session(connection, wanted.session_id)
     if wanted.state is not None and wanted.state not in {state.value for state in State}:
         raise BadInput(
-            f"{wanted.state!r} is no state of a job.",
+            f"Unknown state of a job {wanted.state!r}.",
             hint=choices(wanted.state, (state.value for state in State), "states"),
         )
     where = list(_conditions(connection, wanted))
@@ -162,23 +162,23 @@ def _conditions(connection: sa.Connection, wanted: JobFilter) -> Iterator[sa.Col
         yield Job.cause == wanted.cause
     if wanted.solver is not None:
         query = sa.select(SolverRow.id).where(SolverRow.name == wanted.solver)
-        found = connection.execute(query).scalars().all()
-        if not found:
+        solvers = connection.execute(query).scalars().all()
+        if not solvers:
             known = connection.execute(sa.select(SolverRow.name).distinct()).scalars()
             raise NotFound(
-                f"There is no solver {wanted.solver!r}.",
+                f"Unknown solver {wanted.solver!r}.",
                 hint=choices(wanted.solver, known, "solvers"),
             )
-        yield Job.solver_id.in_(found)
+        yield Job.solver_id.in_(solvers)
     if wanted.layer is not None:
         named = sa.or_(
             sa.func.instr(ConfigRow.label, wanted.layer) > 0, ConfigRow.key == wanted.layer
         )
         query = sa.select(ConfigRow.id).where(named).order_by(ConfigRow.id)
-        configs = connection.execute(query.limit(_MOST_CONFIGS + 1)).scalars().all()
-        if len(configs) > _MOST_CONFIGS:
+        configs = connection.execute(query.limit(_MAX_CONFIGS + 1)).scalars().all()
+        if len(configs) > _MAX_CONFIGS:
             raise BadInput(
-                f"More than {_MOST_CONFIGS} layers have {wanted.layer[:80]!r} in their label.",
+                f"More than {_MAX_CONFIGS} layers have {wanted.layer[:80]!r} in their label.",
                 hint="give more of it, or a whole config key",
             )
         yield Job.config_id.in_(configs)
@@ -201,8 +201,8 @@ def read_job(connection: sa.Connection, job_id: int) -> JobFigures:
     number = sa.select(sa.func.count()).where(TrialRow.job_id == job_id)
     return JobFigures(
         **row._mapping,
-        attempts=tuple(AttemptFigures(**one._mapping) for one in attempts),
-        trials=_trials(connection, job_id, _MOST_TRIALS).rows,
+        attempts=tuple(AttemptFigures(**attempt._mapping) for attempt in attempts),
+        trials=_trials(connection, job_id, _MAX_TRIALS).rows,
         trials_in_all=connection.execute(number).scalar_one(),
     )
 
@@ -217,7 +217,7 @@ def read_trials(
 
 
 def _missing(job_id: int) -> NotFound:
-    return NotFound(f"There is no job {job_id}.", hint="see: `tuna status`")
+    return NotFound(f"Unknown job {job_id}.", hint="see: `tuna status`")
 
 
 def _trials(

@@ -31,18 +31,19 @@ from tuna.results.selectable import SESSIONS, last_good_attempts
 from tuna.results.untried import LayerWithoutSolver, without_solver
 from tuna.vocabulary import BASELINE, SEARCH, State
 
-#: Layers whose trials come with their params, for the curves: those that take the longest in the
-#: network.
+#: Maximum of layers whose trials come with their params, for the curves: those that take the
+#: longest in the network
 MAX_CURVES = 60
-#: Characters of params in one line.
+#: Maximum of characters of params in one line
 _SHORT = 160
 _FETCH_ROWS = 5000
-#: Columns of a job's result.
+#: Columns of a job's result
 _OF_WINNER = (
     *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
     *("low_ms", "high_ms"),
 )
-#: How a search with several rounds ended: the first of these that one of them has.
+#: States in the order in which they say how a search with several rounds ended: the first that any
+#: round has
 _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
@@ -50,9 +51,9 @@ _ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 class MeasuredTrial:
     """A good trial."""
 
-    number: int  #: among the candidates of its job
+    number: int  #: index among the candidates of its job
     time_ms: float
-    round: int = 0  #: of a search
+    round: int = 0  #: number of the round in its search; 0: the first, or no search
     job_id: int = 0
 
 
@@ -62,7 +63,7 @@ class _Search:
 
     trials: int = 0
     failed: int = 0
-    early: int = 0  #: that ended early
+    early: int = 0  #: number of trials that ended early
     measured: list[MeasuredTrial] = field(default_factory=list)
 
 
@@ -70,10 +71,11 @@ class _Search:
 class _Facts:
     """Facts about jobs that are not in their rows, by job id."""
 
-    winners: Mapping[int, Mapping[str, Any]]  #: results, of jobs that have one
+    winners: Mapping[int, Mapping[str, Any]]  #: row of the winner, of jobs that have one
     searches: Mapping[int, _Search]
     commands: Mapping[int, str]
-    params: Mapping[tuple[int, int], str]  #: by job id and trial number, where a curve is drawn
+    #: params by job id and trial number, where a curve is drawn
+    params: Mapping[tuple[int, int], str]
     readable: Callable[[str], str]
 
     def winner_ms(self, job_id: int) -> float | None:
@@ -98,7 +100,7 @@ def read_layers(
     another session by config id."""
     jobs = _jobs(connection, session_id)
     without = without_solver(connection, session_id)
-    names = ordered(networks, [*jobs, *(one.config_id for one in without)])
+    names = ordered(networks, [*jobs, *(layer.config_id for layer in without)])
     counts = {config_id: networks[names[0]].get(config_id, 0) if names else 1 for config_id in jobs}
     readable, winners = _readable(library), _winners(connection, session_id)
     times = {}
@@ -113,14 +115,14 @@ def read_layers(
         params=_trial_params(connection, session_id, longest, readable),
         readable=readable,
     )
-    found = [
+    figures = [
         _layer(rows, facts, steps, counts[config_id], others.get(config_id))
         for config_id, rows in jobs.items()
     ]
-    for one in without:
-        count = networks[names[0]].get(one.config_id, 0) if names else 1
-        found.append(_without_solver(one, count, others.get(one.config_id)))
-    return tuple(sorted(found, key=lambda layer: layer.config_id))
+    for unsolved in without:
+        count = networks[names[0]].get(unsolved.config_id, 0) if names else 1
+        figures.append(_without_solver(unsolved, count, others.get(unsolved.config_id)))
+    return tuple(sorted(figures, key=lambda layer: layer.config_id))
 
 
 def _without_solver(one: LayerWithoutSolver, count: int, other: OtherTime | None) -> LayerFigures:
@@ -260,13 +262,13 @@ def _layer(
     unranked = sorted((_solver(part, facts, flops) for part in _together(rows)), key=_rank)
     best_ms = unranked[0].time_ms
     solvers = [
-        replace(one, times_slower=one.time_ms / best_ms if one.time_ms and best_ms else None)
-        for one in unranked
+        replace(entry, times_slower=entry.time_ms / best_ms if entry.time_ms and best_ms else None)
+        for entry in unranked
     ]
     if (
         other
         and solvers[0].time_ms
-        and any(one.time_ms and one.time_ms < solvers[0].time_ms for one in solvers)
+        and any(entry.time_ms and entry.time_ms < solvers[0].time_ms for entry in solvers)
     ):
         other = replace(other, gain_interval=None)  # that of a baseline
     measured = [
@@ -323,29 +325,29 @@ def _state(rows: Sequence[Any]) -> State:
 
 def _solver(rows: Sequence[Any], facts: _Facts, flops: int | None) -> SolverFigures:
     """Return the figures of a job, or of the rounds of a search."""
-    timed = [one for one in rows if facts.winner_ms(one.id)]
-    row = min(timed, key=lambda one: facts.winner_ms(one.id) or 0.0, default=rows[0])
+    timed = [job for job in rows if facts.winner_ms(job.id)]
+    row = min(timed, key=lambda job: facts.winner_ms(job.id) or 0.0, default=rows[0])
     winner, time_ms = facts.winners.get(row.id, {}), facts.winner_ms(row.id)
     low_ms, high_ms = winner.get("low_ms"), winner.get("high_ms")
     interval = None
     if time_ms is not None and low_ms is not None and high_ms is not None:
         interval = low_ms, high_ms
-    found = [facts.searches[one.id] for one in rows if one.id in facts.searches]
-    measured = [trial for search in found for trial in search.measured]
+    searches = [facts.searches[job.id] for job in rows if job.id in facts.searches]
+    measured = [trial for search in searches for trial in search.measured]
     return SolverFigures(
         job_id=row.id,
         solver=row.solver,
         state=_state(rows).value if row.search_id else row.state,
-        cause=next((one.cause for one in rows if one.cause), None),
+        cause=next((job.cause for job in rows if job.cause), None),
         time_ms=time_ms,
         gflops=flops / time_ms / 1e6 if flops and time_ms else None,
         times_slower=None,
         workspace_bytes=winner.get("workspace_bytes"),
         params=winner.get("params") or "",
-        trials=sum(search.trials for search in found),
-        failed=sum(search.failed for search in found),
-        early=sum(search.early for search in found),
-        rounds=len({one.round for one in rows}) if row.search_id else 0,
+        trials=sum(search.trials for search in searches),
+        failed=sum(search.failed for search in searches),
+        early=sum(search.early for search in searches),
+        rounds=len({job.round for job in rows}) if row.search_id else 0,
         stopped=rows[0].stopped or "",
         params_short=facts.readable(winner.get("params") or ""),
         interval_ms=interval,

@@ -38,8 +38,8 @@ from tuna.vocabulary import queue_name
 
 log = structlog.get_logger(__name__)
 
-#: Time budgets of a scrape, whose default timeout is 10 s: for reading new results, and for waiting
-#: for services.
+#: Seconds of a scrape, whose default timeout is 10 s, for reading new results, and for waiting till
+#: a service answers
 _READ_S = 4.0
 _WAIT_S = 2
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -121,7 +121,7 @@ def metrics() -> Mapping[str, Metric]:
     return found
 
 
-#: Without times of creation, which would be one more sample for each counter.
+#: Families without times of creation, which would be one more sample for each counter
 _FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -171,8 +171,8 @@ class Collector:
             whole = self._totals.advance(connection, _READ_S)
             self._namespace = sessions.namespace(connection)
             self._queues = _queues(connection)
-            for one in _OF_PACKAGES.all().values():
-                one.read(connection, samples)
+            for source in _OF_PACKAGES.all().values():
+                source.read(connection, samples)
         for session in overview.read(self._engine):
             for state, number in session.jobs.items():
                 samples.set("tuna_jobs", number, session.session_id, state)

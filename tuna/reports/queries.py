@@ -154,29 +154,29 @@ def _totals(layers: Sequence[LayerFigures], networks: Counts) -> tuple[TotalFigu
 
 
 def _total(name: str, layers: Sequence[LayerFigures], counts: Mapping[int, int]) -> TotalFigures:
-    found = [
+    timed = [
         (layer, counts[layer.config_id], counts[layer.config_id] * layer.best_ms)
         for layer in layers
         if layer.best_ms and counts.get(layer.config_id)
     ]
 
     def gain(other: Callable[[LayerFigures], SolverFigures | OtherTime | None]) -> Any:
-        beside = [(one.time_ms, count, ms) for layer, count, ms in found if (one := other(layer))]
+        beside = [(past.time_ms, count, ms) for layer, count, ms in timed if (past := other(layer))]
         known = [(count * time_ms, ms) for time_ms, count, ms in beside if time_ms]
         best = sum(ms for _, ms in known)
         return len(known), sum(other_ms for other_ms, _ in known) / best if best else None
 
-    flops = [(count * layer.flops, ms) for layer, count, ms in found if layer.flops]
-    shares = [(ms, layer.peak_share) for layer, _, ms in found if layer.peak_share]
+    flops = [(count * layer.flops, ms) for layer, count, ms in timed if layer.flops]
+    shares = [(ms, layer.peak_share) for layer, _, ms in timed if layer.peak_share]
     shared_ms = sum(ms for ms, _ in shares)
     untuned_layers, gain_untuned = gain(lambda layer: layer.untuned)
     other_layers, gain_other = gain(lambda layer: layer.other)
     return TotalFigures(
         name=name,
-        layers=len(found),
-        missing=len(counts) - len(found),
-        calls=sum(count for _, count, _ in found),
-        time_ms=sum(ms for *_, ms in found) if found else None,
+        layers=len(timed),
+        missing=len(counts) - len(timed),
+        calls=sum(count for _, count, _ in timed),
+        time_ms=sum(ms for *_, ms in timed) if timed else None,
         gflops=sum(work for work, _ in flops) / sum(ms for _, ms in flops) / 1e6 if flops else None,
         peak_share=sum(ms * share for ms, share in shares) / shared_ms if shared_ms else None,
         untuned_layers=untuned_layers,
@@ -205,9 +205,9 @@ def _read_against(
     """
     if session_id == other_id:
         raise BadInput(f"Session {session_id} cannot be compared with itself.")
-    found = compare(connection, [session_id, other_id])
+    comparison = compare(connection, [session_id, other_id])
     times = {}
-    for layer in found.layers:
+    for layer in comparison.layers:
         best, ratio = layer.bests[1], layer.ratios[1]
         if best is None:
             continue
@@ -215,9 +215,9 @@ def _read_against(
         if ratio and ratio.low is not None and ratio.high is not None:
             interval = ratio.low, ratio.high
         times[layer.config_id] = OtherTime(best.solver, best.time_ms, interval, best.noisy)
-    other = found.sessions[1]
+    other = comparison.sessions[1]
     against = Against(
-        other.session_id, other.library, other.library_version, other.reason, found.differences
+        other.session_id, other.library, other.library_version, other.reason, comparison.differences
     )
     return against, times
 
@@ -271,9 +271,9 @@ def _failure(
         )
         .limit(1)
     ).scalar_one_or_none()
-    found = commands(connection, [Repeated(job_id, step)] if step else ())
+    lines = commands(connection, [Repeated(job_id, step)] if step else ())
     return FailureFigures(
-        cause, trials, attempts, job_id, job.label, job.name, tail, next(iter(found.values()), "")
+        cause, trials, attempts, job_id, job.label, job.name, tail, next(iter(lines.values()), "")
     )
 
 

@@ -14,17 +14,17 @@ from tuna.db.benchmarks import ModelTime
 from tuna.db.searches import MET, Searches
 from tuna.reports.totals import DeviceUse
 
-#: The name of a total that counts each layer of the session once.
+#: Name of a total that counts each layer of the session once
 EACH_ONCE = "each layer once"
-#: Networks with a total; of more, those with the most layers in the session.
+#: Maximum of networks with a total, those with the most layers in the session
 _MAX_NETWORKS = 20
 #: Operations of an NVIDIA multiprocessor's tensor cores in a cycle, for one of its fp32 cores, on
-#: sm_80 and sm_90 (NVIDIA, "H100 Tensor Core GPU Architecture", table of throughputs).
+#: sm_80 and sm_90 (NVIDIA, "H100 Tensor Core GPU Architecture", table of throughputs)
 _MATRIX_UNITS: Mapping[DataType | None, int] = {
     **dict.fromkeys((DataType.FP16, DataType.BF16), 16),
     **dict.fromkeys((DataType.INT8, DataType.FP8_E4M3, DataType.FP8_E5M2), 32),
 }
-#: How often each network has each config: {network: {config id: count}}.
+#: Number of times that each network has each config: {network: {config id: count}}
 Counts = Mapping[str, Mapping[int, int]]
 
 
@@ -46,7 +46,7 @@ class Against:
     library: str
     library_version: str
     reason: str
-    differences: tuple[str, ...] = ()  #: why the comparison is not like for like, a sentence each
+    differences: tuple[str, ...] = ()  #: sentences that say why the comparison is not like for like
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class ReportHeader:
     created_at: datetime
     first: datetime | None  #: start of the first step
     last: datetime | None  #: end of the last step
-    simulated: int = 0  #: results that a stand-in timed
-    noisy: int = 0  #: results that were measured while the machine was busy
+    simulated: int = 0  #: number of results that a stand-in timed
+    noisy: int = 0  #: number of results that were measured while the machine was busy
     against: Against | None = None
 
 
@@ -74,38 +74,38 @@ class CurvePoint:
     number: int
     time_ms: float
     best_ms: float
-    trial: int = 0  #: its index among the candidates of its job
-    params: str = ""  #: in one short line; "" in layers that get no curve
-    round: int = 0  #: of a search
+    trial: int = 0  #: index among the candidates of its job
+    params: str = ""  #: params in one short line; "" in layers that get no curve
+    round: int = 0  #: number of the round in its search; 0: the first, or no search
 
 
 @dataclass(frozen=True)
 class SolverFigures:
     """The best of one solver for a layer; times and rates are None without a checked winner."""
 
-    job_id: int  #: of a search the round that has the winner, else its first
+    job_id: int  #: id of the job; of a search, the round with the winner, else its first
     solver: str
     state: str
     cause: str | None
     time_ms: float | None
     gflops: float | None
-    times_slower: float | None  #: its time over that of the layer's best
+    times_slower: float | None  #: time over the time of the layer's best
     workspace_bytes: int | None
-    #: of the winner, in the solver's own form; "" without one, or for a solver that has none
+    #: params of the winner, in the solver's own form; "" without a winner or params
     params: str
     trials: int
     failed: int
     params_short: str = ""  #: `params` in one line for people
     #: 95 % confidence interval of the median; None: too few repeats
     interval_ms: tuple[float, float] | None = None
-    noisy: bool = False  #: measured while the machine was busy
-    clock: str = ""  #: which clock timed it, "wall" or "cpu"; "" if that was not recorded
-    baseline: bool = False  #: the library's default, before any tuning
+    noisy: bool = False  #: true if the machine was busy during the measurement
+    clock: str = ""  #: clock that timed it, "wall" or "cpu"; "" if that was not recorded
+    baseline: bool = False  #: true for the library's default, before any tuning
     reproduce: str = ""  #: command that repeats the winner's measurement
-    points: tuple[CurvePoint, ...] = ()  #: of its search
-    early: int = 0  #: trials that ended early, far slower than the best
-    rounds: int = 0  #: of a search; 0: the job is none
-    #: why the search ended, or what is known already, so that there was nothing to do
+    points: tuple[CurvePoint, ...] = ()  #: best times of its search
+    early: int = 0  #: number of trials that ended early, far slower than the best
+    rounds: int = 0  #: number of rounds of its search; 0: the job does not search
+    #: reason of the search's end, or known result that left nothing to do
     stopped: str = ""
 
     @property
@@ -124,7 +124,7 @@ class OtherTime:
     time_ms: float
     #: 95 % confidence interval of this time over the best time
     gain_interval: tuple[float, float] | None = None
-    noisy: bool = False  #: measured while the machine was busy
+    noisy: bool = False  #: true if the machine was busy during the measurement
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,14 @@ class LayerFigures:
     kind: str
     flops: int | None
     solvers: tuple[SolverFigures, ...]
-    peak_share: float | None  #: of the measured fp32 peak of the device that the winner ran on
-    peak_unknown: str  #: why `peak_share` is None
+    #: share of the device's measured fp32 peak that the winner reaches, 0 to 1
+    peak_share: float | None
+    peak_unknown: str  #: reason why `peak_share` is None
     trials: int
     failed: int
-    median_ms: float | None  #: of the good trials
-    no_winner: str  #: why there is no winner; "" if there is one
-    count: int = 1  #: how often the network has it; 0: not at all
+    median_ms: float | None  #: median time of the good trials
+    no_winner: str  #: reason why no solver won; "" if one did
+    count: int = 1  #: number of times that the network has the layer; 0: it does not
     other: OtherTime | None = None
 
     @property
@@ -188,7 +189,7 @@ class FailureFigures:
 
     cause: str
     trials: int
-    attempts: int  #: whole attempts at a step
+    attempts: int  #: number of whole attempts at a step
     job_id: int
     layer: str
     solver: str
@@ -201,8 +202,8 @@ class DeviceFigures(DeviceUse):
     """The use of the devices with one name, and how fast they can be."""
 
     peak_gflops: float | None = None
-    #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's
-    #: word); "": not known
+    #: origin of the peak: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak),
+    #: `own` (the library's word); "": not known
     peak_source: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -238,16 +239,17 @@ class TotalFigures:
     """Sums over the layers of a network, each as often as the network has it."""
 
     name: str
-    layers: int  #: distinct ones with a winner
-    missing: int  #: distinct ones without a winner, in this session or at all
-    calls: int  #: layers with a winner, each as often as the network has it
+    layers: int  #: number of distinct layers with a winner
+    missing: int  #: number of distinct layers without a winner, in this session or at all
+    #: number of calls of layers with a winner, each counted as often as the network has it
+    calls: int
     time_ms: float | None
     gflops: float | None
     peak_share: float | None
-    untuned_layers: int  #: distinct ones whose untuned time is known
+    untuned_layers: int  #: number of distinct layers whose untuned time is known
     #: sum of the untuned times over the sum of the best times of the same layers
     gain_untuned: float | None
-    other_layers: int  #: distinct ones that the other session has too
+    other_layers: int  #: number of distinct layers that the other session has too
     gain_other: float | None
 
 
@@ -259,12 +261,13 @@ class ReportFigures:
     layers: tuple[LayerFigures, ...]
     totals: tuple[
         TotalFigures, ...
-    ]  #: of each network that has layers of the session; the first gives the layers' counts
-    jobs: tuple[tuple[str, int], ...]  #: (state, number of jobs), most first
+    ]  #: totals of each network with layers of the session; the first gives the layers' counts
+    jobs: tuple[tuple[str, int], ...]  #: state and number of its jobs, the most frequent first
     failures: tuple[FailureFigures, ...]
     devices: tuple[DeviceFigures, ...]
     searches: Searches = field(default_factory=Searches)
-    models: tuple[ModelTime, ...] = ()  #: of which layers of the session are part, the latest last
+    #: times of the models that have layers of the session, the latest last
+    models: tuple[ModelTime, ...] = ()
 
     @property
     def trials(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import defaultdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.coordinator import forecast
+from tuna.coordinator.policies import StageTimes
 from tuna.coordinator.waited_for import waited_for
 from tuna.db import overview, sessions
 from tuna.db.engine import reading
@@ -22,7 +24,6 @@ from tuna.errors import ServiceError, TunaError
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.registry import find_library, get_library
 from tuna.libraries.steps import find_step
-from tuna.policies import StageTimes
 from tuna.queue.reproduction import with_commands
 from tuna.reports.queries import read_peaks
 from tuna.reports.report_data import DeviceFigures
@@ -33,12 +34,12 @@ from tuna.vocabulary import Resource, State
 if TYPE_CHECKING:
     from tuna.queue.heartbeat import WorkerStatus
 
-#: Window of the rate in seconds, and maximum number of the newest results that it is read from.
+#: Seconds over which the rate is taken, and maximum of the newest results that it is read from
 _RATE_WINDOW_S = 60.0
 _RATE_ROWS = 5000
-#: Failures are read again after this at the latest: a later attempt may have mended them.
+#: Seconds after which failures are read again: a later attempt may have mended them
 _FAILURES_S = 10.0
-#: Seconds to wait for an answer of Redis.
+#: Seconds to wait for an answer of Redis
 _REDIS_S = 1.0
 _ROLES = {Resource.CPU: "compile", Resource.DEVICE: "eval"}
 
@@ -49,9 +50,11 @@ class LiveSession:
 
     overview: overview.Overview
     unfinished: int
-    rate_per_s: float  #: results in the last minute
-    eta_s: float | None  #: None: not known yet, or no live worker
-    totals: SessionTotals | None  #: None: not all results are read yet, or there are none
+    rate_per_s: float  #: results per second in the last minute
+    eta_s: float | None  #: seconds left; None: not known yet, or no live worker
+    #: totals of the session; None: not all results are read yet, or there are none
+    totals: SessionTotals | None
+    waits_for: str = ""  #: what its published jobs wait for, such as "an eval worker"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class LiveSnapshot:
 
     at: datetime
     sessions: tuple[LiveSession, ...]
-    workers: tuple[WorkerStatus, ...] | None  #: None: Redis is unreachable
+    workers: tuple[WorkerStatus, ...] | None  #: live workers; None: Redis is unreachable
     read_share: float  #: share of the results that the totals cover
 
 
@@ -76,7 +79,7 @@ class Watcher:
         self._one_at_a_time = threading.Lock()
         self._totals = Totals(trials=False)
         self._failures: dict[int, tuple[overview.Failure, ...]] = {}
-        self._failures_of: object = None  #: what they depend on, as it was
+        self._failures_of: object = None  #: last value of what the failures depend on
         self._failures_at = 0.0
 
     def look(
@@ -84,7 +87,20 @@ class Watcher:
     ) -> LiveSnapshot:
         """A snapshot; a long history is read in parts of about `budget_s` seconds. `session_ids`:
         of these alone, as far as they are there. Raises NotFound."""
-        with self._one_at_a_time, reading(self._engine) as connection:
+        with self._one_at_a_time:
+            snapshot = self._look(budget_s, session_ids)
+        in_flight = [one.overview.session_id for one in snapshot.sessions if one.overview.in_flight]
+        found = waits(self._engine, self._settings, in_flight) if in_flight else {}
+        return dataclasses.replace(
+            snapshot,
+            sessions=tuple(
+                dataclasses.replace(one, waits_for=found.get(one.overview.session_id, ""))
+                for one in snapshot.sessions
+            ),
+        )
+
+    def _look(self, budget_s: float, session_ids: Collection[int] | None) -> LiveSnapshot:
+        with reading(self._engine) as connection:
             wanted: tuple[int, ...] | None = self._only
             if session_ids is not None:
                 wanted = overview.existing(connection, session_ids)
@@ -95,16 +111,16 @@ class Watcher:
             totals = self._totals.sessions(wanted) if whole else {}
             shown = []
             for seen, counts in self._overviews(connection, wanted, totals):
-                mine = totals.get(seen.session_id)
+                session_totals = totals.get(seen.session_id)
                 info = sessions.get(connection, seen.session_id)
-                outlook = _outlook(connection, info, workers, mine, counts)
+                outlook = _outlook(connection, info, workers, session_totals, counts)
                 shown.append(
                     LiveSession(
                         overview=seen,
                         unfinished=outlook.unfinished,
                         rate_per_s=rates.get(seen.session_id, 0.0),
                         eta_s=outlook.eta_s,
-                        totals=mine,
+                        totals=session_totals,
                     )
                 )
         return LiveSnapshot(utc_now(), tuple(shown), workers, 1.0 if whole else self._totals.share)
@@ -142,19 +158,19 @@ class Watcher:
             for key, number in numbers.items()
             if key[0] == State.ERRORED.value
         ]
-        depends_on = wanted, errored, [(one, totals[one].causes) for one in totals]
+        depends_on = wanted, errored, [(session, totals[session].causes) for session in totals]
         known = (
             self._failures
             if depends_on == self._failures_of
             and time.monotonic() - self._failures_at < _FAILURES_S
             else None
         )
-        found = overview.read(self._engine, *(wanted or ()), counts=counts, failures=known)
+        overviews = overview.read(self._engine, *(wanted or ()), counts=counts, failures=known)
         if known is None:
-            found = with_commands(self._engine, found)
-            self._failures = {one.session_id: one.failures for one in found}
+            overviews = with_commands(self._engine, overviews)
+            self._failures = {info.session_id: info.failures for info in overviews}
             self._failures_of, self._failures_at = depends_on, time.monotonic()
-        return [(one, counts.get(one.session_id, {})) for one in found]
+        return [(info, counts.get(info.session_id, {})) for info in overviews]
 
 
 def waits(engine: sa.Engine, settings: Settings, session_ids: Collection[int]) -> dict[int, str]:
@@ -168,7 +184,7 @@ def waits(engine: sa.Engine, settings: Settings, session_ids: Collection[int]) -
     from tuna.services import redis_client
 
     with reading(engine) as connection:
-        works = read_works(connection, session_ids)
+        works = read_works(connection, overview.existing(connection, session_ids))
         namespace = sessions.namespace(connection)
     try:
         client = redis_client.single_attempt_client(redis_url(settings), _REDIS_S)
@@ -178,8 +194,8 @@ def waits(engine: sa.Engine, settings: Settings, session_ids: Collection[int]) -
         ended = uses_embedded(settings) and type(error) is redis.ConnectionError
         why = "`tuna run`, which does not run" if ended else f"Redis ({error})"
         return {work.session_id: why for work in works}
-    found = {work.session_id: waited_for([work], workers, published) for work in works}
-    return {session_id: what for session_id, what in found.items() if what}
+    reasons = {work.session_id: waited_for([work], workers, published) for work in works}
+    return {session_id: what for session_id, what in reasons.items() if what}
 
 
 def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
@@ -227,8 +243,8 @@ class Outlook:
     """The rest of a session, if all capable workers work on it alone. Of a search only open
     rounds count."""
 
-    unfinished: int  #: jobs
-    eta_s: float | None  #: None: not known yet, or no live worker
+    unfinished: int  #: number of unfinished jobs
+    eta_s: float | None  #: seconds left; None: not known yet, or no live worker
     #: median of |duration - predicted| / duration of its stages; None: not known
     prediction_error: float | None
     deadline: datetime | None = None
@@ -274,11 +290,11 @@ def _outlook(
         seconds, queues = left.seconds(times), defaultdict[Resource, set[str]](set)
         for kind in left.stages:
             queues[find_step(library, kind.step).resource].add(kind.queue)
-        there = {resource: _workers(info, resource, workers, totals) for resource in queues}
-        if all(there.values()):
+        processes = {resource: _workers(info, resource, workers, totals) for resource in queues}
+        if all(processes.values()):
             eta_s = max(
                 sum(seconds[queue] for queue in queues[resource]) / (count or 1)
-                for resource, count in there.items()
+                for resource, count in processes.items()
             )
     return Outlook(left.jobs, eta_s, left.error(times), info.options.deadline)
 

@@ -22,23 +22,23 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from tuna.common.files import atomic_file
+from tuna.common.messages import one_line
+from tuna.common.version import __version__
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.db.types import UtcDateTime
 from tuna.errors import BadInput
-from tuna.files import atomic_file
-from tuna.messages import one_line
-from tuna.version import __version__
 
 _EPOCH, _US = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(microseconds=1)
-#: Rows of a streamed read that are in memory at a time.
+#: Number of rows of a streamed read that are in memory at a time
 _ROWS = 1000
-#: Characters of a layer's label, so that the file stays small.
+#: Maximum of characters of a layer's label, so that the file stays small
 _LABEL_CHARS = 80
-#: Where attempts are shown whose worker was lost, and the rounds of searches.
+#: Names of the processes that show attempts whose worker was lost, and the rounds of searches
 _LOST, _SEARCHES = "lost workers", "searches"
-#: Facts of the session's environment that are in the file.
+#: Facts of the session's environment that are in the file
 _ABOUT = ("library", "library_version", "arch", "device", "target")
 _TIMED = sa.and_(StepResultRow.started_at.is_not(None), StepResultRow.ended_at.is_not(None))
 _OF_JOB: Mapping[str, Any] = {"partition_by": StepResultRow.job_id, "order_by": StepResultRow.id}
@@ -51,7 +51,7 @@ class Timeline:
 
     items: int
     machines: int
-    untimed: int  #: attempts that are left out, since no worker said when
+    untimed: int  #: number of attempts that are left out, since no worker said when they ran
     size_bytes: int
 
 
@@ -72,7 +72,7 @@ class _Rows:
     def __init__(self) -> None:
         self._numbers = 0
         self._pids: dict[str, int] = {}
-        #: Heaps of when each is free again.
+        #: heaps of the times at which each lane is free again
         self._lanes: defaultdict[tuple[str, str], list[tuple[int, _Lane]]] = defaultdict(list)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class _Rows:
     def lane(
         self, process: str, thread: str, start: int, end: int
     ) -> tuple[_Lane, list[dict[str, Any]]]:
-        """Return the lane for an event of this time, which is no earlier than those before, and the
+        """Return the lane for an event of this time, which must not be before earlier ones, and the
         events that name what is new."""
         lanes, new = self._lanes[process, thread], list[dict[str, Any]]()
         if lanes and lanes[0][0] <= start:

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from tuna.db.models import Job, StepResultRow, TrialRow
 
-#: Rows summed up by one statement.
+#: Maximum of rows that one statement sums up
 _CHUNK = 50_000
-#: The newest rows are summed up anew each time: ids are assigned before the commit, so a smaller id
-#: may appear later; fewer with SQLite, where one transaction writes at a time.
+#: Number of the newest rows that are summed up anew each time: ids are assigned before the commit,
+#: so a smaller id may appear later; fewer with SQLite, where one transaction writes at a time
 _UNSETTLED, _UNSETTLED_IN_SQLITE = 20_000, 2000
 
 
@@ -25,8 +25,8 @@ class Key:
     """The key that step results are grouped by."""
 
     session_id: int
-    device: str  #: empty for a step on a CPU
-    worker: str  #: empty for an attempt whose worker was lost
+    device: str  #: name of the device; empty for a step on a CPU
+    worker: str  #: name of the worker; empty for an attempt whose worker was lost
     cause: str | None
 
 
@@ -75,15 +75,16 @@ class SessionTotals:
     """Cost of one session so far; times are in seconds."""
 
     attempts: int
-    drained: int  #: attempts that a worker reported
+    drained: int  #: number of attempts that a worker reported
     trials: int
     causes: dict[str, int]
-    wall_s: float  #: first start to last end
+    wall_s: float  #: seconds from the first start to the last end
     device_s: float
     devices: int
     cpu_s: float
-    processes: int  #: most compile processes at one time
-    #: of the devices, each from the first to the last measurement of its worker
+    processes: int  #: maximum of compile processes at one time
+    #: share of the devices' time without work, each from the first to the last measurement of its
+    #: worker
     idle_share: float | None
     uses: tuple[DeviceUse, ...]
 
@@ -224,8 +225,8 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
         if not key.worker:
             continue
         drained += part.attempts
-        mine = devices[key.device, key.worker] if key.device else processes[key.worker]
-        mine.add(*facts)
+        use = devices[key.device, key.worker] if key.device else processes[key.worker]
+        use.add(*facts)
     span_s = sum(device.span_s for device in devices.values())
     used_s = sum(min(device.busy_s, device.span_s) for device in devices.values())
     return SessionTotals(

@@ -26,18 +26,19 @@ from tuna.results.core_tables import config, environment
 from tuna.results.selectable import BOTH, Results
 from tuna.vocabulary import PREDICTED
 
-#: Layers that are asked for at once.
-MOST_LAYERS = 1000
-#: Configs that are read at once.
+#: Maximum of layers in one question
+MAX_LAYERS = 1000
+#: Maximum of configs that are read at once
 _BATCH = 5000
-#: As many similar configs are looked at, for so many layers at most; then all that have results.
-_NEAREST = ((8, MOST_LAYERS), (256, 32))
-#: Distances that differ by less are equal.
+#: Number of similar configs that are looked at, with the maximum of layers for which that is done;
+#: then all that have results
+_NEAREST = ((8, MAX_LAYERS), (256, 32))
+#: Maximum difference of distances that count as equal
 _ALIKE = 1e-9
-#: Environments are looked up this often, for as many scopes at most.
-_SCOPE_S, _MOST_SCOPES = 1.0, 1000
+#: Seconds for which environments of a scope are remembered, and maximum of such scopes
+_SCOPE_S, _MAX_SCOPES = 1.0, 1000
 _KEY = re.compile("[0-9a-f]{64}", re.ASCII)
-#: Of a result, under the names that rows of `tuna query` have.
+#: Fields of a result, named as in rows of `tuna query`
 _FIELDS = (
     *("layer", "config_key", "kind", "driver", "library", "solver", "params", "time_ms"),
     *("low_ms", "high_ms", "noisy", "arch", "environment", "library_version", "session_id"),
@@ -48,9 +49,9 @@ _FIELDS = (
 class Cover(str, enum.Enum):
     """A layer's class, by the results that there are."""
 
-    EXACT = "exact"  #: it was measured on such a device
-    NEAR = "near"  #: a layer that differs in sizes alone was
-    NONE = "none"  #: neither
+    EXACT = "exact"  #: a result of the layer on such a device
+    NEAR = "near"  #: a result of a layer that differs in sizes alone
+    NONE = "none"  #: no result
 
     __str__ = str.__str__
 
@@ -60,7 +61,7 @@ class Scope:
     """Environments that are asked about; None: any."""
 
     arch: str | None = None
-    device: str | None = None  #: text in the device's name
+    device: str | None = None  #: text that the device's name contains
     library: str | None = None
 
 
@@ -69,9 +70,9 @@ class BestResult:
     """A layer that was asked for, with the fastest result of it or of the most similar layer, or a
     prediction."""
 
-    asked: str  #: as it was asked for
+    asked: str  #: layer in the words of the question
     cover: Cover | Literal["predicted"]
-    result: Mapping[str, Any] | None  #: fields as `tuna query` has them; of a prediction its own
+    result: Mapping[str, Any] | None  #: fields as in `tuna query`; a prediction has its own
 
 
 def best(
@@ -90,23 +91,23 @@ def best(
     `predict`: a layer that was not measured gets the prediction of a trained predictor, where there
     is a similar layer; NotFound if no predictor answers.
     """
-    if not 1 <= len(asked) <= MOST_LAYERS:
-        raise BadInput(f"1 to {MOST_LAYERS} layers can be asked for, not {len(asked)}.")
+    if not 1 <= len(asked) <= MAX_LAYERS:
+        raise BadInput(f"1 to {MAX_LAYERS} layers can be asked for, not {len(asked)}.")
     named = {text: text if _KEY.fullmatch(text) else _layer(text) for text in asked}
-    keys = {text: one if isinstance(one, str) else one.key for text, one in named.items()}
+    keys = {text: layer if isinstance(layer, str) else layer.key for text, layer in named.items()}
     environments = index.environments(connection, scope)
     exact = fastest(connection, environments, "config_key", list(keys.values()), _FIELDS)
-    layers = [one for one in named.values() if isinstance(one, Config) and one.key not in exact]
+    layers = [cfg for cfg in named.values() if isinstance(cfg, Config) and cfg.key not in exact]
     predicted = index.predicted(connection, layers, scope) if predict else {}
-    layers = [one for one in layers if one not in predicted]
+    layers = [layer for layer in layers if layer not in predicted]
     near = nearest(connection, environments, layers, index, _FIELDS) if layers else {}
     answers = {}
-    for text, one in named.items():
+    for text, layer in named.items():
         row, cover = exact.get(keys[text]), Cover.EXACT
-        if row is None and isinstance(one, Config):
-            row, cover = near.get(one), Cover.NEAR
-        if row is None and one in predicted:
-            answers[text] = BestResult(text, PREDICTED, predicted[one])
+        if row is None and isinstance(layer, Config):
+            row, cover = near.get(layer), Cover.NEAR
+        if row is None and layer in predicted:
+            answers[text] = BestResult(text, PREDICTED, predicted[layer])
             continue
         document = None if row is None else result_document(row, _FIELDS)
         answers[text] = BestResult(text, Cover.NONE if row is None else cover, document)
@@ -215,7 +216,7 @@ class LayerPredictor(Protocol):
     """A predictor that answers for layers that were never tuned."""
 
     def predict(self, layer: Config, arch: str | None, device: str | None) -> dict[str, Any] | None:
-        """Return the fields of a prediction; None where there is no similar layer."""
+        """Return the fields of a prediction; None without a similar layer."""
 
 
 class Predictors(Protocol):
@@ -225,7 +226,7 @@ class Predictors(Protocol):
         """Return those of a library, or of all; raises NotFound if there is none."""
 
 
-#: Classes of `Predictors`, made without arguments.
+#: Classes of `Predictors`, made without arguments
 PREDICTORS: Plugins[type[Any]] = Plugins("tuna.predictors", "predictor", type)
 
 
@@ -269,7 +270,7 @@ class LayerIndex:
         read_at, found = self._environments.get(scope, (0.0, []))
         if not found or time.monotonic() - read_at > _SCOPE_S:
             found = find_environments(connection, scope)
-            if len(self._environments) >= _MOST_SCOPES:
+            if len(self._environments) >= _MAX_SCOPES:
                 self._environments.clear()
             self._environments[scope] = time.monotonic(), found
         return found
@@ -318,7 +319,7 @@ class _Family:
 
     ids: NDArray[np.int64]
     labels: tuple[str, ...]
-    sizes: NDArray[np.float64]  #: logarithms; one size of all configs after the other
+    sizes: NDArray[np.float64]  #: logarithms of the sizes; one size of all configs after the other
 
     @classmethod
     def of(cls, layers: Sequence[tuple[int, Config]]) -> _Family:
@@ -346,7 +347,7 @@ class _Family:
         """Return ids of the nearest of each of some layers of the family."""
         # arrays of this size are not had for nothing: they are written anew for each layer
         ratios, distances = np.empty_like(self.sizes), np.empty(len(self.ids))
-        ordered, found = np.empty_like(distances), {}
+        ordered, similar = np.empty_like(distances), {}
         for layer in layers:
             np.subtract(self.sizes, np.array(log_sizes(layer))[:, None], out=ratios)
             np.abs(ratios, out=ratios).sum(axis=0, out=distances)
@@ -361,8 +362,8 @@ class _Family:
                 for place in np.flatnonzero(distances <= farthest).tolist()
                 if distances[place] > _ALIKE
             )
-            found[layer] = [number for _, _, number in order[:most]]
-        return found
+            similar[layer] = [number for _, _, number in order[:most]]
+        return similar
 
 
 def nearest(
@@ -381,9 +382,9 @@ def nearest(
         if not 0 < len(left) <= layers_at_most:
             continue
         close = index.nearest(left, most)
-        there = _with_results(connection, environments, set().union(*close.values()))
+        known = _with_results(connection, environments, set().union(*close.values()))
         for layer, ids in close.items():
-            if usable := [one for one in ids if one in there]:
+            if usable := [number for number in ids if number in known]:
                 chosen[layer] = usable[0]
         left = [layer for layer in close if layer not in chosen]
     if left:

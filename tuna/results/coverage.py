@@ -22,7 +22,7 @@ from tuna.results.best import (
     nearest,
     read_configs,
 )
-from tuna.results.core_tables import config_tag
+from tuna.results.core_tables import config_tag, environment
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class CoveredLayer:
 
     layer: str
     config_key: str
-    weight: int  #: how often the model or network has it; 1 for a tag
-    flops: int  #: operations of one
+    weight: int  #: number of times that the model or network has it; 1 for a tag
+    flops: int  #: number of operations of one layer
     cover: Cover
     solver: str = ""
     time_ms: float | None = None
     noisy: bool = False
-    near: str = ""  #: the most similar layer with a result, where this one has none
+    near: str = ""  #: most similar layer with a result; empty: this one has one, or none is similar
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ def coverage(
     """Return the coverage of the model, network or tag `name` by results on an architecture;
     `index`: that of an earlier question, which need not be read again.
 
-    Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises
-    NotFound for a name that is neither, and for a scope without any session; BadInput for more than
-    `most_layers` layers.
+    Without an architecture it is the only one that was tuned for. Results are timed ones of
+    sessions, imports and golden versions, simulated ones left out. Raises NotFound for a name that
+    is neither, and for a scope without any session; BadInput for several architectures without a
+    choice, and for more than `most_layers` layers.
     """
     subject, weights = _weights(connection, name)
     if most_layers is not None and len(weights) > most_layers:
@@ -102,19 +103,32 @@ def coverage(
             f"The {subject} has {len(weights)} layers, too many for one answer.",
             hint=f"type `tuna coverage {name} --arch {scope.arch} --json`",
         )
+    scope = dataclasses.replace(scope, arch=scope.arch or _only_arch(connection, scope))
     environments = find_environments(connection, scope)
     layers = dict(read_configs(connection, list(weights)))
     index = index or LayerIndex()
     exact = fastest(connection, environments, "config_id", list(weights), ["noisy"])
     lacking = [layer for number, layer in layers.items() if number not in exact]
     near = nearest(connection, environments, lacking, index, ["layer"]) if lacking else {}
-    found = [
+    rows = [
         covered(layer, weights[number], exact.get(number), near.get(layer))
         for number, layer in layers.items()
     ]
     order = list(reversed(Cover))
-    found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
-    return Coverage(subject, scope.arch or "", tuple(found))
+    rows.sort(key=lambda row: (order.index(row.cover), -row.weight, row.layer, row.config_key))
+    return Coverage(subject, str(scope.arch), tuple(rows))
+
+
+def _only_arch(connection: sa.Connection, scope: Scope) -> str:
+    there = find_environments(connection, scope)
+    query = sa.select(environment.c.arch).distinct().where(environment.c.id.in_(there))
+    architectures = sorted(connection.execute(query).scalars())
+    if len(architectures) > 1:
+        raise BadInput(
+            "Sessions were tuned for several architectures.",
+            hint=f"name one with --arch: {', '.join(architectures)}",
+        )
+    return str(architectures[0])
 
 
 def covered(layer: Config, weight: int, best: Any, near: Any = None) -> CoveredLayer:
@@ -134,8 +148,6 @@ def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]
         query = sa.select(config_tag.c.config_id).where(config_tag.c.tag == name)
         tagged = dict.fromkeys(connection.execute(query).scalars(), 1)
         if not tagged:
-            raise NotFound(
-                f"There is neither a model nor a tag {name!r}.", hint=error.hint
-            ) from None
+            raise NotFound(f"Unknown model or tag {name!r}.", hint=error.hint) from None
         return f"tag {name}", tagged
     return f"model {model.name} {model.version[:12]}", networks.weights(connection, model_id)

@@ -12,9 +12,9 @@ from typing import cast
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db.overview import require_session
 from tuna.errors import BadInput, NotFound
-from tuna.messages import choices
 from tuna.results.core_tables import (
     config,
     config_tag,
@@ -29,7 +29,7 @@ from tuna.results.result_rows import MAX_LIMIT, ResultFilter
 from tuna.results.selectable import Results
 
 _Condition = sa.ColumnElement[bool]
-#: Digits of a config key that name it.
+#: Minimum of digits with which a config key is named
 _KEY_DIGITS = 8
 
 
@@ -40,7 +40,7 @@ class Conditions:
     wanted: ResultFilter
     configs: tuple[_Condition, ...]
     sessions: tuple[int, ...] | None
-    device: str | None  #: the name of one of several devices of an environment
+    device: str | None  #: name of one of several devices of an environment
     solvers: tuple[int, ...] | None
 
     def of(self, results: Results, *, of_layers: bool = False) -> list[_Condition]:
@@ -71,7 +71,7 @@ def _measured_on(results: Results, name: str) -> _Condition:
 
 
 def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
-    """The filter as SQL; raises NotFound for a name that there is not, with those there are, and
+    """The filter as SQL; raises NotFound for an unknown name, with the known ones, and
     BadInput."""
     if not 1 <= wanted.limit <= MAX_LIMIT:
         raise BadInput(
@@ -115,7 +115,7 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
         name = wanted.dtype.upper()
         if name not in DataType.__members__:
             raise BadInput(
-                f"{wanted.dtype!r} is no data type.",
+                f"Unknown data type {wanted.dtype!r}.",
                 hint=f"there are {', '.join(DataType.__members__)}",
             )
         yield _holds(f'"data_type":"{DataType[name].value}"')
@@ -133,7 +133,7 @@ def _kind(op: str) -> str:
     names = sorted(KINDS.names())
     found = [op] if op in names else [name for name in names if name.startswith(op)]
     if len(found) != 1:
-        raise NotFound(f"There is no kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
+        raise NotFound(f"Unknown kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
     return found[0]
 
 
@@ -175,7 +175,7 @@ def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...]
     if not found:
         known = connection.execute(sa.select(solver.c.name).distinct()).scalars()
         raise NotFound(
-            f"There is no solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers")
+            f"Unknown solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers")
         )
     return found
 
@@ -186,8 +186,8 @@ def _sessions(
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
         require_session(connection, wanted.session_id)
-    given = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
-    if all(value is None for value in given):
+    values = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
+    if all(value is None for value in values):
         return None, None
     query = sa.select(session.c.id).join(environment, environment.c.id == session.c.environment_id)
     of_key = environment.c.key.startswith(wanted.environment or "", autoescape=True)
@@ -200,22 +200,18 @@ def _sessions(
         if value is not None:
             query = query.where(condition)
             if connection.execute(query.limit(1)).first() is None:
-                raise NotFound(
-                    f"There is no session with the {what} {value!r}.", hint=_there(connection)
-                )
+                raise NotFound(f"No session has the {what} {value!r}.", hint=_there(connection))
     if wanted.device is None:
         return tuple(connection.execute(query).scalars()), None
     described = sa.func.instr(sa.func.lower(environment.c.device), wanted.device.lower()) > 0
-    found = tuple(connection.execute(query.where(described)).scalars())
-    if found:
-        return found, None
+    ids = tuple(connection.execute(query.where(described)).scalars())
+    if ids:
+        return ids, None
     named = sa.select(device.c.environment_id).where(device.c.name == wanted.device)
-    found = tuple(connection.execute(query.where(environment.c.id.in_(named))).scalars())
-    if not found:
-        raise NotFound(
-            f"There is no session with the device {wanted.device!r}.", hint=_there(connection)
-        )
-    return found, wanted.device
+    ids = tuple(connection.execute(query.where(environment.c.id.in_(named))).scalars())
+    if not ids:
+        raise NotFound(f"No session has the device {wanted.device!r}.", hint=_there(connection))
+    return ids, wanted.device
 
 
 def _there(connection: sa.Connection) -> str:

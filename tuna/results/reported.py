@@ -21,9 +21,9 @@ from tuna.results.core_tables import reported
 
 __all__ = ["SOURCES", "Recorded", "ReportedTime", "find", "of_release", "record"]
 
-#: Formats of reports.
+#: Names of the formats of reports
 SOURCES = ("triton", "tunableop", "hipblaslt")
-_MOST_CHARS = {"device": 128, "who": 255, "origin": 255}
+_MAX_CHARS = {"device": 128, "who": 255, "origin": 255}
 _NAMES = (
     *("source", "subject", "implementation", "time_ms", "who", "origin", "device", "versions"),
     *("config_key", "reported_at"),
@@ -36,7 +36,7 @@ class Recorded:
     """Numbers of reports that were stored."""
 
     new: int
-    replaced: int  #: the same had been reported before, with this or another time
+    replaced: int  #: number of entries that had been reported before, with this or another time
 
 
 def record(connection: sa.Connection, rows: Iterable[ReportedTime]) -> Recorded:
@@ -61,10 +61,10 @@ def record(connection: sa.Connection, rows: Iterable[ReportedTime]) -> Recorded:
 
 def _check(row: ReportedTime) -> None:
     if row.source not in SOURCES:
-        raise BadInput(f"There are no reports of {row.source!r}.", hint=", ".join(SOURCES))
+        raise BadInput(f"Unknown source of reports {row.source!r}.", hint=", ".join(SOURCES))
     if row.time_ms is not None and not is_time(row.time_ms):
         raise BadInput(f"A report cannot be stored: {NO_TIME}.")
-    for name, most in _MOST_CHARS.items():
+    for name, most in _MAX_CHARS.items():
         if len(getattr(row, name)) > most:
             raise BadInput(f"The {name} of a report has at most {most} characters.")
 
@@ -127,10 +127,10 @@ def of_release(
     rows = [ReportedTime(*row) for row in connection.execute(query)]
     asked = [row for row in rows if _is_of(row, arch, release)]
     if not asked:
-        there = sorted({f"{row.device or 'unknown'}: {_words(row.versions)}" for row in rows})
+        releases = sorted({f"{row.device or 'unknown'}: {_words(row.versions)}" for row in rows})
         raise NotFound(
             f"No {source} times of that device and release were reported.",
-            hint=f"there are: {'; '.join(there[:5]) or 'none; see `tuna import-db`'}",
+            hint=f"there are: {'; '.join(releases[:5]) or 'none; see `tuna import-db`'}",
         )
     latest = asked[-1]
     best: dict[str, ReportedTime] = {}

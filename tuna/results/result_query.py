@@ -37,25 +37,25 @@ from tuna.results.selectable import (
 )
 from tuna.vocabulary import BASELINE
 
-#: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone
-#: through in their order.
+#: Maximum of layers that are named one by one; where a condition leaves more, all layers are read,
+#: ordered
 _FEW = 2_000
-#: As many sessions or fewer are looked at one by one.
+#: Maximum of sessions that are looked at one by one
 _FEW_SESSIONS = 8
-#: Layers that are read at once, first and at most.
-_FIRST, _MOST_LAYERS = 64, 500
-#: Fields of a row that are taken over as they are.
+#: Number of layers that are read at once: at first, and at most
+_FIRST, _MAX_LAYERS = 64, 500
+#: Fields of a row that are taken over unchanged
 _COPIED = (
     *("layer", "config_key", "kind", "driver", "library", "solver", "time_ms", "low_ms"),
     *("high_ms", "max_error", "arch", "num_cu", "environment", "library_version", "toolchain"),
     *("session_id", "reason", "job_id", "trial_number", "golden"),
 )
-#: Other columns of any provenance.
+#: Other columns of any provenance
 _READ = (
     *("config_id", "conditions", "environment_device", "family", "params", "workspace_bytes"),
     *("noisy", "simulated", "clock", "source", "kept_at"),
 )
-#: Columns that only golden entries have.
+#: Columns that only golden entries have
 _OF_ENTRY = ("id", "worker", "device")
 
 
@@ -66,7 +66,7 @@ def query(
     with_commands: bool = True,
     cursor: str = "",
 ) -> ResultRows:
-    """The rows that meet the filter; raises NotFound for a name that there is not, BadInput for a
+    """The rows that meet the filter; raises NotFound for an unknown name, BadInput for a
     value that cannot be.
 
     Without commands `ResultRow.command` is empty; to make them loads the libraries. `cursor`: that
@@ -75,7 +75,7 @@ def query(
     meant = conditions(connection, wanted)
     place = _place_of_trial if wanted.n_best else _place
     after = _Cursor.parse(cursor, place) if cursor else None
-    found: list[Any] = []
+    page: list[Any] = []
     for layers in _layers(connection, meant, after.layer if after else 0):
         before = after.given if after and layers[0] == after.layer else 0
         rows = (
@@ -83,12 +83,12 @@ def query(
             if wanted.n_best
             else _results(connection, meant, layers, wanted.limit + before)
         )
-        found += [row for row in rows if after is None or place(row) > after.place]
-        if len(found) > wanted.limit:
+        page += [row for row in rows if after is None or place(row) > after.place]
+        if len(page) > wanted.limit:
             break
-    more, found = len(found) > wanted.limit, found[: wanted.limit]
-    described = _described(connection, found, with_commands=with_commands)
-    following = _Cursor.behind(found, place, after).text() if more else ""
+    more, page = len(page) > wanted.limit, page[: wanted.limit]
+    described = _described(connection, page, with_commands=with_commands)
+    following = _Cursor.behind(page, place, after).text() if more else ""
     return ResultRows(tuple(described), wanted.limit, more, following)
 
 
@@ -102,15 +102,15 @@ def winners(
     """The fastest result of each layer, a baseline where it is the only one, for `limit` layers
     behind the config `after`; conditions, commands and errors are those of `query`."""
     meant = conditions(connection, wanted)
-    found: dict[int, Any] = {}
+    best: dict[int, Any] = {}
     for layers in _layers(connection, meant, after + 1, wanted.limit + 1):
         for row in sorted(_fastest(connection, meant, layers), key=_place):
-            before = found.setdefault(row.config_id, row)
+            before = best.setdefault(row.config_id, row)
             if before.family == BASELINE != row.family:
-                found[row.config_id] = row
-        if len(found) > wanted.limit:
+                best[row.config_id] = row
+        if len(best) > wanted.limit:
             break
-    rows = list(found.values())
+    rows = list(best.values())
     more, rows = len(rows) > wanted.limit, rows[: wanted.limit]
     described = tuple(_described(connection, rows, with_commands=with_commands))
     return RowPage(described, rows[-1].config_id if more else None)
@@ -121,7 +121,7 @@ class _Cursor:
     """A place among the rows: the last one that was given."""
 
     place: tuple[Any, ...]
-    given: int  #: rows of its layer, up to this one
+    given: int  #: number of rows of its layer, up to this one
 
     @property
     def layer(self) -> int:
@@ -147,7 +147,7 @@ class _Cursor:
             fits = [type(one) in kind for one, kind in zip(values, kinds, strict=True)]
             if all(fits) and type(given) is int and 0 <= given <= 1 << 40:
                 return cls(tuple(values), given)
-        raise BadInput("This is no cursor of these rows.", hint="begin without one")
+        raise BadInput("The cursor is not one of these rows.", hint="begin without a cursor")
 
     def text(self) -> str:
         """Return the cursor as one word."""
@@ -169,7 +169,7 @@ def _layers(
         ids = _in_chunks(
             connection, sa.select(config.c.id).where(*meant.configs), config.c.id, first
         )
-    while part := list(itertools.islice(ids, min(number, _MOST_LAYERS))):
+    while part := list(itertools.islice(ids, min(number, _MAX_LAYERS))):
         yield part
         number *= 2
 
@@ -200,7 +200,7 @@ def _in_chunks(
         yield from found
         if len(found) < number:
             return
-        last, number = found[-1], min(8 * number, _MOST_LAYERS)
+        last, number = found[-1], min(8 * number, _MAX_LAYERS)
 
 
 def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:
@@ -279,7 +279,7 @@ def _place(row: Any) -> tuple[Any, ...]:
     return (row.config_id, row.time_ms is None, row.time_ms or 0.0, *last)
 
 
-#: Types of the parts of a place, with those that JSON gives for them.
+#: Types of the values of a cursor, with those that JSON gives for them
 _KINDS: tuple[set[type], ...] = ({int}, {bool}, {int, float}, {str}, {int}, {int}, {str})
 _KINDS_OF_TRIAL: tuple[set[type], ...] = ({int}, {int, float}, {str}, {str}, {int}, {int})
 

@@ -16,8 +16,8 @@ from tuna.errors import BadInput, LibraryMissing
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows of an answer unless the user asks for more, and the most there are: `tuna export` streams
-#: all results.
+#: Number of rows of an answer unless the user asks for more, and the maximum: `tuna export` streams
+#: all results
 DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
 
 
@@ -25,10 +25,10 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
 class ResultFilter:
     """Which results: those that meet all conditions that are given."""
 
-    #: a model or network, `NAME` (the latest of that name) or `NAME@VERSION`
+    #: model or network, `NAME` (the latest of that name) or `NAME@VERSION`
     model: str | None = None
     tag: str | None = None
-    #: a config key (8 digits or more), label, problem key, driver command or JSON object
+    #: config key (8 digits or more), label, problem key, driver command or JSON object
     layer: str | None = None
     op: str | None = None  #: kind of config, also that of a task's core
     #: `FIELD=VALUE` of the config, or text that its label contains, such as `64x56x56`
@@ -36,13 +36,14 @@ class ResultFilter:
     dtype: str | None = None
     library: str | None = None
     arch: str | None = None
-    #: text in the environment's device, or the name of the very device that measured
+    #: text in the environment's device, or the full name of the device that measured
     device: str | None = None
-    environment: str | None = None  #: key, or its beginning
+    environment: str | None = None  #: environment's key, or its beginning
     solver: str | None = None
     session_id: int | None = None
-    since: datetime | None = None  #: measured, or imported, at this time or later
-    #: trials instead of results: the fastest of each config, solver and environment
+    since: datetime | None = None  #: earliest time of the measurement or import
+    #: number of trials to show instead of results: the fastest of each config, solver and
+    #: environment
     n_best: int | None = None
     limit: int = DEFAULT_LIMIT
 
@@ -58,33 +59,32 @@ class ResultRow:
     library: str
     solver: str
     params: str
-    time_ms: float | None  #: None: an imported perf db knows only params
-    low_ms: float | None  #: 95 % interval of the median
+    time_ms: float | None  #: median; None: an imported perf db knows only params
+    low_ms: float | None  #: lower end of the median's 95 % interval
     high_ms: float | None
-    max_error: float | None  #: relative to the largest magnitude of the answer
-    noisy: bool  #: the device was not quiet while it was measured
-    simulated: bool  #: timed by a stand-in, not by a device
-    baseline: bool  #: of a solver that only shows what tuning gains
+    max_error: float | None  #: largest error, relative to the largest magnitude of the answer
+    noisy: bool  #: true if the device was not quiet during the measurement
+    simulated: bool  #: true if a stand-in timed it, not a device
+    baseline: bool  #: true for a solver that only shows what tuning gains
     clock: str  #: `wall`, `cpu`, `own`; empty: not known
     workspace_bytes: int
     arch: str
     num_cu: int
-    environment: str  #: key
+    environment: str  #: key of the environment
     library_version: str
     toolchain: str
-    conditions: Mapping[str, str]  #: of measurement, other than the default
+    conditions: Mapping[str, str]  #: conditions of measurement that differ from the default
     session_id: int
-    reason: str  #: of the session
+    reason: str  #: reason of the session
     job_id: int | None
     trial_number: int | None
-    search_ended: str  #: why the search that it is of ended; empty: there was none, or it goes on
-    golden: int | None  #: version, for an entry of a golden version
-    imported_from: str | None  #: name and digest of the file
+    search_ended: str  #: reason for which its search ended; empty: it goes on, or there was none
+    golden: int | None  #: number of the golden version that has the entry; None: a session has it
+    imported_from: str | None  #: name and digest of the imported file; None: measured here
     worker: str
-    device: str  #: that measured, else the environment's
-    measured_at: datetime | None  #: UTC; when it was imported, for what was imported
-    #: the command line that explains it: repeats the measurement, or shows where the result comes
-    #: from
+    device: str  #: device that measured, else the environment's
+    measured_at: datetime | None  #: UTC time of the measurement, or of the import
+    #: command line that explains it: repeats the measurement, or shows where the result comes from
     command: str
 
     @property
@@ -114,7 +114,7 @@ class ResultRow:
         return document | {"spread": self.spread, "source": self.source}
 
 
-#: Of the table that `ResultRows` is shown as.
+#: Columns of the table that `ResultRows` is shown as
 _COLUMNS = ("layer", "solver", "ms", "marks", "arch", "session", "device")
 
 
@@ -124,8 +124,8 @@ class ResultRows(Sequence[ResultRow]):
 
     rows: tuple[ResultRow, ...]
     limit: int
-    more: bool  #: there are more rows than the limit
-    cursor: str = ""  #: asks for the rows behind these; empty without more
+    more: bool  #: true if there are more rows than the limit
+    cursor: str = ""  #: cursor of the rows behind these; empty: there are none
 
     @overload
     def __getitem__(self, index: int) -> ResultRow: ...
@@ -212,5 +212,5 @@ def moment(text: str) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError:
         hint = "such as 2026-03-31, 2026-03-31T12:00, or 7d: seven days ago"
-        raise BadInput(f"{text!r} is no time.", hint=hint) from None
+        raise BadInput(f"{text!r} is not a time.", hint=hint) from None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)

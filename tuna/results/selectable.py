@@ -43,7 +43,7 @@ class _Join:
     on: sa.ColumnElement[bool]
     columns: Mapping[str, Any]
     outer: bool = False
-    needs: str = ""  #: another join, without which this one means nothing
+    needs: str = ""  #: name of another join, without which this one means nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +51,15 @@ class Results:
     """Results of one provenance: a base table, and the joins that give more columns."""
 
     table: sa.TableClause
-    columns: Mapping[str, Any]  #: of the base table
+    columns: Mapping[str, Any]  #: columns of the base table by name
     joins: Mapping[str, _Join]
     #: conditions that leave what a device measured: timed, not simulated, and no baseline's beside
     #: other results
     measured: tuple[sa.ColumnElement[bool], ...] = ()
-    #: condition that leaves out baselines alone: they are not exported or released
+    #: condition that leaves out baselines alone, which are not exported or released
     no_baseline: sa.ColumnElement[bool] = field(default_factory=sa.true)
     where: tuple[sa.ColumnElement[bool], ...] = ()  #: conditions of every query
-    by: tuple[str, ...] = ()  #: columns that these conditions need
+    by: tuple[str, ...] = ()  #: names of columns that these conditions need
 
     @property
     def released(self) -> bool:
@@ -212,8 +212,8 @@ def _about(base: Any, environment_id: Any, needs: str) -> dict[str, _Join]:
             | {
                 "layer": config.c.label,
                 "config_key": config.c.key,
-                #: MIOpen's; where Tuna computes none, the one that a golden version has of an older
-                #: release
+                #: MIOpen's key; where Tuna computes none, the one that a golden version of an older
+                #: release has
                 "problem_key": key,
                 "problem": sa.func.coalesce(key, config.c.driver),
             },
@@ -265,10 +265,10 @@ _KEPT = (
     *("id", "session_id", "config_id", "solver_id", "time_ms", "workspace_bytes", "params"),
     *("algorithm", "noisy", "clock", "source", "workload"),
 )
-#: A row of which the file that it was imported from is the only provenance, even if a job produced
-#: a result for the same key before.
+#: Condition of a row of which the imported file is the only provenance, even if a job produced a
+#: result for the same key before
 IMPORTED = sa.func.coalesce(find_db.c.source, "") != ""
-#: The job that a time is from: finals, or the solver's own.
+#: Job that a time is from: finals, or the solver's own
 _MEASURED_BY = sa.func.coalesce(find_db.c.final_job_id, find_db.c.job_id)
 
 
@@ -276,7 +276,7 @@ def _unless_imported(column: Any, otherwise: Any) -> Column:
     return sa.case((IMPORTED, sa.literal(otherwise, column.type)), else_=column)
 
 
-#: Results that sessions have: measured, or imported.
+#: Results of sessions: measured, or imported
 SESSIONS = Results(
     find_db,
     _columns(find_db, *_KEPT, "job_id", "final_job_id", "trial_number", "simulated")
@@ -313,10 +313,11 @@ SESSIONS = Results(
     ),
     no_baseline=_no_baseline(),
 )
-#: The session's result that an entry was taken from, as long as that still has the same time.
+#: Condition of the session's result that an entry was taken from, as long as that still has the
+#: same time
 _TAKEN_FROM = sa.and_(_same_result(golden_entry), find_db.c.time_ms == golden_entry.c.time_ms)
 _OF_ENTRY = ("golden_id", "arch", "num_cu", "environment_id", "worker", "device", "measured_at")
-#: Entries of golden versions.
+#: Entries of golden versions
 RELEASES = Results(
     golden_entry,
     _columns(golden_entry, *_KEPT, *_OF_ENTRY)
@@ -343,9 +344,9 @@ RELEASES = Results(
     measured=(timed(golden_entry.c.time_ms),),
 )
 BOTH = (SESSIONS, RELEASES)
-#: Conditions that leave trials which may be chosen instead of the best one.
+#: Conditions of trials that may be chosen instead of the best one
 GOOD_TRIAL = (trial.c.cause.is_(None), timed(trial.c.time_ms), trial.c.ended_early.is_(False))
-#: Trials of jobs, also those that are no session's best.
+#: Trials of jobs, also those that are not a session's best
 TRIALS = Results(
     job,
     _columns(job, "session_id", "config_id", "solver_id")

@@ -16,7 +16,7 @@ class LayerWithoutSolver:
     """A layer that jobs were asked for and that no solver of the library takes."""
 
     config_id: int
-    layer: str  #: label
+    layer: str  #: label of the layer
     driver: str
     kind: str
     reason: str
@@ -28,7 +28,7 @@ class TargetMet:
 
     config_key: str
     layer: str
-    by: str  #: such as "1 ms in session 3"
+    by: str  #: result that met the target, such as "1 ms in session 3"
 
 
 def without_solver(

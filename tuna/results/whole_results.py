@@ -29,7 +29,7 @@ _COLUMNS = (
     *("environment_id", "times_ms", "max_error", "trial_at", "job_id", "trial_number"),
     *("worker", "device", "measured_at", "low_ms", "high_ms", "final_job_id"),
 )
-#: Columns of a `TrialRecord`, in its order.
+#: Columns of a `TrialRecord`, in its order
 _TRIAL = (
     *("config_key", "driver", "layer", "solver", "job_id", "trial_number", "params", "cause"),
     *("time_ms", "times_ms", "low_ms", "high_ms", "clock", "ended_early", "max_error"),
@@ -45,21 +45,21 @@ def records(connection: sa.Connection, results: Results, n_best: int = 1) -> Ite
     of their params. A golden entry has no job: it is that of the session's result, as long as that
     still has the same time.
     """
-    found = _records(connection, results)
+    whole = _records(connection, results)
     if n_best == 1:
-        yield from found
+        yield from whole
         return
     # On another connection: MariaDB's streams one result at a time, and drops the rest of it for
     # another query.
     with connection.engine.connect() as beside:
         for _, group in groupby(
-            found, key=lambda record: (record.config_key, record.environment.key)
+            whole, key=lambda record: (record.config_key, record.environment.key)
         ):
             several = [
-                one for record in group for one in (record, *_slower(beside, record, n_best - 1))
+                row for record in group for row in (record, *_slower(beside, record, n_best - 1))
             ]
             yield from sorted(
-                several, key=lambda one: (one.time_ms is None, one.time_ms, one.solver, one.params)
+                several, key=lambda row: (row.time_ms is None, row.time_ms, row.solver, row.params)
             )
 
 

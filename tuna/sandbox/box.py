@@ -24,16 +24,16 @@ from urllib.parse import unquote
 
 import structlog
 
+from tuna.common.settings_file import settings_paths
 from tuna.errors import ServiceError
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.discovery import vendors
 from tuna.settings import Settings, get_settings
-from tuna.settings_file import settings_paths
 
 log = structlog.get_logger(__name__)
 
-#: Readable: programs, libraries and the system files that they need. Landlock closes other
-#: processes' memory and environment in /proc.
+#: Folders that a child may read: programs, libraries and the system files that they need. Landlock
+#: closes other processes' memory and environment in /proc.
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
     *("/nix/store", "/gnu/store", "/proc", "/sys"),
@@ -42,16 +42,16 @@ _SYSTEM = (
     *("/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
 )
 _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-#: Files of the name resolver.
+#: Files of the name resolver
 _RESOLVER = ("/etc/hosts", "/etc/resolv.conf", "/etc/gai.conf")
-#: A device node that drivers of GPUs map shared, which is memory that no limit counts.
+#: Device node that drivers of GPUs map shared, which is memory that no limit counts
 _SHARED = "zero"
-#: Limit of a child's open files.
+#: Maximum of a child's open files
 _OPEN_FILES = 4096
-#: Where Tuna lies: a folder of installed packages, or a checkout.
+#: Folder that contains Tuna: installed packages, or a checkout
 _ROOT = Path(__file__).resolve().parents[2]
 _INSTALLED = {"site-packages", "dist-packages"}
-#: Entry points of packages that children import.
+#: Entry points of packages that children import
 _GROUPS = ("tuna.libraries", "tuna.libraries.simulated", "tuna.kinds")
 _HINT = "set TUNA_SANDBOX=auto to run with what this kernel has, or use one that has more"
 
@@ -63,7 +63,8 @@ class Box:
     writable: Sequence[Path] = ()
     readable: Sequence[Path] = ()
     gpus: bool = False
-    network: bool = False  #: connections that it opens, over IPv4 and IPv6; it accepts none
+    #: true to let the child open connections over IPv4 and IPv6; it accepts none
+    network: bool = False
 
 
 def lacking() -> list[str]:
@@ -164,7 +165,7 @@ def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tup
     writable = [*box.writable, *_split(settings.sandbox_write)]
     yield from ((str(path), int(landlock.WRITE)) for path in writable)
     patterns = [pattern for vendor in vendors() for pattern in vendor.nodes]
-    nodes = (str(node) for one in (*patterns, _SHARED) for node in Path("/dev").glob(one))
+    nodes = (str(node) for pattern in (*patterns, _SHARED) for node in Path("/dev").glob(pattern))
     devices = (*_DEVICES, *nodes) if box.gpus else _DEVICES
     yield from ((path, int(landlock.DEVICE)) for path in devices)
 

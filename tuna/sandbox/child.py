@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from tuna.sandbox import landlock, seccomp, self_limits
 
-#: Attribute of a served module: the functions that answer, by the name of the request.
+#: Functions that answer, by the name of the request, the attribute of a served module
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522

@@ -29,13 +29,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuna.files import own_folder
+from tuna.common.files import own_folder
 from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.device_lock import folders, opened
 from tuna.sandbox.process_tree import descendants
 
 _POLL_S = 0.005
-#: Passes over the processes of a build that is moved, since one may start another meanwhile.
+#: Maximum of passes over the processes of a build that is moved, since one may start another
+#: meanwhile
 _PASSES = 20
 #: Seconds within which a build writes its description after it has taken its lock.
 _WRITTEN_S = 1.0
@@ -51,17 +52,17 @@ _FLOCK = "hhqqi4x"
 class _Build:
     """Content of a build's lock file, for measurements."""
 
-    #: the build's time limit, by CLOCK_MONOTONIC, which all processes of a machine share
+    #: time limit of the build by CLOCK_MONOTONIC, which all processes of a machine share
     until: float
-    pid: int | None  #: the process that builds, on a borrowed core
-    cpus: Sequence[int]  #: cores that it may use instead of that
+    pid: int | None  #: id of the process that builds, on a borrowed core
+    cpus: Sequence[int]  #: cores that it may use instead of the borrowed one
 
 
 @dataclass(frozen=True)
 class BuildCores:
     """The cores on which a worker's builds run."""
 
-    own: tuple[int, ...]  #: compiling cores
+    own: tuple[int, ...]  #: compiling cores of this worker
 
     @contextlib.contextmanager
     def build(

@@ -7,10 +7,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.messages import counted
 from tuna.settings import Settings, get_settings, parse_cpus
 
 _SETTING = "TUNA_EVAL_CPUS"
@@ -19,6 +19,36 @@ _SETTING = "TUNA_EVAL_CPUS"
 def available_cpus() -> tuple[int, ...]:
     """The cores that this process may use, ascending."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def cpu_quota(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> float | None:
+    """CPU seconds a second that the control groups of this process allow; None: no limit.
+
+    The least of its group and those above, as a container's runtime sets it: `cpu.max` of cgroup
+    v2, `cpu.cfs_quota_us` over `cpu.cfs_period_us` of v1 (Linux, admin-guide/cgroup-v2 and
+    scheduler/sched-bwc). A container may see its own group as the root.
+    """
+    limits: list[float] = []
+    for line in _text(groups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for folder in (root / controllers / each for each in (group, *group.parents)):
+            v1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+            words = (_text(folder / "cpu.max") or " ".join(v1)).split()
+            if len(words) == 2 and words[0] not in ("max", "-1"):
+                limits.append(int(words[0]) / int(words[1]))
+    return min(limits, default=None)
+
+
+def usable_count() -> int:
+    """The number of cores that this process can keep busy: those it may use, or as many as its CPU
+    quota pays for where these are fewer."""
+    present, quota = len(available_cpus()), cpu_quota()
+    return present if quota is None else max(1, min(present, int(quota)))
 
 
 def eval_cpus(settings: Settings | None = None) -> tuple[int, ...]:
@@ -57,8 +87,9 @@ def some_cpus(number: int, settings: Settings | None = None) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def measuring_with(number: int | None) -> Iterator[None]:
-    """Set TUNA_EVAL_CPUS of this process and its children to `number` cores, None for all."""
-    cpus = some_cpus(number or len(eval_cpus() if get_settings().eval_cpus else available_cpus()))
+    """Set TUNA_EVAL_CPUS of this process and its children to `number` cores, None for all that are
+    usable."""
+    cpus = some_cpus(number or (len(eval_cpus()) if get_settings().eval_cpus else usable_count()))
     before = os.environ.get(_SETTING)
     os.environ[_SETTING] = ",".join(map(str, cpus))
     get_settings.cache_clear()
@@ -72,8 +103,11 @@ def measuring_with(number: int | None) -> Iterator[None]:
 
 
 def of_all(number: int | None = None) -> str:
-    """Return `1 of 16 cores`: `number`, or the measuring cores, of those of this process."""
-    return f"{number or len(eval_cpus())} of {counted(len(available_cpus()), 'core')}"
+    """Return `1 of 16 cores`: `number`, or the measuring cores, of those of this process; and its
+    CPU quota, if it has one."""
+    quota = cpu_quota()
+    limit = "" if quota is None else f" under a CPU quota of {quota:g}"
+    return f"{number or len(eval_cpus())} of {counted(len(available_cpus()), 'core')}{limit}"
 
 
 def build_cpus(settings: Settings | None = None) -> tuple[int, ...]:
@@ -93,7 +127,7 @@ class CpuTopology:
     """NUMA node and siblings of a logical CPU."""
 
     node: int | None = None  #: NUMA node; None: unknown
-    siblings: tuple[int, ...] = ()  #: logical CPUs of the same physical core, it included
+    siblings: tuple[int, ...] = ()  #: logical CPUs of the same physical core, including this one
 
 
 def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int, CpuTopology]:
@@ -146,6 +180,14 @@ def deal(
 
 def _cpus(path: Path) -> tuple[int, ...]:
     try:
-        return parse_cpus(path.read_text().strip())
-    except (OSError, ValueError):
+        return parse_cpus(_text(path).strip())
+    except ValueError:
         return ()
+
+
+def _text(path: Path) -> str:
+    """The text of a file of the kernel's; empty where it is absent."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

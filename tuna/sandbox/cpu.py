@@ -65,7 +65,7 @@ def _word(path: Path) -> str:
 class Load:
     """Use of the cores by other programs."""
 
-    share: float  #: of all cores, 0 to 1
+    share: float  #: share of all cores in use, 0 to 1
     cores: int
 
     @property

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import structlog
 
-from tuna import waits
-from tuna.files import make_home, own_folder
+from tuna.common import waits
+from tuna.common.files import make_home, own_folder
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
 #: Seconds between polls of a held lock: short at first, because most chunks are short.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
-#: Seconds after which a wait is worth a word.
+#: Seconds after which a wait is logged
 _TOLD_S = 2.0
 
 

@@ -27,7 +27,7 @@ _AMD_VENDOR = "4098"
 #: Kinds of devices: AMD's, and this machine's measuring cores. Packages bring others.
 AMD, CPU = "amd", "cpu"
 #: Variables by which the runtimes of OpenCL, Level Zero, SYCL and TPUs restrict a process to some
-#: devices.
+#: devices
 _VISIBILITY = (
     "GPU_DEVICE_ORDINAL",
     "ZE_AFFINITY_MASK",
@@ -40,15 +40,15 @@ _VISIBILITY = (
 class Device:
     """A device that one eval worker can have for itself."""
 
-    kind: str  #: as in `DeviceUse.kind`
-    name: str  #: its marketing name
-    index: int = 0  #: its runtime's number while all devices are visible
-    uuid: str = ""  #: as its runtime's visibility variable takes it; empty: it has none
+    kind: str  #: kind of device, as `DeviceUse.kind`
+    name: str  #: marketing name
+    index: int = 0  #: number by the runtime's count while all devices are visible
+    uuid: str = ""  #: name in the runtime's visibility variable; empty: none
     node: int | None = None  #: NUMA node; None: unknown
-    arch: str = ""  #: such as sm_90 or gfx942; empty: unknown
+    arch: str = ""  #: architecture, such as sm_90 or gfx942; empty: unknown
     units: int = 0  #: streaming multiprocessors or compute units; 0: unknown
-    memory_bytes: int = 0  #: of the device; 0: unknown
-    #: Environment variables with which a process sees this device alone.
+    memory_bytes: int = 0  #: bytes of the device's memory; 0: unknown
+    #: environment variables with which a process sees this device alone
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -56,12 +56,12 @@ class Device:
 class Vendor:
     """The devices of a vendor: how they are found, and what a process needs that uses one."""
 
-    #: Returns the devices in their runtime's order, as the variables in an environment leave them,
-    #: from the root folders /sys and /proc and from what else there is.
+    #: function that returns the devices in their runtime's order, as the variables of an
+    #: environment leave them; its arguments are the folders /sys and /proc and the environment
     find: Callable[[Path, Path, Mapping[str, str]], list[Device]]
-    #: Variables by which its runtimes restrict a process to some devices.
+    #: variables by which its runtimes restrict a process to some devices
     visibility: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()  #: patterns of names in /dev
+    nodes: tuple[str, ...] = ()  #: patterns of the device nodes' names in /dev
 
 
 VENDORS: Plugins[Vendor] = Plugins("tuna.devices", "vendor of devices", Vendor)
@@ -98,7 +98,7 @@ def choose(devices: Sequence[Device], text: str) -> list[int]:
     missing = [number for number in chosen if number >= len(devices)]
     if missing:
         there = ", ".join(f"{number} ({device.name})" for number, device in enumerate(devices))
-        raise BadInput(f"There is no device {missing[0]} here.", hint=f"devices: {there}")
+        raise BadInput(f"This machine has no device {missing[0]}.", hint=f"devices: {there}")
     return list(chosen)
 
 
@@ -140,15 +140,15 @@ def from_amdsmi(smi: Any) -> list[Device]:
     except smi.AmdSmiException:
         return []
     try:
-        found = []
+        devices = []
         for handle in smi.amdsmi_get_processor_handles():
             name = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
             order = smi.amdsmi_get_gpu_enumeration_info(handle)
             index, uuid = int(order["hip_id"]), str(order.get("hip_uuid", ""))
             number = int(smi.amdsmi_topo_get_numa_node_number(handle))
             node = None if number < 0 else number
-            found.append(Device(AMD, name, index, uuid, node, variables=_amd_variables(index)))
-        return sorted(found, key=lambda device: device.index)
+            devices.append(Device(AMD, name, index, uuid, node, variables=_amd_variables(index)))
+        return sorted(devices, key=lambda device: device.index)
     except (smi.AmdSmiException, KeyError, ValueError):
         return []
     finally:
@@ -157,7 +157,7 @@ def from_amdsmi(smi: Any) -> list[Device]:
 
 def from_kfd(sys_root: Path = SYS) -> list[Device]:
     """Return AMD's devices from the kernel's compute topology, as far as it is readable."""
-    found: list[Device] = []
+    devices: list[Device] = []
     nodes = [
         path for path in sys_root.glob("class/kfd/kfd/topology/nodes/*") if path.name.isdigit()
     ]
@@ -173,9 +173,9 @@ def from_kfd(sys_root: Path = SYS) -> list[Device]:
         uuid = f"GPU-{unique:016x}" if unique else ""
         memory = sum(_bank_bytes(bank) for bank in path.glob("mem_banks/*/properties"))
         name = f"{arch} x {units}"
-        variables = _amd_variables(len(found))
-        found.append(Device(AMD, name, len(found), uuid, node, arch, units, memory, variables))
-    return found
+        variables = _amd_variables(len(devices))
+        devices.append(Device(AMD, name, len(devices), uuid, node, arch, units, memory, variables))
+    return devices
 
 
 def _amd_variables(index: int) -> Mapping[str, str]:

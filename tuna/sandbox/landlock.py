@@ -20,9 +20,9 @@ _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _SCOPE_ABSTRACT_UNIX_SOCKET, _SCOPE_SIGNAL = 1, 2
-#: First version of the interface that closes signals to processes outside.
+#: First version of the interface that closes signals to processes outside
 SIGNALS = 6
-#: First version that closes truncation.
+#: First version that closes truncation
 TRUNCATION = 3
 
 
@@ -47,17 +47,17 @@ class Right(enum.IntFlag):
     IOCTL_DEV = 1 << 15
 
 
-#: Rights that a version of the interface added.
+#: Rights that a version of the interface added
 _ADDED = {2: Right.REFER, 3: Right.TRUNCATE, 5: Right.IOCTL_DEV}
 _FIRST: Right = Right((1 << 13) - 1)
 LIST = Right.READ_DIR
 READ = Right.READ_FILE | Right.READ_DIR | Right.EXECUTE
-#: Files and folders, but no links, pipes or devices, which would mislead the process outside that
-#: reads the folder.
+#: Rights to write files and folders, but no links, pipes or devices, which would mislead the
+#: process outside that reads the folder
 WRITE = READ | Right.WRITE_FILE | Right.REMOVE_DIR | Right.REMOVE_FILE
 WRITE |= Right.MAKE_DIR | Right.MAKE_REG | Right.REFER | Right.TRUNCATE
 DEVICE = Right.READ_FILE | Right.READ_DIR | Right.WRITE_FILE | Right.TRUNCATE | Right.IOCTL_DEV
-#: Rights that apply to files; the others apply to folders.
+#: Rights that apply to files; the others apply to folders
 _OF_FILES = Right.EXECUTE | Right.WRITE_FILE | Right.READ_FILE | Right.TRUNCATE | Right.IOCTL_DEV
 
 

@@ -100,7 +100,7 @@ class CpuLimit:
     """
 
     _BACKSTOP = 20.0
-    #: Share of CPU time in wall time below which a session counts as hanging.
+    #: share of CPU time in wall time below which a session counts as hanging
     _IDLE = 0.01
 
     def __init__(self, session: int, limit_s: float, now_s: float) -> None:

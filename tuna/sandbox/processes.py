@@ -2,7 +2,7 @@
 
 Every child has its own process group, which is killed as a whole; dies with the thread that started
 it (so start it in a long-lived one); sees only the variables it is given and the files its `Box`
-names; and may print without limit, since only the tail is kept. There is no shell and no pickle.
+names; and may print without limit, since only the tail is kept. Neither a shell nor pickle is used.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tuna.sandbox.python import bare_command, module_command
 from tuna.sandbox.self_limits import forbid_inspection
 
 _ROOT = Path(__file__).resolve().parents[2]
-#: Size of the tail of a child's output that is kept.
+#: Bytes of the tail of a child's output that are kept
 TAIL_BYTES = 64 << 10
-#: Maximum length of an answer; a longer one counts as garbage.
+#: Maximum of bytes of an answer; a longer one counts as garbage
 MAX_ANSWER_BYTES = 64 << 20
-#: Variables of this process that a child may see; no others, because some hold secrets.
+#: Variables of this process that a child may see; no others, because some hold secrets
 _ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
     *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
 )
 _CLOSED = Box()
-#: Timeout of one poll, after which the clock and the child are checked again.
+#: Seconds of one poll, after which the clock and the child are checked again
 _TICK_S = 0.5
 _GRACE_S = 1.0
-#: Limit of a start without imports.
+#: Seconds for a start without imports
 _START_S = 60.0
 
 
@@ -86,10 +86,10 @@ class ChildFailed(ChildFault):
 class Completed:
     """Exit of a program."""
 
-    returncode: int  #: negative: killed by this signal
+    returncode: int  #: exit code; negative: the signal that killed it
     signal: str | None  #: name of the signal that ended it, such as SIGSEGV
     timed_out: bool
-    output: str  #: the end of its standard output and error, in the order they came
+    output: str  #: end of its standard output and error, in the order they came
 
 
 def signal_name(returncode: int | None) -> str | None:
@@ -105,7 +105,7 @@ def signal_name(returncode: int | None) -> str | None:
 def _object(answer: Any) -> dict[str, Any]:
     """The answer, a JSON object; raises ValueError."""
     if not isinstance(answer, dict):
-        raise ValueError("the answer is no object")
+        raise ValueError("the answer is not an object")
     return answer
 
 
@@ -137,10 +137,10 @@ def run(
     Raises ChildCancelled within half a second after `cancelled` (such as `RunContext.cancelled`)
     returns True.
     """
-    given = dict(child_env() if env is None else env)
+    variables = dict(child_env() if env is None else env)
     if box is not None:
-        box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], given)))
-    process = _start(["exec", *argv], given, box, cpus, cwd)
+        box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], variables)))
+    process = _start(["exec", *argv], variables, box, cpus, cwd)
     output = _OutputTail(process)
     deadline, timed_out = time.monotonic() + timeout_s, False
     try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-#: Runs the module that the next argument names, with the working directory not among the places of
-#: modules. `-P` does that only from Python 3.11 on.
+#: Program that runs the module that the next argument names, with the working directory not among
+#: the places of modules. `-P` does that only from Python 3.11 on.
 _RUN = """\
 import sys
 sys.path[:] = [place for place in sys.path if place]
@@ -21,7 +21,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
-#: The same with `tuna` but no other site packages, which starts twice as fast.
+#: Program like `_RUN`, with `tuna` but no other site packages, which starts twice as fast
 _RUN_BARE = """\
 import sys, types
 sys.modules["tuna"] = types.ModuleType("tuna")

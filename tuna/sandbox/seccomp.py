@@ -21,18 +21,19 @@ from tuna.sandbox import landlock
 
 _PR_SET_NO_NEW_PRIVS, _PR_GET_SECCOMP = 38, 21
 _SET_MODE_FILTER = 1
-#: Every thread gets the filter, and none the mitigation of speculative store bypass, which would
-#: make what is measured slower.
+#: Flags that give every thread the filter, and none the mitigation of speculative store bypass,
+#: which would make what is measured slower
 _ALL_THREADS, _NO_MITIGATION = 1, 4
 _PR_SET_PDEATHSIG = 1
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-#: struct seccomp_data, little-endian: number, architecture, instruction pointer, six 64-bit values.
+#: Offsets in struct seccomp_data, little-endian: number, architecture, instruction pointer, six
+#: 64-bit values
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _Instruction = tuple[int, int, int, int]  #: struct sock_filter: code, jt, jf, k
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 _ALL_BITS = 0xFFFFFFFF
-#: AUDIT_ARCH_*, and the place of the architecture's number in `CALLS`.
+#: AUDIT_ARCH_*, and place of the architecture's number in `CALLS`
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _X32 = 0x40000000
 
@@ -91,25 +92,26 @@ _REFUSED = (
     *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
 )  # fmt: skip
 #: Calls that succeed and do nothing: linkers and MIOpen make them on files of their own, where
-#: nothing depends on them, and a filter cannot tell whose file a path names.
+#: nothing depends on them, and a filter cannot tell whose file a path names
 _WITHOUT_EFFECT = (
     *("chmod", "fchmod", "fchmodat", "fchmodat2"),
     *("utime", "utimes", "futimesat", "utimensat"),
 )
 #: Calls that seem unknown to the kernel, so that callers take an older form, whose arguments a
-#: filter can see.
+#: filter can see
 _UNKNOWN = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
-#: Memory that RLIMIT_DATA does not count: memory files, shared anonymous maps, stack-like maps.
+#: Calls that make memory which RLIMIT_DATA does not count: memory files, shared anonymous maps,
+#: stack-like maps
 _FILES_OF_MEMORY = ("memfd_create", "memfd_secret")
 _SHARED_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-#: CLONE_NEW*: time, mount, cgroup, uts, ipc, user, pid, net.
+#: Flags CLONE_NEW*: time, mount, cgroup, uts, ipc, user, pid, net
 _NAMESPACES = (
     0x80 | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 )
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
-#: AF_INET and AF_INET6 are 2 and 10: the same but for this bit.
+#: AF_INET, and the mask under which AF_INET6 (10) equals it (2)
 _AF_INET, _ANY_INET = 2, _ALL_BITS ^ 8
 #: System calls that connect to another machine.
 _CONNECTING = ("socket", "connect")

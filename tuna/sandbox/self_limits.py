@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-#: Reservations of each thread (an arena and a stack), and mappings of a loaded candidate.
+#: Bytes that each thread reserves (an arena and a stack), and bytes of a loaded candidate's
+#: mappings
 _EACH_THREAD_BYTES, _MORE_BYTES = 160 << 20, 256 << 20
 _may_bound = False
 
@@ -39,7 +40,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def forbid_inspection() -> None:
     """Make this process and its forks undumpable: prctl(PR_SET_DUMPABLE, 0).
 
-    /proc/PID/environ and mem then belong to root, ptrace is refused, and there is no core dump,
+    /proc/PID/environ and mem then belong to root, ptrace is refused, and no core is dumped,
     until another program is started. Processes of root may look all the same, so this is for
     kernels without Landlock. Linux only; elsewhere it does nothing.
     """

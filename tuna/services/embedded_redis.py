@@ -34,20 +34,20 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tuna.common.files import make_home, own_folder
 from tuna.errors import ServiceError
-from tuna.files import make_home, own_folder
 from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis_guard
 
 log = structlog.get_logger(__name__)
 
-#: `sun_path` of a Unix socket holds 107 bytes.
+#: Maximum of bytes of a Unix socket's path, of which `sun_path` holds 107
 _SOCKET_PATH_LIMIT = 100
-#: Seconds to wait for the server while it starts or is about to end.
+#: Seconds to wait for the server while it starts or is about to end
 _TIMEOUT_S = 10.0
-#: Seconds that one which takes connections, being stopped or busy, may stay silent.
+#: Seconds for which a server that takes connections, being stopped or busy, may stay silent
 _SILENCE_S = 5.0
-#: Seconds between two checks of a user of the server whether it lives.
+#: Seconds between two checks of whether a user of the server lives
 _LOOK_EVERY_S = 1.0
 _OPTIONS = {
     "port": "0",
@@ -57,7 +57,7 @@ _OPTIONS = {
     "maxmemory-policy": "noeviction",
 }
 #: Variables that the server gets, no others: they may hold passwords, and /proc shows them to every
-#: process of this user.
+#: process of this user
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 
 

@@ -18,18 +18,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuna.services.ports import BACKLOG
 
-#: In the state of a request: a function that makes its connection one of somebody who is known.
+#: Key in the state of a request of a function that marks its connection as that of a known client
 _ADMIT = "admit"
-#: Connections, and those of them in the TLS handshake.
+#: Maximum of connections, and of those in the TLS handshake
 _MAX_CONNECTIONS, _MAX_HANDSHAKES = 2000, 500
-#: Seconds for the TLS handshake, for the head of a request, and between requests.
+#: Seconds for the TLS handshake, for the head of a request, and between requests
 _HANDSHAKE_S, _HEAD_S, _KEEP_ALIVE_S = 10.0, 10.0, 60
-#: Seconds for which a reader may take nothing of an answer.
+#: Seconds for which a reader may take nothing of an answer
 _STALL_S = 60.0
 _HEAD_BYTES = 16 << 10
-#: Requests that are worked on at a time, beside those that wait for a chunk.
+#: Number of requests that are worked on at a time, beside those that wait for a chunk
 _THREADS = 12
-#: Seconds that requests have when the server ends.
+#: Seconds that requests have when the server ends
 GRACE_S = 2
 
 

@@ -6,10 +6,11 @@ import errno
 import socket
 from importlib.util import find_spec
 
+from tuna.common.messages import install_extra
 from tuna.errors import BadInput, TunaError
-from tuna.messages import install_extra
 
-#: Connections that wait to be accepted: of a cluster whose programs start at the same moment.
+#: Maximum of connections that wait to be accepted, of a cluster whose programs start at the same
+#: moment
 BACKLOG = 1024
 
 
@@ -27,16 +28,16 @@ def listen(host: str, port: int) -> list[socket.socket]:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            one = socket.socket(family, kind, protocol)
-            made.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener = socket.socket(family, kind, protocol)
+            made.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind((address[0], port or made[0].getsockname()[1], *address[2:]))
-            one.listen(BACKLOG)
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind((address[0], port or made[0].getsockname()[1], *address[2:]))
+            listener.listen(BACKLOG)
     except (OSError, UnicodeError, OverflowError) as error:
-        for one in made:
-            one.close()
+        for listener in made:
+            listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise BadInput(
                 f"Port {port} of {host} is in use.",

@@ -15,16 +15,16 @@ from redis.retry import Retry
 log = structlog.get_logger(__name__)
 
 Version = tuple[int, ...]
-#: For each branch the first version without the holes in scripts that run foreign code, as of May
-#: 2026: CVE-2025-49844, and where later releases fix them, CVE-2026-23631 and CVE-2026-23479. From
-#: the projects' release notes.
+#: First versions of each branch without the holes in scripts that run foreign code, as of May 2026:
+#: CVE-2025-49844, and where later releases fix them, CVE-2026-23631 and CVE-2026-23479. From the
+#: projects' release notes.
 _REDIS = ((6, 2, 20), (7, 2, 11), (7, 4, 9), (8, 0, 4), (8, 2, 6), (8, 4, 3), (8, 6, 3))
 _VALKEY = ((7, 2, 13), (8, 0, 8), (8, 1, 7), (9, 0, 4))
 
 
 #: Seconds that a client waits for an answer; all that Tuna asks for takes moments.
 ANSWER_S = 8.0
-#: Seconds that it waits for a connection.
+#: Seconds that a client waits for a connection
 CONNECT_S = 5.0
 
 
@@ -69,7 +69,7 @@ _UNABLE = re.compile(
     r"\b(READONLY|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING|BUSY)\b|read only"
     r" replica"
 )
-#: Their classes in redis-py, which removes the code from the message.
+#: Classes of these errors in redis-py, which removes the code from the message
 _UNABLE_CLASSES = (
     redis.exceptions.NoScriptError,
     redis.exceptions.ReadOnlyError,

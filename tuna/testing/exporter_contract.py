@@ -63,8 +63,9 @@ class SampleResult:
     problem_key: str | None = None
     tunable: bool = True
     workload: bytes | None = None
-    kernels: tuple[tuple[bytes, str, str], ...] = ()  #: code, name, arguments
-    #: number, time in ms, params of other good trials
+    #: code, name and arguments of each code object
+    kernels: tuple[tuple[bytes, str, str], ...] = ()
+    #: number, time in ms and params of other good trials
     trials: tuple[tuple[int, float, str], ...] = ()
 
 
@@ -251,8 +252,8 @@ class ExporterContract(ABC):
     what it then holds."""
 
     exporter: ClassVar[Exporter[Any]]
-    options: ClassVar[Mapping[str, Any]] = {}  #: the variant that is tested
-    library: ClassVar[str] = "sample"  #: whose results the samples are
+    options: ClassVar[Mapping[str, Any]] = {}  #: options of the variant that is tested
+    library: ClassVar[str] = "sample"  #: name of the library whose results the samples are
 
     @abstractmethod
     def samples(self) -> Sequence[SampleResult]:

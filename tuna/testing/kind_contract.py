@@ -35,12 +35,12 @@ class KindContract:
     """
 
     kind: ConfigKind
-    #: all different; the first ones small, for the reference computes them
+    #: configs that all differ; the first ones small, because the reference computes them
     examples: Sequence[Config]
-    #: The keys of the first examples, as databases have them already; a change of these loses every
-    #: stored result.
+    #: keys of the first examples, as databases have them already; a change of these loses every
+    #: stored result
     keys: Sequence[str] = ()
-    #: number of examples, from the first, that the reference computes, where there is one
+    #: number of examples, from the first, that the reference computes, if the kind has a reference
     referenced: int = 2
 
     def test_it_is_found_by_its_name(self) -> None:

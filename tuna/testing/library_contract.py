@@ -42,7 +42,7 @@ from tuna.libraries.steps import command_line, every_step, find_step, steps_to
 from tuna.testing.rehearsal import Turn, rehearse, run_context
 from tuna.vocabulary import SEARCH, Cause, Resource, canonical_name
 
-#: Clocks of two processes, and rounding.
+#: Seconds by which the clocks of two processes may differ, with rounding
 _SLACK_S = 0.1
 
 
@@ -50,9 +50,9 @@ class LibraryContract:
     """A subclass gives `library` and `configs`, at least one of which has a solver that
     succeeds."""
 
-    job_options: ClassVar[Mapping[str, Any]] = {}  #: of the sample jobs
-    max_jobs: ClassVar[int] = 3  #: sample jobs: pairs of config and solver
-    #: Whether an entry point names the library, so that `tuna reproduce` finds it.
+    job_options: ClassVar[Mapping[str, Any]] = {}  #: options of the sample jobs
+    max_jobs: ClassVar[int] = 3  #: maximum of sample jobs, which are pairs of config and solver
+    #: true if an entry point names the library, so that `tuna reproduce` finds it
     installed: ClassVar[bool] = True
     reproduce_timeout_s: ClassVar[float] = 240.0
 

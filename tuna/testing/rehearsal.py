@@ -18,7 +18,7 @@ from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.steps import find_step, next_step
 from tuna.sandbox.cores import eval_cpus
 
-#: Maximum number of steps of a job, against endless loops.
+#: Maximum of steps of a job, against endless loops
 _MAX_STEPS = 100
 
 

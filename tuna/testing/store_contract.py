@@ -29,7 +29,7 @@ _NO_DIGESTS = (
 )
 
 
-#: A build key; others are made of it.
+#: Build key, from which others are made
 _KEY = "5a" * 32
 
 

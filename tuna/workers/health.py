@@ -30,30 +30,30 @@ from tuna.workers.link import Elsewhere
 
 log = structlog.get_logger(__name__)
 
-#: Time that `DeviceUse.probe` has.
+#: Seconds for `DeviceUse.probe`
 PROBE_S = 60.0
-#: Different jobs that fail in a row here while others succeed elsewhere.
+#: Number of different jobs that fail in a row here while others succeed elsewhere
 IN_A_ROW = 3
-#: Failures in a row after which the device is to repeat what it did before, if no other worker is
-#: there to compare with; each time that it does, the failures are the jobs' own, and it is asked
-#: again after twice as many.
+#: Number of failures in a row after which the device repeats an item that had succeeded, if no
+#: other worker is there to compare with; if the item succeeds again, the failures are the jobs'
+#: own, and the number doubles
 _REPEAT_AFTER = 3
 _FINAL = (Again.NEVER, Again.CONFIRMED)
-#: Time that this has; an item is repeated that took half of it at most.
+#: Seconds for repeating an item, which must have taken half of it at most
 REPEAT_S = 120.0
-#: Successes in a row after which wrong answers are forgotten.
+#: Number of successes in a row after which wrong answers are forgotten
 TRUSTED = 20
-#: How long the first time to wait for news of those others.
+#: Seconds of the first wait for other workers' heartbeats before a failure is judged
 NEWS_S = 2.0
-#: Seconds after the first failure of a worker that has never succeeded, for which it waits for
-#: another one to compare with.
+#: Seconds after the first failure of a worker without any success, for which it waits for another
+#: worker to compare with
 ALONE_S = 10.0
 _TEST_BYTES = 1 << 20
 _TICK_S = 0.5
-#: A program that runs out of space where there is this much without it is at fault itself.
+#: Free bytes above which a candidate's "no space left" is blamed on the candidate, not on the disk
 _ROOM_BYTES = 1 << 28
 #: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no
-#: processes or files left.
+#: processes or files left
 _ERRNOS = frozenset(
     {
         errno.ENOSPC,
@@ -66,14 +66,14 @@ _ERRNOS = frozenset(
         errno.ENFILE,
     }
 )
-#: What a foreign program says without space. What it wrote is gone with it, so that there may be
-#: some again.
+#: Messages of a foreign program without space. Its files are gone with it, so that the disk may
+#: have space again.
 _WORDS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-#: Failures that say nothing of the machine.
+#: Causes that do not tell whether the machine is sound
 _OF_THE_JOB = frozenset({Cause.ARTIFACT_LOST, Cause.NOT_APPLICABLE})
 
 
-#: See `Health.judge`.
+#: Repeats an item that had succeeded: see `Health.judge`
 Repeats = Callable[[], bool | None]
 _FAILS_AGAIN = "jobs fail here in a row, and so does one that had succeeded on this device"
 
@@ -89,7 +89,7 @@ class Fault(NamedTuple):
 
     cause: Cause
     text: str
-    is_unfit: bool = True  #: the worker must not go on
+    is_unfit: bool = True  #: true if the worker must not go on
 
     def charged_to_worker(self, result: StepResult) -> StepResult:
         """The result as a failure of this worker's; what it measured does not count."""
@@ -135,7 +135,7 @@ class Health:
         self._pause_s = first_pause_s
         self._examined = False
         self._failed: set[int] = set()  # different jobs that failed since one succeeded
-        #: Those with a wrong answer, which one success does not outweigh.
+        #: jobs with a wrong answer, which one success does not outweigh
         self._wrong: set[int] = set()
         self._successes = 0  # in a row
         self._has_succeeded = False  # ever
@@ -143,7 +143,7 @@ class Health:
         self._in_doubt = 0  # failures that were
         self._charged = 0  # failures since a success
         self._repeat_at = _REPEAT_AFTER
-        self.fault: Fault | None = None  #: while the worker takes nothing
+        self.fault: Fault | None = None  #: reason why the worker takes no work; None: it takes work
 
     @property
     def failing(self) -> int:
@@ -211,8 +211,8 @@ class Health:
         if result.cause is Cause.WRONG_RESULT:
             self._wrong.add(result.job_id)
         cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
-        if not self._has_succeeded and (found := self._doubt(result, elsewhere(), cause)):
-            return found
+        if not self._has_succeeded and (doubt := self._doubt(result, elsewhere(), cause)):
+            return doubt
         count = max(len(self._failed), len(self._wrong))
         if count >= IN_A_ROW and self._succeeds(elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
             return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")

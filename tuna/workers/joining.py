@@ -16,7 +16,8 @@ Role = Literal["compile", "eval"]
 class Joining(ABC):
     """One way to join."""
 
-    node: ClassVar[str]  #: module of a worker that joined, run with ROLE PROCESSES
+    #: module of a joined worker, which is run with the arguments ROLE PROCESSES
+    node: ClassVar[str]
 
     @abstractmethod
     def create_token(

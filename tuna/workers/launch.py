@@ -22,9 +22,9 @@ from tuna.settings import Settings, get_settings
 from tuna.workers.joining import joining
 from tuna.workers.lifetime import WITH_PARENT
 
-#: Where Celery finds the app.
+#: Module in which Celery finds the app
 APP = "tuna.celery_app"
-#: Seconds beyond the bound of its warm shutdown in which a worker returns unfinished chunks.
+#: Seconds beyond the limit of its warm shutdown in which a worker returns unfinished chunks
 _MARGIN_S = 5.0
 
 
@@ -34,9 +34,10 @@ class WorkerSpec:
 
     queue: str  #: compile or eval
     processes: int = 1
-    name: str = ""  #: among the workers of one command; default: its queue
-    env: Mapping[str, str] = field(default_factory=dict)  #: variables over those of this process
-    #: for a board that may not be there yet: it is started again until there is one
+    name: str = ""  #: name among the workers of one command; empty: the queue's
+    #: environment variables that are set beside those of this process
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: true if its board may not be there yet: the worker is started again until it is
     waits: bool = False
 
     @property
@@ -54,7 +55,7 @@ class LocalWorkers:
     """The workers that this process started."""
 
     def __init__(self, log_dir: Path) -> None:
-        self.idle = True  #: whether they have nothing to do when their run ends normally
+        self.idle = True  #: true if the workers have nothing to do when their run ends normally
         self._log_dir = log_dir
         self._running: list[tuple[WorkerSpec, Path, subprocess.Popen[bytes]]] = []
 
@@ -182,7 +183,7 @@ class LastingWorkers:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._started: LocalWorkers | None = None
-        self._stopped: RunStopped | None = None  #: which ended the last run
+        self._stopped: RunStopped | None = None  #: exception that ended the last run
 
     def start(self, workers: contextlib.AbstractContextManager[LocalWorkers]) -> LocalWorkers:
         """The workers of the first call."""
@@ -202,10 +203,10 @@ class LastingWorkers:
         self._stack.__exit__(kind, error, trace)
 
 
-#: Long enough to reset or reboot a device.
+#: Seconds in which a hook may reset or reboot a device
 LIMIT_S = 600.0
 _TAIL_CHARS = 2000
-#: How often at most a lost board is reset: one that boots must not be stopped in it.
+#: Minimum seconds between two resets of a lost board, so that one which boots is not stopped
 _RESET_EVERY_S = 60.0
 
 

@@ -7,16 +7,16 @@ import signal
 
 from tuna.sandbox.self_limits import end_with_parent
 
-#: The id of the process that started a worker, which ends with it, however it ends.
+#: Variable with the id of the process that started a worker, which ends with it, however it ends
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
-#: Set for workers that shut down when their queues are empty.
+#: Variable that is set for workers that shut down when their queues are empty
 ONCE = "TUNA_LEAVE_WHEN_EMPTY"
-#: Set for remote workers that say on stdout what they tune.
+#: Variable that is set for remote workers that say on stdout what they tune
 TELL = "TUNA_TELL_WORKLOADS"
-#: Set for workers of a command that knows what its sessions tune: libraries whose children they
-#: start at once, with commas between.
+#: Variable for workers of a command that knows what its sessions tune: comma-separated libraries
+#: whose children they start at once
 LIBRARIES = "TUNA_WORKER_LIBRARIES"
-#: Set for workers of a single session: the text of `workers.served_queues.session_text`.
+#: Variable for workers of a single session: the text of `workers.served_queues.session_text`
 SESSION = "TUNA_WORKER_SESSION"
 
 

@@ -26,10 +26,10 @@ from tuna.settings import Settings, get_settings
 
 log = structlog.get_logger(__name__)
 
-#: How long an outage of Redis is retried, as in coordinators.
+#: Seconds for which an outage of Redis is retried, as in coordinators
 _OUTAGE_S = 600.0
-#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the
-#: child within half a second.
+#: Seconds within which a canceled chunk, or a revoked worker, is noticed; the sandbox then kills
+#: the child within half a second
 _RENEW_S = 1.0
 _through_outages = stamina.retry(
     on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
@@ -40,8 +40,8 @@ class Elsewhere(BaseModel):
     """Live workers at other places that take from a chunk's queue."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    others: bool = False  #: there are some that take work at the moment
-    succeeds: bool | None = None  #: they succeed with what fails here; None: not known
+    others: bool = False  #: true if other workers take work at the moment
+    succeeds: bool | None = None  #: true if they succeed with what fails here; None: not known
 
 
 class WorkerLink(Board, Protocol):

@@ -37,7 +37,7 @@ def execute(command: str, settings: Settings) -> list[Answer]:
     except ValueError as error:
         raise BadInput(f"The command cannot be split into words: {error}.") from None
     if not words:
-        raise BadInput("There is no command to run.")
+        raise BadInput("The command is empty.")
     ensure_services(settings)
     celery = make_celery(settings)
     # the broadcast below has no timeout for an unreachable broker
@@ -53,8 +53,8 @@ def execute(command: str, settings: Settings) -> list[Answer]:
             timeout=LIMIT_S + 5,
             limit=len(workers),
         )
-        found = {name: said for reply in replies or () for name, said in reply.items()}
-        answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
+        said_by = {name: said for reply in replies or () for name, said in reply.items()}
+        answers += [_answer(worker, said_by.get(worker)) for worker in sorted(workers)]
     return answers
 
 

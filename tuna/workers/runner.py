@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from tuna import waits
+from tuna.common import waits
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import ArtifactStore, RunContext
@@ -36,15 +36,16 @@ from tuna.workers.link import RecordedStore, Renewals, WorkerLink
 
 log = structlog.get_logger(__name__)
 
-#: Results wait at most this long in the worker; short, because a crash loses them.
+#: Seconds that results wait in the worker at most; few, because a crash loses them
 _FLUSH_S = 0.2
-#: Pause before a chunk is returned because of a fault of the worker, so that others can take it
-#: first.
+#: Seconds before a chunk is returned because of a fault of the worker, so that others can take it
+#: first
 _BACKOFF_S = 2.0
-#: Timeout of the device lock, after which the chunk is returned. Celery's hard limit allows for it.
+#: Seconds of waiting for the device lock, after which the chunk is returned; Celery's hard limit
+#: allows for it
 DEVICE_WAIT_S = 60.0
 _WORKER_FAULTS = (StorageFull, StoreUnavailable, DeviceBusy)
-#: Maximum of times that a worker declines a job that failed here.
+#: Maximum of times that a worker declines a job that failed here
 _MAX_DECLINED = 5
 _MAX_NOTED = 10_000
 _DECLINED = "it failed here before; another worker should try it"
@@ -55,11 +56,11 @@ class ChunkOutcome(str, Enum):
 
     FINISHED = "finished"  #: each item has a result
     STALE = "stale"  #: another worker has it, or it was canceled
-    LOST = "lost"  #: its lease was lost meanwhile
+    LOST = "lost"  #: the lease was lost meanwhile
     REFUSED = "refused"  #: this machine cannot run it
-    DECLINED = "declined"  #: it failed here before, and others can try it
+    DECLINED = "declined"  #: the items failed here before, and others can try them
     RETURNED = "returned"  #: the machine or the store is at fault
-    UNFIT = "unfit"  #: the device or the machine is, and takes nothing for a while
+    UNFIT = "unfit"  #: the device or the machine is at fault, and takes no work for a while
 
 
 class LeaseLost(Exception):
@@ -77,7 +78,8 @@ class _Run:
     lease: WorkerLease
     artifacts: RecordedStore
     renewals: Renewals
-    done: list[StepResult] = dataclasses.field(default_factory=list)  #: not yet reported
+    #: results that are not yet reported
+    done: list[StepResult] = dataclasses.field(default_factory=list)
     flushed_at: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -103,7 +105,7 @@ class Runner:
         self._announcer = announcer
         # (namespace, job, step) that failed here
         self._declined: Counter[tuple[str, int, str]] = Counter()
-        #: the latest that succeeded on the device
+        #: latest item that succeeded on the device, with the store of its artifacts
         self._repeatable: tuple[WorkItem, ArtifactStore] | None = None
 
     def run(
@@ -255,14 +257,14 @@ class Runner:
                 for result in results:
                     if (item := open_items.pop(result.job_id, None)) is None:
                         continue
-                    found = judge(result)
+                    machine_fault = judge(result)
                     seconds = time.monotonic() - began_at
                     if result.ok and context.device and (again := to_repeat(item, result, seconds)):
                         self._repeatable = again, context.artifacts
                     began_at += seconds
-                    yield found.charged_to_worker(result) if found else result
-                    if found and found.is_unfit:
-                        raise Unfit(found)
+                    yield machine_fault.charged_to_worker(result) if machine_fault else result
+                    if machine_fault and machine_fault.is_unfit:
+                        raise Unfit(machine_fault)
                     if is_stopped:
                         break
         except (Unfit, *_WORKER_FAULTS):
@@ -282,10 +284,10 @@ class Runner:
                 started_at=started_at,
                 ended_at=time.time(),
             )
-            found = of_error or judge(failed)
-            yield found.charged_to_worker(failed) if found else failed
-            if found and found.is_unfit:
-                raise Unfit(found)
+            machine_fault = of_error or judge(failed)
+            yield machine_fault.charged_to_worker(failed) if machine_fault else failed
+            if machine_fault and machine_fault.is_unfit:
+                raise Unfit(machine_fault)
 
     def _return(self, run: _Run, reason: str, pause_s: float | None = None) -> None:
         """Return the items of the chunk without result, after `pause_s` or _BACKOFF_S."""

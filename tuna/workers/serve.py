@@ -15,27 +15,26 @@ from typing import Any
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.signals import SignalEvent
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
 from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
 from tuna.sandbox.discovery import CPU, Device
 from tuna.sandbox.processes import signal_name
+from tuna.services.restarts import Restarts
 from tuna.settings import Settings, get_settings
-from tuna.signals import SignalEvent
 from tuna.workers.launch import WorkerSpec, run_hook, start_process
 from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
 
-#: Seconds beyond the bound of its warm shutdown after which a worker is killed.
+#: Seconds beyond the limit of its warm shutdown after which a worker is killed
 _MARGIN_S = 5.0
 _TICK_S = 0.2
-#: Backoff before each restart of a worker that died; after the last one it is not restarted.
-_BACKOFFS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-#: Uptime after which the backoff starts anew.
-_RECOVERED_S = 600.0
-#: Exit codes that a restart does not cure: bad input, database, library missing, disk full.
+#: Restarts in a row after which a worker that dies is given up, unless it waits for a board
+_MAX_RESTARTS = 6
+#: Exit codes that a restart does not cure: bad input, database, library missing, disk full
 _REFUSALS = frozenset({2, 3, 4, 6, 8})
 
 
@@ -84,7 +83,7 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
         raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
     if on_boards and devices is not None:
         raise BadInput(
-            "Boards are none of this machine's devices.",
+            "Boards are not among this machine's devices.",
             hint="leave out --devices, or --tvm-tracker",
         )
     if queue != "eval" and devices is not None:
@@ -121,28 +120,12 @@ def device_specs(
     ]
 
 
-class Restarts:
-    """Restart policy of a worker that died by itself; of one that `waits`, without an end."""
-
-    def __init__(self, *, waits: bool = False) -> None:
-        self._died = 0
-        self._waits = waits
-
-    def pause_s(self, lived_s: float) -> float | None:
-        """Seconds to wait before the restart, longer each time; None: no restart."""
-        self._died = 0 if lived_s >= _RECOVERED_S else self._died
-        self._died += 1
-        if self._died > len(_BACKOFFS_S):
-            return _BACKOFFS_S[-1] if self._waits else None
-        return _BACKOFFS_S[self._died - 1]
-
-    def is_final(self, code: int, *, first: bool) -> bool:
-        """Whether a worker that ended with this exit code, at its `first` start, is not started
-        again."""
-        # no board: the library was there before
-        if self._waits and code == LibraryMissing.exit_code:
-            return False
-        return code == 0 or code in _REFUSALS or (first and code == ServiceError.exit_code)
+def is_final(code: int, *, waits: bool, first: bool) -> bool:
+    """Return whether a worker that ended with this exit code, at its `first` start, is not started
+    again; one that `waits` for a board is until there is one."""
+    if waits and code == LibraryMissing.exit_code:  # no board: the library was there before
+        return False
+    return code == 0 or code in _REFUSALS or (first and code == ServiceError.exit_code)
 
 
 class Supervisor:
@@ -204,7 +187,7 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _keep(self, spec: WorkerSpec) -> None:
-        restarts = Restarts(waits=spec.waits)
+        restarts = Restarts(None if spec.waits else _MAX_RESTARTS)
         first = True
         while not self._stop.is_set():
             started_at = time.monotonic()
@@ -215,12 +198,12 @@ class Supervisor:
                 self._codes[spec.title] = error.exit_code
                 return
             self._codes[spec.title] = 0 if self._stop.is_set() else max(code, 1 if code else 0)
-            if restarts.is_final(code, first=first) or self._stop.is_set():
+            if is_final(code, waits=spec.waits, first=first) or self._stop.is_set():
                 return
             first = False
             reason = signal_name(code) or f"exit code {code}"
             pause_s = restarts.pause_s(time.monotonic() - started_at)
-            if pause_s is None:
+            if restarts.are_over:
                 log.error("worker given up: too many restarts", worker=spec.title, reason=reason)
                 return
             log.error("worker restarted", worker=spec.title, reason=reason, pause_s=pause_s)

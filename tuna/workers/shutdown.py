@@ -21,6 +21,7 @@ import redis
 import structlog
 from celery import Celery
 
+from tuna.common.signals import ECHO_S, SignalEvent
 from tuna.errors import ServiceError
 from tuna.queue import celery_internals
 from tuna.queue.announcements import is_open, namespaces
@@ -28,16 +29,15 @@ from tuna.queue.connection import connect, queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
-from tuna.signals import ECHO_S, SignalEvent
 from tuna.workers import lifetime
 
 log = structlog.get_logger(__name__)
 
-#: Timeout of returning the chunks: if Redis is unreachable the leases expire instead.
+#: Seconds for returning the chunks: if Redis is unreachable the leases expire instead
 _RETURN_S = 2.0
-#: The same for a worker whose parent has ended, which ends within a second.
+#: Seconds for returning the chunks of a worker whose parent has ended, which ends within a second
 _ORPHAN_RETURN_S = 0.5
-#: Number of successive polls without queued or current chunks after which a worker exits by itself.
+#: Number of successive polls without queued or current chunks after which a worker exits by itself
 _IDLE_POLLS = 6
 _POLL_EVERY_S = 0.5
 

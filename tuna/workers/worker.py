@@ -18,9 +18,10 @@ import stamina
 import structlog
 from celery import Celery, signals
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import make_home
+from tuna.common.settings_file import ignored_file
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.files import make_home
 from tuna.queue import celery_internals
 from tuna.queue.announcements import control_key, namespaces
 from tuna.queue.celery_internals import QueueSwitch
@@ -30,8 +31,7 @@ from tuna.queue.messages import Chunk
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
-from tuna.settings import Settings
-from tuna.settings_file import ignored_file
+from tuna.settings import Settings, ignored_settings
 from tuna.workers import served_queues, shutdown
 from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import ONCE, end_with_starter
@@ -40,9 +40,9 @@ from tuna.workers.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
 
-#: Queues that a worker replaces by those that its machine can serve.
+#: Queues that a worker replaces by those that its machine can serve
 ROLES = ("compile", "eval")
-#: How long an outage of Redis is retried, as in coordinators.
+#: Seconds for which an outage of Redis is retried, as in coordinators
 _OUTAGE_S = 600.0
 _T = TypeVar("_T")
 
@@ -94,6 +94,8 @@ class CeleryWorker:
         logging.captureWarnings(True)  # Celery's own handler does not write JSON
         if sentence := ignored_file():
             log.warning("settings file ignored", reason=sentence)
+        for sentence in ignored_settings():
+            log.warning("setting ignored", reason=sentence)
         forbid_inspection()
         or_exit(lambda: make_home(self._settings.home))
         or_exit(lambda: box.check(self._settings))

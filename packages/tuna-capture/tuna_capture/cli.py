@@ -8,12 +8,12 @@ import click
 
 from tuna.cli import show
 from tuna.cli.console import print_table, say
-from tuna.messages import counted
+from tuna.common.messages import counted
 from tuna_capture.api import CapturedProgram
 from tuna_capture.api import capture as run_and_import
 
 #: Layers of a captured program that are listed.
-_MOST_LAYERS = 30
+_MAX_LAYERS = 30
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -53,11 +53,11 @@ def _show_layers(found: CapturedProgram, tag: str) -> None:
     assert found.imported is not None
     rows = [
         (config.label, count, f"{config.flops * count / 1e9:.3f}")
-        for config, count in found.layers[:_MOST_LAYERS]
+        for config, count in found.layers[:_MAX_LAYERS]
     ]
     print_table(("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
-    if len(found.layers) > _MOST_LAYERS:
-        say(f"and {len(found.layers) - _MOST_LAYERS} more: `tuna configs -t {tag}`", err=True)
+    if len(found.layers) > _MAX_LAYERS:
+        say(f"and {len(found.layers) - _MAX_LAYERS} more: `tuna configs -t {tag}`", err=True)
     counts = found.parsed.counts
     say(
         f"{counted(sum(count for _, count in found.layers), 'call')} of"

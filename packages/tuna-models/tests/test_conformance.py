@@ -6,12 +6,14 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from shared_data import DRILLS
 
 from benchmarks import conformance
 from benchmarks.conformance import Case
 
-#: Every ninth case, in parts that are tests of their own.
-_STEP, _PARTS = 9, 4
+#: Every eighteenth case (in drills every sixth), in parts that are tests of their own; all of them
+#: are judged by `scripts/bench conformance`.
+_STEP, _PARTS = (18, 2) if DRILLS == 1 else (6, 6)
 
 
 @cache

@@ -21,6 +21,7 @@ from nets import Net
 
 from tuna import api
 from tuna.api import running
+from tuna.common.messages import size
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
@@ -29,8 +30,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
-from tuna.messages import size
-from tuna.sandbox.cores import available_cpus
+from tuna.sandbox.cores import available_cpus, usable_count
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
 from tuna_models import api as models_api
 from tuna_models import store
@@ -296,6 +296,39 @@ def test_the_size_of_a_model_has_a_unit_that_fits(number: int, text: str) -> Non
     assert size(int(number)) == text
 
 
+@pytest.mark.usefixtures("forked", "quick_timing")
+def test_without_minutes_a_model_is_built_with_predicted_kernels(
+    type_in: Callable[..., Ended], residual: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "net.so"
+    ended = type_in("tuna", "tune", residual, "--minutes", 0, "-o", library, "--no-rivals")
+    assert ended.code == 0, ended.err
+    assert "no task is measured (--minutes 0)" in ended.out
+    usable = usable_count()
+    assert f"{library}: built for {usable} core{'s' if usable > 1 else ''}" in ended.out
+    (session,) = api.list_sessions()
+    assert sum(api.status(session.id)[0].jobs.values()) == 1, "the job of the model alone"
+
+
+def threads_and_cores_of_example(
+    library: Path, cpus: tuple[int, ...]
+) -> tuple[int, list[list[int]]]:
+    """TVM_NUM_THREADS of the example that runs a model, pinned to `cpus`, and the cores of each of
+    its threads afterwards."""
+    program = (
+        f"import os, sys, json, runpy\nos.sched_setaffinity(0, {cpus})\n"
+        f"sys.argv = ['run_model.py', {str(library)!r}]\n"
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+        "cores = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')]\n"
+        "print(json.dumps([int(os.environ['TVM_NUM_THREADS']), cores]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=ONE_THREAD
+    )
+    threads, cores = json.loads(ran.stdout.splitlines()[-1])
+    return threads, cores
+
+
 @pytest.mark.drill(only=True)
 @pytest.mark.usefixtures("forked", "quick_timing")
 @pytest.mark.skipif(len(available_cpus()) < 2, reason="it needs two cores")
@@ -311,17 +344,12 @@ def test_a_model_for_two_cores_says_so_and_runs_with_two_threads(
     shown = type_in("tuna", "model", "build", "net", "-o", library, "--no-rivals")
     assert f"{library}: built for 2 cores" in shown.out
     assert json.loads(Path(f"{library}.json").read_text())["target"]["num-cores"] == 2
-    program = (
-        f"import os, sys, runpy\nsys.argv = ['run_model.py', {str(library)!r}];"
-        f" runpy.run_path({str(EXAMPLE)!r},"
-        " run_name='__main__')\nprint(os.environ['TVM_NUM_THREADS'],"
-        " len(os.listdir('/proc/self/task')))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=ONE_THREAD
-    )
-    threads, tasks = ran.stdout.splitlines()[-1].split()
-    assert (threads, int(tasks)) == ("2", 2), "the main thread and one of TVM's pool"
+    assert threads_and_cores_of_example(library, available_cpus()[-2:]) == (
+        2,
+        [[*available_cpus()[-2:]]] * 2,
+    ), "the main thread and one of TVM's pool, where they were"
+    pinned = available_cpus()[-1]
+    assert threads_and_cores_of_example(library, (pinned,)) == (1, [[pinned]])
     shown = type_in(
         "tuna", "model", "build", "net", "-o", library, "--no-rivals", "--no-compare", "--cores", 1
     )

@@ -32,6 +32,7 @@ from tuna_serve.requests import answers, process, uploads
 from tuna_serve.requests.asked import Asked
 from tuna_serve.requests.submission import Submission, submit
 from tuna_serve.requests.uploads import Upload
+from tuna_serve.requests.watch import current
 
 
 @pytest.fixture
@@ -161,7 +162,8 @@ def test_a_request_that_is_canceled_meanwhile_takes_no_further_step(
         return found
 
     monkeypatch.setattr(models_api, "import_model", canceled)
-    ended = worked_on(request)
+    process.clear_up(worked_on(request))
+    ended = current(request.id)
     assert (ended.state, ended.message) == (RequestState.CANCELED, "canceled")
     assert ended.ended_at is not None
     assert sum(api.status(ended.session_id)[0].jobs.values()) == 0

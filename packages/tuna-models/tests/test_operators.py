@@ -23,7 +23,14 @@ from tuna_models import build, converters, importer, onnx_files, onnx_reference,
 from tuna_models.build import TaskKernels
 from tuna_models.fold import OPERATORS, fold
 
-TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
+#: Without LLVM's optimisations, which take longer than all else and do not depend on operators;
+#: the tests of whole models have them.
+TARGET = {
+    "kind": "llvm",
+    "mcpu": str(codegen.llvm_get_system_cpu()),
+    "num-cores": 1,
+    "opt-level": 0,
+}
 RANDOM = np.random.default_rng(0)
 FLOAT, BYTE, CHAR = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT8
 

@@ -24,9 +24,9 @@ TYPES = (
 )
 _NAME = re.compile(r"[A-Za-z_][\w/:-]*(?:\.\d{1,4}){0,16}")
 _OPEN = re.compile(r"[A-Za-z_]\w*")
-_MOST_EXTENTS = 16
+_MAX_EXTENTS = 16
 #: Points of a sweep.
-_MOST_POINTS = 1000
+_MAX_POINTS = 1000
 #: Most nodes of an operator that a message names.
 _NAMED = 6
 
@@ -73,8 +73,8 @@ def parse(text: str) -> Argument:
 
 def _extents(name: str, text: str) -> Iterator[int | str]:
     words = [word.strip() for word in text.split(",")] if text.strip() else []
-    if len(words) > _MOST_EXTENTS:
-        raise BadInput(f"The input {name} has more than {_MOST_EXTENTS} extents.")
+    if len(words) > _MAX_EXTENTS:
+        raise BadInput(f"The input {name} has more than {_MAX_EXTENTS} extents.")
     for word in words:
         if word.isdecimal() and len(word) < 16:
             yield int(word)
@@ -117,9 +117,9 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
             hint=f"open extents: {', '.join(named) or 'none'}",
         )
     count = math.prod(map(len, found.values()))
-    if count > _MOST_POINTS:
+    if count > _MAX_POINTS:
         raise BadInput(
-            f"These are {count} combinations; at most {_MOST_POINTS} can be timed at once."
+            f"These are {count} combinations; at most {_MAX_POINTS} can be timed at once."
         )
     return [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
 

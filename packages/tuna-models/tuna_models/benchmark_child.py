@@ -24,11 +24,11 @@ from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.board_session import connect, facts, last_line
 from tuna.libraries.tvm.boards import Tracker
 from tuna.libraries.tvm.model_answers import Difference, RightOutput
-from tuna.libraries.tvm.remote import RemoteValues
 from tuna.sandbox import seccomp, self_limits
 from tuna_models import inputs
 from tuna_models.arguments import FAULT_CHARS, SHAPE
 from tuna_models.process import refusing
+from tuna_models.remote_values import RemoteValues
 
 #: A virtual machine's message for an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)

@@ -22,7 +22,7 @@ from tuna.results.selectable import RELEASES, SESSIONS, TRIALS, Results
 from tuna_models.manifest import Manifest
 
 #: Candidates of a task that are compared in the model, at most: those close to the fastest.
-_MOST = 3
+_MAX_CANDIDATES = 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def finalists(
         ]
         others.sort(key=lambda trial: (trial.time_ms, trial.params))
         near = [trial for trial in others if is_close(trial.time_ms, best_ms)]
-        chosen[key] = [*close, *near][:_MOST]
+        chosen[key] = [*close, *near][:_MAX_CANDIDATES]
     return chosen
 
 

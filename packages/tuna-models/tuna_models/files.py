@@ -15,11 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tuna.common.files import atomic_file
 from tuna.errors import BadInput
-from tuna.files import atomic_file
 from tuna.vocabulary import MAX_BYTES
 
 _HINT = "a model's weights lie in its own folder or below it, in plain files, without links"
+_EXAMPLE = (
+    "export one from your framework; in a checkout"
+    " `python examples/make_models.py resnet18 -o model.onnx` writes one"
+)
 #: Files of a planned model: the functions to compile, and the program that calls them.
 BODY, PROGRAM = "body.json.gz", "program.vm"
 #: Number of the latest builds that are kept.
@@ -33,7 +37,8 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+        hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
+        raise BadInput(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
 
 
 def read_beside(model: Path, location: str) -> bytes:

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import IO
 
+from tuna.common.messages import one_line
 from tuna.errors import BadInput
-from tuna.messages import one_line
 from tuna_models.arguments import refuse_obstacles
 
 #: Fields that are messages, by message.
@@ -33,7 +33,7 @@ _EXTERNAL = (14, 1)
 OWN_DOMAINS = ("", "ai.onnx")
 #: Fields that are looked at, messages in messages (as protobuf has them), different names that are
 #: kept, bytes of one.
-_MOST_FIELDS, _MOST_DEPTH, _MOST_NAMES, _NAME_BYTES = 1_000_000, 100, 1000, 200
+_MAX_FIELDS, _MAX_DEPTH, _MAX_NAMES, _NAME_BYTES = 1_000_000, 100, 1000, 200
 _NAMES = """
 Abs Acos Acosh Add AffineGrid AllClassNMS And ArgMax ArgMin Asin Asinh Atan Atanh Attention
 AveragePool BatchNormalization Bernoulli BiasGelu BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
@@ -117,11 +117,11 @@ class _Model:
         none, BadInput for weights in another file, and _Enough."""
         inside, wanted, texts = _INSIDE[message], _TEXTS.get(message, ()), dict[int, str]()
         foreign: _Foreign = {}
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise _Enough
         while at < end:
             self._fields += 1
-            if self._fields > _MOST_FIELDS:
+            if self._fields > _MAX_FIELDS:
                 raise _Enough
             self._file.seek(at)
             tag, at = self._varint(at)
@@ -158,7 +158,7 @@ class _Model:
             self._foreign[texts.get(10, ""), texts.get(1, "")] = foreign
         elif (message, depth) == ("graph", 1):
             self._foreign[None] |= foreign
-        if len(self._foreign) + len(foreign) > _MOST_NAMES:
+        if len(self._foreign) + len(foreign) > _MAX_NAMES:
             raise _Enough
         return texts
 
@@ -177,5 +177,5 @@ def _note(foreign: _Foreign, node: Mapping[int, str]) -> None:
     name, operator, domain = (node.get(number, "") for number in _TEXTS["node"])
     if domain not in OWN_DOMAINS or operator not in OPERATORS:
         nodes = foreign.setdefault((domain, operator), [])
-        if len(nodes) < _MOST_NAMES:
+        if len(nodes) < _MAX_NAMES:
             nodes.append(name or operator)

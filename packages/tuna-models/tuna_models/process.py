@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError, TunaError
-from tuna.messages import install_extra
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 from tuna_models.child_answers import ChildAnswer

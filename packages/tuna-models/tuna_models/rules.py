@@ -99,8 +99,8 @@ def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, 
             words.append(f"{answer.name} ({kind}) equal, the next value allowed next to a tie")
         else:
             words.append(f"{answer.name} ({kind}) equal")
-    text = ", ".join(words[:_MOST_NAMES])
-    more = len(words) - _MOST_NAMES
+    text = ", ".join(words[:_MAX_NAMES])
+    more = len(words) - _MAX_NAMES
     text += f" and {more} more outputs" if more > 0 else ""
     if quantised:
         text = (
@@ -111,7 +111,7 @@ def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, 
 
 
 #: Outputs that are named, and truth values in the file about indices.
-_MOST_NAMES, _MOST_ALLOWED = 4, 1 << 26
+_MAX_NAMES, _MAX_ALLOWED = 4, 1 << 26
 
 
 class _Graph:
@@ -252,7 +252,7 @@ class _Graph:
             chosen = np.moveaxis(chosen, axis, -1)
         else:
             chosen = chosen[..., None]
-        if chosen.size * lines.shape[-1] > _MOST_ALLOWED:
+        if chosen.size * lines.shape[-1] > _MAX_ALLOWED:
             return answer
         reach = 2 * self._reach(values)
         theirs = np.take_along_axis(lines, chosen.astype(np.int64), -1)

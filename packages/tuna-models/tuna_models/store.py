@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from tuna.common.messages import choices
 from tuna.db import configs, networks
 from tuna.db.bulk import upsert
 from tuna.db.models import (
@@ -20,7 +21,6 @@ from tuna.db.models import (
     SolverRow,
 )
 from tuna.errors import BadInput, NotFound
-from tuna.messages import choices
 from tuna_models.manifest import Manifest
 
 #: Framework of a manifest whose version has no name before it.

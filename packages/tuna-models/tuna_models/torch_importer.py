@@ -11,8 +11,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing
-from tuna.messages import install_extra
 from tuna_models import torch_recurrent, torch_types
 from tuna_models.arguments import chosen_extents, refuse_obstacles
 

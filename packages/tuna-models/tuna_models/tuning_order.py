@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 #: Factor by which a kernel may be faster than its estimate, compared with another kernel.
 _DOUBT = 0.7
 #: Bounds of the time that kernels take inside a model, over what they take alone.
-_LEAST_INSIDE, _MOST_INSIDE = 0.8, 1.5
+_MIN_INSIDE, _MAX_INSIDE = 0.8, 1.5
 #: Share of the model's time below which a task gets one candidate.
 _SMALL = 0.001
 #: Share of the model's time from which a function with a schedule by rule is tuned, and how many
@@ -122,7 +122,7 @@ def forecast_ms(model_ms: float, tasks: Sequence[TaskTime]) -> tuple[float, floa
     alone.
     """
     ratios = [task.spent_ms / (task.calls * task.before_ms) for task in tasks if task.before_ms]
-    inside = min(max(statistics.median(ratios), _LEAST_INSIDE), _MOST_INSIDE) if ratios else 1.0
+    inside = min(max(statistics.median(ratios), _MIN_INSIDE), _MAX_INSIDE) if ratios else 1.0
     expected = least = model_ms
     for task in tasks:
         now_ms = task.spent_ms

@@ -19,7 +19,7 @@ from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import toolchain
-from tuna.sandbox.cores import available_cpus, measuring_with
+from tuna.sandbox.cores import measuring_with, usable_count
 from tuna.settings import get_settings
 from tuna.workers.launch import LastingWorkers
 from tuna_models import store
@@ -43,7 +43,6 @@ class ModelWork:
     lasting: LastingWorkers
     number: int | None = None  #: Id of the session; None: the one of all models, made when needed
     events: RunEvents = field(default_factory=RunEvents)
-    on_log: Callable[[Path], None] | None = None
 
     @property
     def target(self) -> str:
@@ -79,36 +78,29 @@ class ModelWork:
         on_log: Callable[[Path], None],
     ) -> Iterator[None]:
         """Show what is done within a `with` block, as `api.run` does."""
-        before = self.events, self.on_log
+        before = self.events
         self.events = replace(
-            self.events, on_progress=on_progress, on_wait=on_wait, on_waiting=on_waiting
+            before, on_progress=on_progress, on_wait=on_wait, on_waiting=on_waiting, on_log=on_log
         )
-        self.on_log = on_log
         try:
             yield
         finally:
-            self.events, self.on_log = before
+            self.events = before
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Work through the session, with workers here if it is of this machine's environment;
         `on_progress` takes the place of that of `showing`."""
         running.run(
             self.session_id(),
-            workers=self.own,
-            lasting=self.lasting if self.own else None,
+            workers=self.lasting if self.own else False,
             on_progress=on_progress,
             events=self.events,
-            on_log=self.on_log if self.own else None,
         )
 
 
 @contextlib.contextmanager
 def open_work(
-    session_id: int | None = None,
-    *,
-    model: str = "",
-    events: RunEvents = _SILENT,
-    on_log: Callable[[Path], None] | None = None,
+    session_id: int | None = None, *, model: str = "", events: RunEvents = _SILENT
 ) -> Iterator[ModelWork]:
     """The work on models in a session, or in that of all models on this machine.
 
@@ -120,11 +112,11 @@ def open_work(
             with reading(open_database()) as connection:
                 cores = store.find(connection, model).manifest.cores
             if cores > 1:
-                stack.enter_context(measuring_with(min(cores, len(available_cpus()))))
+                stack.enter_context(measuring_with(min(cores, usable_count())))
         environment = environment_of(session_id)
         here = get_library("tvm").environment().machine_key
         own, lasting = environment.machine_key == here, stack.enter_context(LastingWorkers())
-        yield ModelWork(environment, own, lasting, session_id, events, on_log)
+        yield ModelWork(environment, own, lasting, session_id, events)
 
 
 def environment_of(session_id: int | None) -> Environment:

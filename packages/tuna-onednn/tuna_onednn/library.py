@@ -14,13 +14,13 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tuna.common.messages import install_extra
 from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.options import LAYOUTS, Condition, complete
-from tuna.messages import install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.discovery import CPU

@@ -84,6 +84,9 @@ def test_a_predictor_is_kept_once_and_answers_when_it_is_used(engine: sa.Engine)
     used = use(engine, one.name)
     assert used is not None
     assert used.used_in == "answers"
+    latest = trained(engine, seed=2)
+    assert use(engine, "") == replace(latest, in_answers=True)
+    use(engine, one.name)
     found = ask(engine)
     assert found.cover == "predicted"
     assert found.result["params"] == "rows 4"

@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table, say
+from tuna.cli.console import Column, print_json, print_list, print_table, say
+from tuna.cli.groups import Group
 from tuna.cli.query import since
-from tuna.messages import counted
+from tuna.common.messages import counted
 from tuna_predict import api
+from tuna_predict.predictors import StoredPredictor
 from tuna_predict.training import Seen
 
 _FIGURES = ("regret@1", "regret@8", "regret@32", "ndcg@8")
@@ -32,7 +34,7 @@ def _seen(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group()
+@click.group(cls=Group)
 def predictor() -> None:
     """Train a cost model from the trials of this database, and use it.
 
@@ -112,26 +114,27 @@ def list_predictors(as_json: bool) -> None:
     found = api.list_predictors()
     if as_json:
         print_json([one.as_json() for one in found])
-    elif not found:
-        say("There is no predictor yet: `tuna predictor train`.", err=True)
-    else:
-        rows = [
-            (
-                *(one.name, one.library_version, one.arch or "any", one.layers, one.trials),
-                *(one.seed, f"{one.created_at:%Y-%m-%d}", one.used_in),
-            )
-            for one in found
-        ]
-        columns = ("name", "version", "arch", "layers", "trials", "seed", "date", "used in")
-        print_table(columns, rows, (3, 4, 5))
+        return
+    columns: list[Column[StoredPredictor]] = [
+        Column("name", lambda one: one.name),
+        Column("version", lambda one: one.library_version, 4),
+        Column("arch", lambda one: one.arch or "any", 3),
+        Column("layers", lambda one: str(one.layers), 2, right=True),
+        Column("trials", lambda one: str(one.trials), right=True),
+        Column("seed", lambda one: str(one.seed), 5, right=True),
+        Column("date", lambda one: f"{one.created_at:%Y-%m-%d}", 1),
+        Column("used in", lambda one: one.used_in),
+    ]
+    print_list(columns, found, "There is no predictor yet: `tuna predictor train`.")
 
 
 @predictor.command()
-@click.argument("name")
+@click.argument("name", default="")
 @_library
 @click.option("--force", is_flag=True, help="In searches too, though worse than the built-in one.")
 def use(name: str, library: str, force: bool) -> None:
-    """Use the predictor NAME in answers and new searches; `builtin`: none of the library's.
+    """Use the predictor NAME, by default the latest, in answers and new searches; `builtin`: none
+    of the library's.
 
     One that is worse than the table of the nearest layer gives no answers, one that is worse than
     the built-in prior is not used in searches.

@@ -18,7 +18,7 @@ from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.cost_model import CostModel, Features, learn
 
 #: Layers, and trials with a time of each, that a predictor is trained from at least.
-FEWEST_LAYERS, FEWEST_TRIALS = 5, 8
+MIN_LAYERS, MIN_TRIALS = 5, 8
 #: Layers that a prediction is made from, and the distance at which one counts a quarter.
 _NEIGHBOURS, _QUARTER = 8, 0.35
 #: What a configuration costs more that none of them has, as the logarithm of a slowdown: it is more
@@ -93,11 +93,11 @@ def usable(tables: Iterable[Table]) -> list[Table]:
     """Return the tables that can be learned from, in a fixed order; raises BadInput for too few."""
     given = list(tables)
     timed = [sum(one.time_ms is not None for one in table.candidates) for table in given]
-    found = [one for one, count in zip(given, timed, strict=True) if count >= FEWEST_TRIALS]
+    found = [one for one, count in zip(given, timed, strict=True) if count >= MIN_TRIALS]
     layers = len({one.config.key for one in found})
-    if layers < FEWEST_LAYERS:
+    if layers < MIN_LAYERS:
         raise BadInput(
-            f"A predictor needs {FEWEST_TRIALS} trials with a time of each of {FEWEST_LAYERS}"
+            f"A predictor needs {MIN_TRIALS} trials with a time of each of {MIN_LAYERS}"
             f" layers: there are {sum(timed)} trials with a time, and {layers} such layers."
         )
     return sorted(found, key=lambda one: (one.config.key, one.environment))

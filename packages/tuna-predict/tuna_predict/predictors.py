@@ -10,17 +10,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.files import gunzip
+from tuna.common.messages import choices
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
-from tuna.files import gunzip
-from tuna.messages import choices
 from tuna.results.core_tables import kernel, predictor
 from tuna_predict.predictor import Predictor, read_tables
 
 #: Name with which no predictor is used.
 BUILT_IN = "builtin"
 #: Predictors that a process keeps in memory.
-_MOST_KEPT = 8
+_MAX_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,26 @@ def get(connection: sa.Connection, name: str) -> StoredPredictor:
     raise NotFound(f"There is no predictor {name!r}.", hint=choices(name, names, "predictors"))
 
 
+def _latest(connection: sa.Connection, library: str) -> str:
+    """Return the name of the predictor that was trained last; raises NotFound."""
+    for one in read_all(connection, predictor.c.library == library):
+        return one.name
+    raise NotFound(
+        f"There is no predictor for {library} yet.", hint="make one: `tuna predictor train`"
+    )
+
+
 def use(
     connection: sa.Connection, library: str, name: str, *, force: bool = False
 ) -> StoredPredictor | None:
-    """Use a predictor in answers and searches instead of any other one of its library; `BUILT_IN`:
-    none of this library.
+    """Use a predictor in answers and searches instead of any other one of its library; without a
+    name the latest of this library, and with `BUILT_IN` none.
 
     It is used in answers only if it is no worse than the nearest layer's table, and in searches
     only if it is no worse than the built-in prior, or with `force`. Raises BadInput if it is
     neither, NotFound.
     """
+    name = name or _latest(connection, library)
     chosen = None if name == BUILT_IN else get(connection, name)
     others = predictor.c.library == (library if chosen is None else chosen.library)
     if chosen is not None:
@@ -144,7 +154,7 @@ class LoadedPredictors:
         if not there:
             raise NotFound(
                 f"No predictor answers for {library or 'any library'}.",
-                hint="`tuna predictor train` makes one, `tuna predictor use NAME` uses it",
+                hint="`tuna predictor train` makes one, `tuna predictor use` uses it",
             )
         return [Answering(one, self._load(connection, one)) for one in there]
 
@@ -153,7 +163,7 @@ class LoadedPredictors:
         if key not in self._known:
             query = sa.select(kernel.c.digest, kernel.c.blob).where(kernel.c.digest.in_(key))
             blobs = {row.digest: row.blob for row in connection.execute(query)}
-            if len(self._known) >= _MOST_KEPT:
+            if len(self._known) >= _MAX_KEPT:
                 self._known.clear()
             tables = read_tables(gunzip(blobs[one.tables]))
             self._known[key] = Predictor(blobs[one.model], tables)

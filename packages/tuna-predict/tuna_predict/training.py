@@ -24,7 +24,7 @@ from tuna_predict.predictor import Table, TimedCandidate, write_tables
 from tuna_predict.predictors import StoredPredictor, get
 
 #: Trials that are learned from, the latest ones.
-MOST_TRIALS = 20_000
+MAX_TRIALS = 20_000
 _NAME_DIGITS = 8
 
 
@@ -60,7 +60,7 @@ def trials_of(connection: sa.Connection, library: Library, seen: Seen) -> list[T
         .where(environment.c.library == seen.library, trial.c.params.is_not(None))
         .where(sa.or_(ok, trial.c.cause.is_not(None)), ~simulated, solver.c.algorithm != BASELINE)
         .order_by(trial.c.id.desc())
-        .limit(MOST_TRIALS)
+        .limit(MAX_TRIALS)
     )
     if seen.arch is not None:
         query = query.where(environment.c.arch == seen.arch)

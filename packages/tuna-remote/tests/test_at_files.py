@@ -75,9 +75,9 @@ def test_what_comes_later_counts(folder: Path) -> None:
         ("one: !!python/object/apply:os.system [x]", "f.yaml:1: .*tags are not taken"),
         ("word:\n  - a\n  - !Workload b", "f.yaml:3: .*tags are not taken"),
         ("one: &a b\nword: *a", "f.yaml:2: an alias"),
-        ("one: a\none: b", "f.yaml:2: 'one' stands there twice"),
+        ("one: a\none: b", "f.yaml:2: 'one' is given twice"),
         ("- a\n", "f.yaml:1: a mapping is expected"),
-        ("one: {a", "f.yaml:1: this is no YAML"),
+        ("one: {a", "f.yaml:1: this is not YAML"),
         ("", "f.yaml is empty"),
         ("one: " + "[" * 3000 + "]" * 3000, "f.yaml:1: this is nested too deeply"),
     ],
@@ -91,7 +91,7 @@ def test_faults_have_a_file_and_a_line(folder: Path, text: str, said: str) -> No
 def test_a_file_that_cannot_be_read(folder: Path) -> None:
     (folder / "f.yaml").write_bytes(b"\xff\xfe")
     for name, said in (
-        ("f.yaml", "no UTF-8"),
+        ("f.yaml", "not a UTF-8"),
         ("none.yaml", "does not exist"),
         (".", "is not a plain file"),
     ):

@@ -291,6 +291,7 @@ def test_heartbeats_are_shown_under_the_workers_name_with_what_it_was_admitted_t
         toolchains=[HOME.toolchain, "another"],
         job_ids=[1, 2],
         place="another/cpu0",
+        waits_for="another process's measurement on cpu1",
         name="own:1",
     )
     assert answer.status_code == 200
@@ -305,6 +306,7 @@ def test_heartbeats_are_shown_under_the_workers_name_with_what_it_was_admitted_t
         (HOME.toolchain,),
         (1, 2),
     )
+    assert status.waits_for == "another process's measurement on cpu1"
     assert compiler.name in type_in("tuna", "workers").out
     assert compiler.post("/leave/1").status_code == 204
     assert site.board.live() == []

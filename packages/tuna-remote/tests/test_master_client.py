@@ -35,6 +35,8 @@ from tuna_remote.cli.lorien import lorien
 from tuna_remote.gateway.master_client import MasterClient, MeasuringPlace
 from tuna_remote.gateway.tokens import Credentials, JoinToken
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 #: As the seed prints them for a client on an instance, with {placeholders}; then for one with a
 #: board.
 LINES = """\

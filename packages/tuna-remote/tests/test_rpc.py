@@ -24,6 +24,8 @@ from tuna_remote import joining
 from tuna_remote.gateway.ports import gateway_url, open_gateways
 from tuna_remote.gateway.tokens import JoinToken
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 @pytest.fixture()
 def master(home: Path) -> Iterator[str]:

@@ -21,7 +21,10 @@ from tuna_remote.cli.lorien import lorien
 from tuna_remote.cli.rpc_master import bar_line
 from tuna_remote.master import LayerCounts, Master, MasterPlan
 
-pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
+pytestmark = [
+    pytest.mark.keeps_processes,  # the private Redis, until the module's end
+    pytest.mark.usefixtures("forked"),
+]
 GEMMS = "workload:\n" + "".join(
     f"  - MIOpenDriver gemm -m 32 -n 32 -k {16 + k}\n" for k in range(100)
 )
@@ -145,7 +148,7 @@ def test_a_master_as_printed(
                 "--workload",
                 "MIOpenDriver gemm -m 1 -n 1 -k 1",
             ],
-            "is no YAML",
+            "is not YAML",
         ),
         (["generate"], "No such command 'generate'"),
     ],

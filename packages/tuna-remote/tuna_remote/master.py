@@ -25,7 +25,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput
-from tuna.exports.trial_logs import TrialLogs
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.base import FINALS
 from tuna.libraries.options import check
@@ -34,6 +33,7 @@ from tuna.libraries.tvm import toolchain
 from tuna_remote.commit import Commit, commit
 from tuna_remote.trace import ENDED, Trace
 from tuna_remote.trace_restore import restore, session_of
+from tuna_remote.trial_logs import TrialLogs
 
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 #: How often all jobs are compared with the trace; those that this process drains are written at

@@ -26,6 +26,8 @@ import sqlalchemy as sa
 
 from tuna.archives import tables
 from tuna.archives.archive import SESSION_UUID
+from tuna.common.files import bounded_lines
+from tuna.common.version import __version__
 from tuna.db import sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading
@@ -42,9 +44,7 @@ from tuna.db.models import (
     TrialRow,
 )
 from tuna.errors import BadInput, StorageFull
-from tuna.files import bounded_lines
 from tuna.libraries.base import FINALS, Environment
-from tuna.version import __version__
 from tuna.vocabulary import IN_FLIGHT, State
 
 FORMAT, VERSION = "tuna-trace", 1

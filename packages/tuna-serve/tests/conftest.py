@@ -19,13 +19,18 @@ from test_model_times import row
 
 from tuna import api
 from tuna.configs import ConvConfig, TaskConfig
-from tuna.db import benchmarks
+from tuna.db import access_tokens, benchmarks
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.models import ConfigTag, Job, StepResultRow
 from tuna.settings import get_settings
 from tuna_models import store
 from tuna_models.manifest import Manifest, ManifestTask
+from tuna_serve.db.requests import TuningRequest
+from tuna_serve.requests import layers_work
+from tuna_serve.requests.asked import Asked
+from tuna_serve.requests.submission import Submission, submit
+from tuna_serve.requests.uploads import Upload
 from tuna_serve.web.app import Site, create_app
 
 HOST = "127.0.0.1:8080"
@@ -93,3 +98,24 @@ def filled(with_redis: None) -> dict[str, Any]:
         benchmarks.store(connection, "run", [row("net.so", 2.0), row("old.so", 4.0)])
     (entry, *_) = scene.entries(2, "noop")
     return {"first": first, "second": second, "entry": entry.id, "job": failing}
+
+
+@pytest.fixture
+def ask(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuningRequest]:
+    """`ask(1, 2, trials=7)`: a request for these layers of the library noop."""
+    with writing(open_database()) as connection:
+        access_tokens.add(connection, "a" * 12, "secret", "submit", 600)
+    monkeypatch.setattr(layers_work, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tuna_serve.requests.watch._EVERY_S", 0.0)
+    monkeypatch.setattr(api, "count_workers", lambda _: 1)
+
+    def make(*sizes: int, **asked: Any) -> TuningRequest:
+        lines = "".join(f"MIOpenDriver gemm -m 8 -n 8 -k {size}\n" for size in sizes)
+        upload = Upload()
+        upload.write(lines.encode())
+        wanted = Asked(name="mine", library="noop", **asked)
+        found, _ = submit(Submission(wanted, "layers", upload, "layers.txt", "a" * 12))
+        upload.close()
+        return found
+
+    return make

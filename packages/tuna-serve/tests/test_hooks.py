@@ -24,8 +24,8 @@ def filled(engine: sa.Engine) -> sa.Engine:
         bounds = CacheBounds(1 << 20, 1 << 20)
         cache_entries.put(connection, EntryName("team", "k", "f"), ENTRY, 5, "a" * 12, bounds)
         facts = {"kind": "layers", "name": "n", "wanted": "{}", "tag": "t", "digest": "d"}
-        files = requests.files_text([StoredFile("f", FILE, 1)])
-        bytes_ = {"upload_bytes": 1, "files_bytes": 1, "trials": 1, "priority": 1}
+        files = [StoredFile("f", FILE, 1)]
+        bytes_ = {"upload_bytes": 1, "trials": 1, "priority": 1}
         more = {"token_id": "a" * 12, "upload": UPLOAD, "files": files, **bytes_}
         requests.add(connection, **facts, **more)
     return engine

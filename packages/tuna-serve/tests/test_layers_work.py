@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,41 +10,16 @@ from jobs_builder import states
 
 from tuna import api
 from tuna.coordinator.session_run import Progress
-from tuna.db import access_tokens
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
-from tuna_serve.requests import layers_work, process
-from tuna_serve.requests.asked import Asked
-from tuna_serve.requests.submission import Submission, cancel, submit
-from tuna_serve.requests.uploads import Upload
+from tuna_serve.requests import process
+from tuna_serve.requests.submission import cancel
 
-TOKEN = "a" * 12
 NOTHING = Progress({}, 0, 0, 0)
-
-
-@pytest.fixture
-def ask(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuningRequest]:
-    """`ask(1, 2, trials=7)`: a request for these layers of the library noop."""
-    with writing(open_database()) as connection:
-        access_tokens.add(connection, TOKEN, "secret", "submit", 600)
-    monkeypatch.setattr(layers_work, "_LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr("tuna_serve.requests.watch._EVERY_S", 0.0)
-    monkeypatch.setattr(api, "count_workers", lambda _: 1)
-
-    def make(*sizes: int, **asked: Any) -> TuningRequest:
-        lines = "".join(f"MIOpenDriver gemm -m 8 -n 8 -k {size}\n" for size in sizes)
-        upload = Upload()
-        upload.write(lines.encode())
-        wanted = Asked(name="mine", library="noop", **asked)
-        found, _ = submit(Submission(wanted, "layers", upload, "layers.txt", TOKEN))
-        upload.close()
-        return found
-
-    return make
 
 
 def now(request: TuningRequest) -> TuningRequest:
@@ -70,12 +43,13 @@ def measure(number: int, time_ms: float) -> None:
 def played(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
     """Let the coordinator do these, one after the other, and tell the progress after each."""
 
-    def enqueue(_: int, on_progress: Callable[[Progress], None]) -> None:
+    def run(_: int, workers: bool, on_progress: Callable[[Progress], None]) -> None:
+        assert not workers
         for act in acts:
             act()
             on_progress(NOTHING)
 
-    monkeypatch.setattr(api, "enqueue", enqueue)
+    monkeypatch.setattr(api, "run", run)
 
 
 def test_a_request_ends_built_once_its_jobs_are_done(
@@ -158,10 +132,11 @@ def test_a_request_that_is_canceled_ends_its_jobs(
 
     def canceled() -> None:
         priorities.append(api.status(request.session_id)[0].options.priority)
-        cancel(request.id, TOKEN, "its visitor")
+        cancel(request.id, None, "its visitor")
 
     played(monkeypatch, canceled)
     process.work_on(request.id)
+    process.clear_up(now(request))
     ended = now(request)
     assert (ended.state, ended.message) == ("canceled", "canceled by its visitor")
     assert ended.ended_at is not None

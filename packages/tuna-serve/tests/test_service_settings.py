@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuna.errors import BadInput
-from tuna.settings import get_settings, misspelt
-from tuna_serve.settings import service_settings
+from tuna.settings import OF_DISTRIBUTIONS, get_settings, ignored_settings, misspelt
+from tuna_serve.settings import ServiceSettings, service_settings
 
 
 @pytest.fixture
@@ -54,3 +54,8 @@ def test_a_misspelt_variable_is_told_and_a_right_one_is_not(
     monkeypatch.setenv("TUNA_SPACE_MIB", "5")
     monkeypatch.setenv("TUNA_SUBMIT_OPNE", "5")
     assert misspelt() == {"TUNA_SUBMIT_OPNE": "TUNA_SUBMIT_OPEN"}
+
+
+def test_the_core_knows_the_names_for_machines_without_the_service() -> None:
+    assert set(OF_DISTRIBUTIONS["tuna-serve"]) == ServiceSettings.model_fields.keys()
+    assert ignored_settings() == []

@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -52,6 +53,22 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
         refused = type_in("tuna", "serve", "--listen", listen)
         assert (refused.code, refused.err.count("Error: ")) == (2, 1)
     assert not (empty_home / "run" / "serve.token").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "function"),
+    [("serve", "tuna_serve.web.serving", "serve"), ("gateway", "tuna_remote.joining", "gateway")],
+)
+def test_ctrl_c_is_how_a_server_ends(
+    command: str, module: str, function: str, type_in: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an error, and the advice to type the same command to go on from there."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{module}.{function}", interrupted)
+    assert type_in("tuna", command) == (0, "", "")
 
 
 def ended(visitor: httpx.Client, number: int) -> dict:
@@ -204,10 +221,9 @@ def test_a_model_whose_processes_are_killed_is_built_once(
 @pytest.mark.service
 @pytest.mark.usefixtures("forked")
 def test_the_demo_shows_a_session_and_leaves_the_home_as_it_is(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "demo"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp())  # short: else the socket of its Redis is in another folder
     monkeypatch.setenv("TMPDIR", str(folder))
     with serving(home, "--demo") as link, visitor_of(link) as visitor:
         (session,) = visitor.get("/v1/sessions").json()["sessions"]

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from jobs_builder import make_jobs
+from structlog.testing import capture_logs
 from web_service import serving
 
 from tuna import api
@@ -151,6 +152,27 @@ def test_slow_uploads_of_some_delay_no_request_of_others(connect: Connect, home:
         assert visitor.put("/v1/cache/ours/key/file", content=b"x").status_code == 201
     print(f"answered in {time.monotonic() - began_at:.2f} s")
     assert time.monotonic() - began_at < guard._BODY_S
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/v1/cache/ours/key/file"), ("POST", "/v1/requests")]
+)
+def test_a_visitor_that_gives_up_is_logged_in_one_line(
+    connect: Connect,
+    eventually: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+) -> None:
+    token = _space_token() if method == "PUT" else api.create_visitor_token("submit", 60)
+    with capture_logs() as logs, connect() as visitor:
+        visitor.sendall(_head(method, path, token) + b"{")
+        visitor.shutdown(socket.SHUT_WR)
+        visitor.close()
+        eventually(lambda: logs, 60)
+        assert _is_answered(connect())
+    assert [line["event"] for line in logs] == ["visitor gave up"]
+    assert (logs[0]["method"], caplog.text) == (method, "")
 
 
 @pytest.mark.drill(only=True)

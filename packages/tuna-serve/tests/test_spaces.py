@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -328,7 +330,7 @@ def test_the_commands_of_the_cache(member: Member, type_in: Callable[..., Ended]
     assert ended.out.startswith("http://127.0.0.1:8080/v1/cache/team#")
     for words, error in (
         (("--role", "read", "--space", "team"), "role submit"),
-        (("--role", "submit", "--space", "../x"), "no name of a space"),
+        (("--role", "submit", "--space", "../x"), "not a name of a space"),
         (("--role", "submit", "--space", "t", "--url", "ftp://x"), "not the URL of a service"),
         (("--role", "submit", "--url", "http://x"), "of a space"),
     ):
@@ -367,3 +369,11 @@ def test_a_pack_that_is_gone_holds_nothing_any_more(
     ended = type_in(*unused, "--pack", str(tmp_path / "pack"))
     assert (ended.code, ended.out[:13]) == (0, "team: 2 files")
     assert rows() == []
+
+
+def test_the_functions_of_the_cache_are_imported_when_they_are_used() -> None:
+    heavy = {"sqlalchemy", "fastapi", "pydantic", "tuna_serve.api.spaces"}
+    code = f"import sys; from tuna_serve import api; print({heavy} & {{*sys.modules}}, dir(api))"
+    program = [sys.executable, "-c", code]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("set() ['VerifiedCache', 'check_pack', 'list_cache',")

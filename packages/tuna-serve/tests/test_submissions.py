@@ -11,6 +11,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +144,12 @@ REFUSED = (
     ({"name": "a\nb"}, "name"),
     ({"colour": "red"}, "colour"),
     ({"arch": "gfx1"}, "no session, and so no worker, for noop gfx1"),
-    ({"session_id": 77}, "no session 77"),
+    ({"session_id": 77}, "Unknown session 77"),
     ({"layers": []}, "layers"),
     ({"layers": ["nonsense", "more"]}, "layers:1"),
     ({"layers": ["MIOpenDriver gemm -m 8 -n 8 -k 0"]}, "layers:1"),
     ({"layers": ["MIOpenDriver gemm -m 8 -n 8 -k 1"] * 10_001}, "layers"),
-    ({"library": "nobody", "arch": None}, "no library 'nobody'"),
+    ({"library": "nobody", "arch": None}, "Unknown library 'nobody'"),
 )
 
 
@@ -393,7 +394,7 @@ def test_a_request_is_streamed_whenever_it_changed(
     visitor = holder("submit")
     numbers = [visitor.post("/v1/requests", json=ASKED).json()["id"] for _ in range(2)]
     monkeypatch.setattr("tuna_serve.web.events._EVERY_S", 0.0)
-    live = Live(submissions.RequestTexts({"json": json_text}))
+    live = Live(partial(submissions.request_texts, {"json": json_text}))
 
     async def watch(number: int) -> list[str]:
         states = []

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 #: End of the name of such a file.
 AUTOTUNE = ".autotune.json"
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 class _Autotuned(BaseModel):
@@ -45,7 +45,7 @@ def report(
     is the text of the header `Tuna-Reporter`.
     """
     try:
-        if len(data) > MOST_BYTES:
+        if len(data) > MAX_BYTES:
             raise BadInput("It is too long.")
         found = _Autotuned.model_validate_json(data)
         told = _Reporter.model_validate_json(reporter or "{}")

@@ -23,17 +23,17 @@ import sqlalchemy as sa
 
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
+from tuna.common.files import NotPlain, atomic_directory, read_plain
 from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.files import NotPlain, atomic_directory, read_plain
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
 from tuna_serve.programs import PROGRAMS, KeyFiles, Packed
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
-_MOST_HELD_CHARS = 255
-_MOST_MANIFEST_BYTES = 1 << 30
+_MAX_HELD_CHARS = 255
+_MAX_MANIFEST_BYTES = 1 << 30
 
 
 class PackDamaged(TunaError):
@@ -53,11 +53,19 @@ class PackPlan:
         access_tokens.check_space(self.space)
         if not self.at.is_absolute():
             raise BadInput(f"{self.at} is not absolute, as Triton needs it.", hint="--at /opt/pack")
-        if len(held_by(self.folder)) > _MOST_HELD_CHARS:
+        if len(held_by(self.folder)) > _MAX_HELD_CHARS:
             raise BadInput(f"The path {self.folder} is too long.")
         is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
         if self.folder.exists() and not is_empty and not (self.folder / _MANIFEST).exists():
             raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
+
+
+def nothing_in(space: str) -> NotFound:
+    """Return the error for a space without entries."""
+    return NotFound(
+        f"There is nothing in a space {space}.",
+        hint="`tuna cache list` has the spaces; programs fill one as docs/adapters.md says",
+    )
 
 
 def held_by(folder: Path) -> str:
@@ -73,7 +81,7 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
     with reading(engine) as connection:
         entries = cache_entries.entries_of(connection, plan.space)
     if not entries:
-        raise NotFound(f"There is nothing in a space {plan.space}.", hint="see: `tuna cache list`")
+        raise nothing_in(plan.space)
     found = {one.key for one in entries}
     hold, pack = cache_entries.hold, held_by(plan.folder)
     transaction(engine, hold, plan.space, found, pack)  # none goes while they are read
@@ -124,7 +132,7 @@ def check(folder: Path, keys: Keys) -> int:
 
     Raises PackDamaged, which names the first file that is not as it was written.
     """
-    text = _read(folder / _MANIFEST, _MOST_MANIFEST_BYTES)
+    text = _read(folder / _MANIFEST, _MAX_MANIFEST_BYTES)
     key_id, _, signature = _read(folder / _SIGNATURE, 1024).decode(errors="replace").partition(" ")
     digest = hashlib.sha256(text).hexdigest()
     try:

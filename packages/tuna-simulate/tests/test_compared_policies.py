@@ -13,7 +13,7 @@ from policy_snapshots import (
     step,
 )
 
-from tuna.policies import Snapshot
+from tuna.coordinator.policies import Snapshot
 from tuna.vocabulary import COMPARED_POLICIES
 from tuna_simulate.comparison import (
     bundled,

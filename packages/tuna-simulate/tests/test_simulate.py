@@ -14,7 +14,9 @@ from command_lines import Ended
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.errors import BadInput, NotFound
+from tuna_simulate import api, cli
 from tuna_simulate.policies import POLICIES
+from tuna_simulate.scenario import read_scenario
 
 SCENARIO = """
 [[pools]]
@@ -40,6 +42,26 @@ def test_policies_are_compared_in_a_table(type_in: Callable[..., Ended], file: P
     assert shown.code == 0
     assert [name for name in POLICIES if name not in shown.out] == []
     assert "missed deadlines: fair: late" in shown.out
+
+
+def test_a_policy_is_one_line_at_80_columns(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was three lines, with the names of the queues and their shares below each other."""
+    monkeypatch.setattr(cli, "table_width", lambda: 80)
+    file.write_text(
+        SCENARIO.replace("seconds = 1.0", "seconds = 30_000")
+        .replace("deadline_s = 2", "")
+        .replace("}]", '}, { step = "measure", queue = "eval", seconds = 9 }]')
+        .replace("[[sessions]]", '[[pools]]\nqueue = "eval"\n[[sessions]]')
+    )
+    scenario = read_scenario(file)
+    cli._show([api.simulate(scenario, name) for name in POLICIES])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in POLICIES:
+        (row,) = (line for line in lines if f" {name} " in line)
+        assert row.split()[-2:] == ["100%", "0%"], row
 
 
 def test_json_has_the_figures_and_is_the_same_for_the_same_seed(
@@ -76,7 +98,8 @@ def test_recorded_sessions_are_simulated_and_written_as_a_scenario(
         "it was the environment's key alone"
     )
     table = type_in("tuna", "simulate", "--session-id", "1").out
-    assert re.search(r" eval \d+%", table), table
+    assert re.search(r" eval +\n", table), table
+    assert re.search(r" busy +\n(.+\n)+ fair .* \d+% *\n", table), table
 
 
 def test_a_file_and_sessions_exclude_each_other(type_in: Callable[..., Ended], file: Path) -> None:

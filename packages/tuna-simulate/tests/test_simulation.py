@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuna.coordinator.policies import Policy
 from tuna.errors import TunaError
-from tuna.policies import Policy
 from tuna_simulate.engine import simulate
 from tuna_simulate.policies import POLICIES
 from tuna_simulate.scenario import Pool, Scenario, near_best_s, work_bound_s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuna.common.messages import choices
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
-from tuna.messages import choices
 from tuna_simulate.engine import simulate as run
 from tuna_simulate.policies import POLICIES
 from tuna_simulate.recorded import recorded

@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table, say
+from tuna.cli.console import Column, fitted, print_json, print_table, say, table_width
+from tuna.common.files import atomic_file
 from tuna.errors import BadInput
-from tuna.files import atomic_file
 from tuna_simulate import api
 from tuna_simulate.policies import POLICIES
 from tuna_simulate.scenario import MAX_COUNT, Scenario, Simulated, read_scenario
@@ -88,29 +89,44 @@ def _scenario(file: Path | None, wanted: _Scenario) -> Scenario:
 
 def _names(found: list[Simulated]) -> dict[str, str]:
     """Return the name of each queue in the table: its role alone, where no other has it."""
-    queues = {queue.queue for one in found for queue in one.queues}
+    queues = dict.fromkeys(queue.queue for one in found for queue in one.queues)
     roles = Counter(queue.partition(".")[0] for queue in queues)
     return {
         queue: role if roles[role := queue.partition(".")[0]] == 1 else queue for queue in queues
     }
 
 
+def _over_bound(one: Simulated) -> str:
+    return f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-"
+
+
+def _mean_session_s(one: Simulated) -> str:
+    return f"{statistics.mean(each.ended_s - each.arrives_s for each in one.sessions):,.1f}"
+
+
+def _waited_s(one: Simulated) -> float:
+    return sum(session.waited_s for session in one.sessions)
+
+
+def _busy(one: Simulated, queue: str) -> str:
+    return next((f"{each.busy_share:.0%}" for each in one.queues if each.queue == queue), "-")
+
+
 def _show(found: list[Simulated]) -> None:
-    names = _names(found)
-    rows = [
-        (
-            one.policy,
-            f"{one.makespan_s:,.1f}",
-            f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
-            f"{statistics.mean(each.ended_s - each.arrives_s for each in one.sessions):,.1f}",
-            f"{sum(session.waited_s for session in one.sessions):,.0f}",
-            ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in one.queues),
-            one.errored,
-        )
-        for one in found
+    errored = Column[Simulated]("errored", lambda one: str(one.errored), 1, right=True)
+    columns: list[Column[Simulated]] = [
+        Column("policy", lambda one: one.policy),
+        Column("done s", lambda one: f"{one.makespan_s:,.1f}", right=True),
+        Column("/ bound", _over_bound, right=True),
+        Column("session s", _mean_session_s, 2, right=True),
+        Column("waited s", lambda one: f"{_waited_s(one):,.0f}", 4, right=True),
+        *([errored] if any(one.errored for one in found) else []),
+        *(
+            Column(f"{name}\nbusy", partial(_busy, queue=queue), 3, right=True)
+            for queue, name in _names(found).items()
+        ),
     ]
-    columns = ("policy", "all done s", "/ bound", "session s", "waited s", "busy", "errored")
-    print_table(columns, rows, right=(1, 2, 3, 4, 6))
+    print_table(*fitted(columns, found, table_width()))
     missed = [
         f"{one.policy}: {session.name or session.session_id}"
         for one in found

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tuna.policies.snapshot import Need, OpenStep, Share, Snapshot, in_order, in_turn, policy
+from tuna.coordinator.policies.snapshot import Need, Share, Snapshot, in_order, in_turn, policy
+from tuna.jobs.open_steps import OpenStep
 
 
 @policy(Need.ROUNDS)

@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from tuna.coordinator.policies import Policy, Share, Snapshot
 from tuna.errors import TunaError
-from tuna.policies import Policy, Share, Snapshot
 from tuna_simulate.jobs import Forecast, Item, JobLine, SessionTally, seeded
 from tuna_simulate.machines import Process, SimulatedPool, SimulatedQueue, StageGroup
 from tuna_simulate.scenario import Pool, QueueOutcome, Scenario, Simulated, work_bound_s

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tuna.policies import POLICIES as PUBLISHING
-from tuna.policies import Policy
+from tuna.coordinator.policies import POLICIES as PUBLISHING
+from tuna.coordinator.policies import Policy
 from tuna_simulate.comparison import (
     bundled,
     fifo,

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from tuna.db import sessions
 from tuna.db.models import Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput
+from tuna.jobs.waiting_rounds import weights
 from tuna.libraries.base import Environment, Library
 from tuna.libraries.registry import find_library
 from tuna.libraries.steps import every_step
-from tuna.search.waiting_rounds import weights
 from tuna.vocabulary import Resource, queue_name
 from tuna_simulate.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tuna.coordinator.policies import PER_PROCESS
 from tuna.errors import BadInput
-from tuna.policies import PER_PROCESS
 
 if sys.version_info >= (3, 11):
     import tomllib

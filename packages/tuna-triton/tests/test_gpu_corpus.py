@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_corpus import MOST_BYTES, RecordedRun, Table, of_trials, read, write
+from benchmarks.gpu_corpus import MAX_BYTES, RecordedRun, Table, of_trials, read, write
 from tuna.libraries.kernels import Past
 from tuna.testing.exporter_contract import SampleResult, SampleSource
 from tuna_triton.descriptions import DESCRIPTIONS
@@ -80,8 +80,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
 
 def test_a_corpus_is_small(run: RecordedRun, tmp_path: Path) -> None:
     write(tmp_path / "corpus.gz", [run])
-    assert (tmp_path / "corpus.gz").stat().st_size < MOST_BYTES / 50
-    noise = random.Random(1).randbytes(MOST_BYTES).hex()  # which no compressor makes small enough
+    assert (tmp_path / "corpus.gz").stat().st_size < MAX_BYTES / 50
+    noise = random.Random(1).randbytes(MAX_BYTES).hex()  # which no compressor makes small enough
     large = Table({}, "VllmMoe", [(noise, 1.0, 1.0, 1.0, None)])
     with pytest.raises(SystemExit, match="more than 2000000"):
         write(tmp_path / "large.gz", [replace(run, tables=[large])])

@@ -35,7 +35,7 @@ from tuna_triton.device_problems import DeviceProblem, OutputSample, poison_byte
 from tuna_triton.driver import Cuda, DeviceMemory, scratch
 
 #: Milliseconds of a graph at least, and runs at most.
-_GRAPH_MS, _MOST_RUNS = 2.0, 2048
+_GRAPH_MS, _MAX_RUNS = 2.0, 2048
 #: The copies of the buffers that runs take turns with are so many times the L2 cache in all.
 _ROTATED = 2
 #: Configs whose right answers are kept: those of a search take turns.
@@ -181,7 +181,7 @@ class DeviceBench:
         problem = DeviceProblem(self._config, buffers, artifact.answers)
         if not self._places:
             wanted = math.ceil(_ROTATED * self.cuda.facts.l2_bytes / problem.touched_bytes)
-            self._places = min(wanted, _MOST_RUNS)
+            self._places = min(wanted, _MAX_RUNS)
         with DeviceMemory(self.cuda) as memory, contextlib.ExitStack() as stack:
             yield PlacedCandidate(self, artifact, problem, memory, stack)
 
@@ -299,7 +299,7 @@ class PlacedCandidate:
         """A graph of runs that lasts long enough to be timed, and their number; `once_ms`: about
         how long one takes."""
         wanted = max(self._places, math.ceil(_GRAPH_MS / max(once_ms, 1e-6)))
-        runs = min(wanted, _MOST_RUNS)
+        runs = min(wanted, _MAX_RUNS)
 
         def work() -> None:
             for place in range(runs):

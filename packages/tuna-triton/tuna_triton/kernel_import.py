@@ -10,14 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+from tuna.common.messages import last_line
 from tuna.errors import BadInput
-from tuna.messages import last_line
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFault, ChildTimeout, child_env
 from tuna_triton.triton_kernel import TritonKernelConfig
 from tuna_triton.user_file import UserFile, parse
 
 _MAX_FILE_BYTES, _MAX_SHAPES_BYTES, _MAX_SHAPES = 1 << 20, 16 << 20, 10_000
+_EXAMPLE = "docs/gpu.md says what a file of a kernel has; examples/triton_kernels has two"
 #: Time and memory of the functions at one shape.
 _SHAPE_S, _MEMORY_BYTES = 60.0, 16 << 30
 
@@ -62,7 +63,8 @@ def _text(path: Path, most: int) -> str:
             raise BadInput(f"{path} is larger than {most} bytes.")
         return data.decode("utf-8-sig")
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+        hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from None
     except UnicodeDecodeError:
         raise BadInput(f"{path} is no UTF-8 text.") from None
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import ClassVar
 
+from tuna.common.messages import install_extra
 from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.abilities import CrossCompiling, check_facts
@@ -19,7 +20,6 @@ from tuna.libraries.contest import Budgets
 from tuna.libraries.options import Condition
 from tuna.libraries.params_text import ParamsText
 from tuna.libraries.searching import SearchingLibrary
-from tuna.messages import install_extra
 from tuna.sandbox.discovery import Device, discover
 from tuna.vocabulary import BASELINE
 from tuna_triton.descriptions import DEFAULT, DESCRIPTIONS, USER_KERNEL, Description

@@ -24,17 +24,17 @@ class ConfigRow(Base):
     kind: Mapped[str] = text(32)
     json: Mapped[str] = text(
         CONFIG_CHARS["json"]
-    )  #: its fields, as `Config.json_text` writes them: what a config is read from
+    )  #: the config's fields as `Config.json_text` writes them, from which the config is read
     body: Mapped[str | None] = mapped_column(
         sa.String(64), ForeignKey("kernel.digest"), index=True
-    )  #: what is too large for a field, where its kind has that
+    )  #: digest of what is too large for a field; NULL: the kind has nothing that large
     driver: Mapped[str] = text(
         CONFIG_CHARS["driver"]
-    )  #: for people: the driver command, or the JSON where the kind has none
+    )  #: text for people: the driver command, or the JSON where the kind has no driver command
     label: Mapped[str] = text(CONFIG_CHARS["label"])
     problem_key: Mapped[str | None] = text(
         255, index=True
-    )  #: MIOpen's name of it, as a find db has it, where it has one
+    )  #: MIOpen's key of the problem in a find db; NULL: it has none
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
@@ -126,7 +126,7 @@ class ConfigTag(Base):
     config_id: Mapped[int] = mapped_column(
         ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
     )
-    #: tuned again whenever the library changes
+    #: true if the config is tuned again whenever the library changes
     recurrent: Mapped[bool] = mapped_column(default=False)
 
 

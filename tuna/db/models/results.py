@@ -33,22 +33,22 @@ class FindDb(Base):
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"))
-    #: None for an imported row
+    #: job that measured it; NULL: an imported row
     job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)
-    time_ms: Mapped[float | None]  #: None: an imported perf db knows only params
+    time_ms: Mapped[float | None]  #: median; NULL: an imported perf db knows only params
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
-    #: as the library reported it; empty: the solver's algorithm
+    #: algorithm as the library reported it; empty: the solver's algorithm
     algorithm: Mapped[str] = text(64, default="")
     trial_number: Mapped[int | None]
-    #: finals that its time is from
+    #: job of the finals that its time is from; NULL: none
     final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)
-    source: Mapped[str | None] = text(255)  #: the file it was imported from, with its SHA-256
-    #: not measured on a device
+    source: Mapped[str | None] = text(255)  #: imported file, with its SHA-256; NULL: measured here
+    #: true if it was not measured on a device
     simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
-    #: the device was not quiet
+    #: true if the device was not quiet
     noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
-    clock: Mapped[str] = text(8, default="", server_default="")  #: that of its trial
+    clock: Mapped[str] = text(8, default="", server_default="")  #: clock of its trial
     workload: Mapped[str | None] = mapped_column(
         sa.String(64), ForeignKey("kernel.digest"), index=True
     )
@@ -76,7 +76,7 @@ class FindDbKernel(Base):
     )
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    #: the key under which the library loads it; empty: exporters generate one
+    #: key under which the library loads the code object; empty: exporters generate one
     name: Mapped[str] = text(1024)
     args: Mapped[str] = mapped_column(LongText)
 
@@ -88,12 +88,12 @@ class Golden(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     library: Mapped[str] = library_column()
     version: Mapped[int]
-    state: Mapped[str] = text(16)  #: draft, promoted or withdrawn
+    state: Mapped[str] = text(16)  #: state of the version: draft, promoted or withdrawn
     base_version: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     promoted_at: Mapped[datetime | None]
     promoted_by: Mapped[str] = text(255, default="", server_default="")
-    note: Mapped[str | None] = mapped_column(LongText)  #: of who promoted it
+    note: Mapped[str | None] = mapped_column(LongText)  #: note of the person who promoted it
     __table_args__ = table(UniqueConstraint("library", "version"))
 
 
@@ -109,7 +109,7 @@ class GoldenEntry(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"))
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id"))
-    #: library commit, toolchain
+    #: environment of the measurement: library commit, toolchain, device
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True)
     time_ms: Mapped[float]
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
@@ -153,17 +153,18 @@ class PredictorRow(Base):
     __tablename__ = "predictor"
     name: Mapped[str] = text(128, primary_key=True)
     library: Mapped[str] = library_column()
-    arch: Mapped[str] = text(64)  #: of the trials; empty: any
-    since: Mapped[datetime | None]  #: that they were measured
+    arch: Mapped[str] = text(64)  #: architecture of the trials; empty: any
+    since: Mapped[datetime | None]  #: time after which the trials were measured; NULL: any
     seed: Mapped[int] = mapped_column(sa.BigInteger)
-    library_version: Mapped[str] = text(255)  #: of the library whose trials they are
-    seen: Mapped[str] = text(64)  #: SHA-256 of the trials
+    library_version: Mapped[str] = text(255)  #: version of the library that the trials are of
+    seen: Mapped[str] = text(64)  #: SHA-256 of the trials that it has learned from
     trials: Mapped[int]
     layers: Mapped[int]
     model: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    #: `Table` of each layer, of the package tuna-predict
+    #: digest of the `Table` of each layer, of the package tuna-predict
     tables: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    evaluation: Mapped[str] = mapped_column(LongText)  #: JSON of its `Evaluation`
+    #: JSON of its `Evaluation`, of the package tuna-predict
+    evaluation: Mapped[str] = mapped_column(LongText)
     in_answers: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     in_searches: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -177,23 +178,23 @@ class Benchmark(Base):
     __tablename__ = "benchmark"
     id: Mapped[int] = mapped_column(primary_key=True)
     run: Mapped[str] = text(36)
-    number: Mapped[int]  #: in its run
+    number: Mapped[int]  #: number of the row in its run
     model_id: Mapped[int | None] = mapped_column(
         ForeignKey("model.id", ondelete="SET NULL"), index=True
     )
-    label: Mapped[str] = text(255)  #: name of its file
-    artifact: Mapped[str] = text(64)  #: SHA-256 of it
+    label: Mapped[str] = text(255)  #: name of the model's file
+    artifact: Mapped[str] = text(64)  #: SHA-256 of the model's file
     function: Mapped[str] = text(128)
-    tracker: Mapped[str] = text(255)  #: of TVM RPC; empty: this machine
-    device: Mapped[str] = text(255)  #: device key, or name of the CPU
-    extents: Mapped[dict[str, Any]]  #: values of the open ones
+    tracker: Mapped[str] = text(255)  #: address of the TVM RPC tracker; empty: this machine
+    device: Mapped[str] = text(255)  #: device key of the board, or name of this machine's CPU
+    extents: Mapped[dict[str, Any]]  #: values of the model's open extents by name
     inputs: Mapped[str] = mapped_column(LongText)
-    time_ms: Mapped[float]  #: median
-    low_ms: Mapped[float]  #: 95 % interval of the median
+    time_ms: Mapped[float]  #: median of the repeats
+    low_ms: Mapped[float]  #: lower end of the median's 95 % interval
     high_ms: Mapped[float]
     repeats: Mapped[int]
     noisy: Mapped[bool]
-    #: against the first of its run; NULL: not finite, or of another shape
+    #: difference from the first model of its run, relative; NULL: not finite, or the shapes differ
     error: Mapped[float | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("run", "number"))
@@ -207,14 +208,17 @@ class Reported(Base):
     #: SHA-256 of source, subject, implementation, device and versions
     digest: Mapped[str] = text(64, unique=True)
     source: Mapped[str] = text(16)  #: format of the report: triton, tunableop, hipblaslt
-    subject: Mapped[str] = mapped_column(LongText)  #: what was timed, in that format's words
-    #: of the layer, where the subject names one; it need not be stored
+    #: text that names what was timed, in the words of that format
+    subject: Mapped[str] = mapped_column(LongText)
+    #: key of the layer, which need not be stored; NULL: the subject names none
     config_key: Mapped[str | None] = text(64, index=True)
-    implementation: Mapped[str] = mapped_column(LongText)  #: solution or config, in its words
-    time_ms: Mapped[float | None]  #: None: it failed
-    device: Mapped[str] = text(128)  #: architecture; empty: not known
-    versions: Mapped[dict[str, Any]]  #: text by name, of all that decides whether it is usable
-    who: Mapped[str] = text(255)  #: id of a token, or the user of the machine
-    origin: Mapped[str] = text(255)  #: file or cache space
+    #: solution or config that was timed, in the words of that format
+    implementation: Mapped[str] = mapped_column(LongText)
+    time_ms: Mapped[float | None]  #: time; NULL: it failed
+    device: Mapped[str] = text(128)  #: architecture of the device; empty: not known
+    #: versions by name of all that decides whether the time is usable here
+    versions: Mapped[dict[str, Any]]
+    who: Mapped[str] = text(255)  #: id of the token or name of the user who reported it
+    origin: Mapped[str] = text(255)  #: file or cache space that it came from
     reported_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(Index(None, "source", "id"))

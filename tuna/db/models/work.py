@@ -21,8 +21,8 @@ class Installation(Base):
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = text(32)
-    secret: Mapped[str] = text(64)  #: what the key that signs artifacts is made of, hex
-    #: what the TLS key of the gateways is made of, hex
+    secret: Mapped[str] = text(64)  #: hex secret from which the key that signs artifacts is derived
+    #: hex secret from which the gateways' TLS key is derived
     gateway_secret: Mapped[str] = text(64, server_default="")
 
 
@@ -30,7 +30,7 @@ class FormerKey(Base):
     """A key that signed artifacts before a rotation, and still verifies."""
 
     __tablename__ = "former_key"
-    public: Mapped[str] = text(64, primary_key=True)  #: the public key, hex
+    public: Mapped[str] = text(64, primary_key=True)  #: public key, hex
     superseded_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
@@ -48,9 +48,9 @@ class EnvironmentRow(Base):
     device: Mapped[str] = text(255)
     target: Mapped[str] = mapped_column(LongText)
     flags: Mapped[dict[str, Any]]
-    #: None: none, of an environment older than the column
+    #: conditions of measurement; NULL: an environment older than the column, without any
     conditions: Mapped[dict[str, Any] | None]
-    #: `key` without the conditions
+    #: environment's key without the conditions
     machine_key: Mapped[str] = text(16, index=True, server_default="")
 
 
@@ -65,12 +65,12 @@ class Session(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     reason: Mapped[str] = text(255)
-    #: those that are not as by default: see `SessionOptions`
+    #: options that differ from the defaults of `SessionOptions`
     options: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    #: why it is set aside: see `coordinator.quarantine`
+    #: reason why coordinators do not serve it: see `coordinator.quarantine`; NULL: none
     fault: Mapped[str | None] = mapped_column(LongText)
-    #: in every database
+    #: identity of the session, the same in every database that it is restored to
     uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)
     __table_args__ = table(UniqueConstraint("environment_id", "reason"))
 
@@ -83,7 +83,7 @@ class ServedTime(Base):
         ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
     )
     began_at: Mapped[datetime] = mapped_column(primary_key=True)
-    ended_at: Mapped[datetime]  #: when it was seen last
+    ended_at: Mapped[datetime]  #: latest time at which the coordinator was seen to serve it
     __table_args__ = table()
 
 
@@ -144,11 +144,12 @@ class Search(Base):
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
-    steps: Mapped[str] = text(255)  #: of each round, as `job.steps`
-    reason: Mapped[str] = text(255)  #: of each round
-    options: Mapped[dict[str, Any]]  #: of each round
-    begun: Mapped[datetime | None]  #: when a worker began the first round
-    stopped: Mapped[str | None] = text(255)  #: why no further round is opened; None: it goes on
+    steps: Mapped[str] = text(255)  #: steps of each round, as `job.steps`
+    reason: Mapped[str] = text(255)  #: reason of each round
+    options: Mapped[dict[str, Any]]  #: options of each round
+    begun: Mapped[datetime | None]  #: time at which a worker began the first round
+    #: reason for which no further round is opened; NULL: the search goes on
+    stopped: Mapped[str | None] = text(255)
     __table_args__ = table(UniqueConstraint("session_id", "config_id", "solver_id", "steps"))
 
 
@@ -165,31 +166,35 @@ class Job(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
-    #: None: it is no round of a search
+    #: search of which the job is a round; NULL: the job is not a round
     search_id: Mapped[int | None] = mapped_column(
         BigId, ForeignKey("search.id", ondelete="CASCADE")
     )
-    round: Mapped[int] = mapped_column(default=0, server_default="0")  #: of its search
-    #: of its round: see `search.waiting_rounds`
+    #: number of the round in its search
+    round: Mapped[int] = mapped_column(default=0, server_default="0")
+    #: number of the part in its round: see `search.waiting_rounds`
     part: Mapped[int] = mapped_column(default=0, server_default="0")
-    step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
+    #: name of the next or current step; of a finished job the last one
+    step: Mapped[str] = text(64)
     state: Mapped[str] = text(16)
     reason: Mapped[str] = text(255)
     options: Mapped[dict[str, Any]]
-    attempt: Mapped[int] = mapped_column(default=0)  #: counts claims; the fencing token of results
-    failures: Mapped[int] = mapped_column(default=0)  #: attempts that failed at this step
-    #: failures that were not the job's fault
+    #: number of claims, which is the fencing token of its results
+    attempt: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)  #: number of attempts that failed at this step
+    #: number of failures that were not the job's fault
     uncharged: Mapped[int] = mapped_column(default=0, server_default="0")
     ready_at: Mapped[datetime | None]  #: earliest time of the next claim
-    avoid: Mapped[str | None] = text(255)  #: worker that failed and should leave the job to others
-    #: its worker died with it: published alone from now on
+    #: worker at which it failed last and that should leave it to others
+    avoid: Mapped[str | None] = text(255)
+    #: true if its worker died with it: published alone from now on
     isolate: Mapped[bool] = mapped_column(default=False)
     chunk: Mapped[str | None] = text(32, index=True)  #: the lease under which it is in flight
     leased_at: Mapped[datetime | None]
     cause: Mapped[str | None] = text(32)
     #: artifact hash of the problem's text, from the compile step
     workload: Mapped[str | None] = text(64)
-    #: of a job that is no round: why it ended without an attempt
+    #: reason for which the job ended without an attempt; NULL: it did not, or it is a round
     stopped: Mapped[str | None] = text(255)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
@@ -216,7 +221,8 @@ class StepResultRow(Base):
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     busy_s: Mapped[float]
-    drift: Mapped[float | None]  #: change of the device's speed meanwhile, as a part of it
+    #: change of the device's speed during the attempt, as a share of the speed
+    drift: Mapped[float | None]
     __table_args__ = table(
         UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id")
     )
@@ -227,13 +233,14 @@ class DeadLetter(Base):
 
     __tablename__ = "dead_letter"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    #: waits for a coordinator that has it; empty: it cannot be drained at all
+    #: library that a coordinator needs to drain it; empty: it cannot be drained at all
     library: Mapped[str] = library_column()
     session_id: Mapped[int | None] = mapped_column(
         ForeignKey("session.id", ondelete="CASCADE"), index=True
     )
     fault: Mapped[str] = mapped_column(LongText)
-    body: Mapped[bytes] = mapped_column(LongBlob)  #: a report's JSON, or whatever was in its place
+    #: report's JSON, or whatever bytes were in its place
+    body: Mapped[bytes] = mapped_column(LongBlob)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(Index(None, "library", "session_id"))
 
@@ -249,15 +256,15 @@ class TrialRow(Base):
     artifact: Mapped[str | None] = text(64)
     step: Mapped[str] = text(
         64, default="", server_default=""
-    )  #: that its outcome is from; empty: its attempt failed as a whole
+    )  #: step that its outcome is from; empty: its attempt failed as a whole
     cause: Mapped[str | None] = text(32)
     output_tail: Mapped[str] = mapped_column(LongText)
-    times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list
+    times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list of every repeat
     time_ms: Mapped[float | None]
-    low_ms: Mapped[float | None]  #: 95 % interval of the median
+    low_ms: Mapped[float | None]  #: lower end of the median's 95 % interval
     high_ms: Mapped[float | None]
     clock: Mapped[str] = text(8, default="", server_default="")  #: `libraries.items.Trial.clock`
-    #: see `libraries.items.Trial`
+    #: true if the measurement ended early: see `libraries.items.Trial`
     ended_early: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     max_error: Mapped[float | None]
     build_s: Mapped[float | None]
@@ -274,16 +281,16 @@ class WarmStartRow(Base):
     search_id: Mapped[int] = mapped_column(
         BigId, ForeignKey("search.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
     )
-    #: the nearest first of those with the same `round`
+    #: rank of the search among those with the same `round`, the nearest first
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    #: the first that learns from it, and not from those with a smaller one
+    #: first round that learns from this row; rows of a smaller number are not used from then on
     round: Mapped[int] = mapped_column(default=0, server_default="0")
-    #: block of the trials
+    #: digest of the block that holds the trials
     digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    origin: Mapped[str] = text(16)  #: `search.history.Origin`
-    noisy: Mapped[bool]  #: its device was not quiet
+    origin: Mapped[str] = text(16)  #: relation to the search that learns: `search.history.Origin`
+    noisy: Mapped[bool]  #: true if its device was not quiet
     trials: Mapped[int]
-    label: Mapped[str] = text(255)  #: says of which layer, where
+    label: Mapped[str] = text(255)  #: text for people: the layer, and where it was measured
 
 
 class JobArtifact(Base):
@@ -308,8 +315,8 @@ class DeviceRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
     name: Mapped[str] = text(255)
-    peak_gflops: Mapped[float | None]  #: the highest that was measured beside a result
-    #: `libraries.probe.Probe.source`
+    peak_gflops: Mapped[float | None]  #: highest throughput that was measured beside a result
+    #: method by which the peak was measured: `libraries.probe.Probe.source`
     peak_source: Mapped[str] = text(8, default="", server_default="")
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("environment_id", "name"))
@@ -322,11 +329,13 @@ class TokenRow(Base):
     __tablename__ = "token"
     id: Mapped[str] = text(16, primary_key=True)
     digest: Mapped[str] = text(64)  #: SHA-256 of the token's secret part
-    role: Mapped[str] = text(16)  #: of a worker compile or eval; of a visitor submit, read or admin
-    label: Mapped[str] = text(128, server_default="")  #: whom it was made for
-    #: the cache that its holder reaches, and nothing else; empty: none
+    #: `compile` or `eval` for a worker; `submit`, `read` or `admin` for a visitor
+    role: Mapped[str] = text(16)
+    #: name of the person or machine that it was made for
+    label: Mapped[str] = text(128, server_default="")
+    #: name of the only cache that its holder reaches; empty: none
     space: Mapped[str] = text(63, default="", server_default="")
-    #: of the entries that its holder put there, each counted as `db.cache_entries` does
+    #: bytes of the entries that its holder put there, counted as `db.cache_entries` does
     space_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime]
@@ -345,10 +354,11 @@ class WorkerRow(Base):
     role: Mapped[str] = text(16)
     host: Mapped[str] = text(255)
     device: Mapped[str] = text(255)
-    #: keys, comma-separated; empty for compile workers
+    #: comma-separated keys of the environments that it measures in; empty for compile workers
     environment: Mapped[str] = mapped_column(LongText)
-    toolchain: Mapped[str] = mapped_column(LongText)  #: JSON list; empty for eval workers
-    #: chunks that it can do at a time
+    #: JSON list of toolchains; empty for eval workers
+    toolchain: Mapped[str] = mapped_column(LongText)
+    #: number of chunks that it can run at a time
     processes: Mapped[int] = mapped_column(default=1, server_default="1")
     state: Mapped[str] = text(16)  #: active, cordoned, draining or revoked
     joined_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -363,9 +373,9 @@ class ActionRow(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     at: Mapped[datetime] = mapped_column(default=utc_now)
     token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
-    what: Mapped[str] = text(32)  #: such as retry, cancel, priority, cordon
-    subject: Mapped[str] = text(255)  #: such as `job 12` or `session 3`
-    details: Mapped[str] = mapped_column(LongText)  #: JSON: what was asked for and what changed
+    what: Mapped[str] = text(32)  #: verb, such as retry, cancel, priority, cordon
+    subject: Mapped[str] = text(255)  #: object of the change, such as `job 12` or `session 3`
+    details: Mapped[str] = mapped_column(LongText)  #: JSON of what was asked for and what changed
     __table_args__ = table()
 
 
@@ -376,30 +386,33 @@ class RequestRow(Base):
     __tablename__ = "request"
     id: Mapped[int] = mapped_column(primary_key=True)
     token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
-    #: the visitor's own name for it, which makes a repeated submission the same request
+    #: visitor's own name of the request: a second submission under it is the same request
     client_key: Mapped[str | None] = text(128)
     digest: Mapped[str] = text(64)  #: SHA-256 of all that was asked for
-    kind: Mapped[str] = text(16)  #: model or layers
+    kind: Mapped[str] = text(16)  #: `model` or `layers`
     name: Mapped[str] = text(128)
     wanted: Mapped[str] = mapped_column(LongText)  #: JSON: see `requests.asked.Asked`
-    upload: Mapped[str] = text(64)  #: SHA-256 of the file, in the artifact store
+    upload: Mapped[str] = text(64)  #: SHA-256 of the uploaded file, in the artifact store
     upload_bytes: Mapped[int] = mapped_column(sa.BigInteger)
-    trials: Mapped[int]  #: that it may take, for the bound of those of a token
+    trials: Mapped[int]  #: maximum of trials that it may take, counted against its token's limit
     priority: Mapped[int]
     state: Mapped[str] = text(16)
     session_id: Mapped[int | None] = mapped_column(
         ForeignKey("session.id", ondelete="SET NULL"), index=True
     )
-    #: of its layers, once they are stored
+    #: tag of its layers, once they are stored
     tag: Mapped[str] = text(128, server_default="")
-    message: Mapped[str] = mapped_column(LongText)  #: why it failed, or what it did not reach
-    progress: Mapped[str] = mapped_column(LongText)  #: JSON: numbers of jobs, trials, ...
-    files: Mapped[str] = mapped_column(LongText)  #: JSON: name, digest and bytes of each
+    #: reason of the failure, or the part of its target that it missed
+    message: Mapped[str] = mapped_column(LongText)
+    progress: Mapped[str] = mapped_column(LongText)  #: JSON of the numbers of jobs, trials, ...
+    #: JSON of the name, digest and bytes of each file of the answer
+    files: Mapped[str] = mapped_column(LongText)
     files_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
-    tuning_at: Mapped[datetime | None]  #: when its first job was loaded
-    ended_at: Mapped[datetime | None] = mapped_column(index=True)  #: None: there is work to do
+    tuning_at: Mapped[datetime | None]  #: time at which its first job was loaded
+    #: time of its end; NULL: it is open
+    ended_at: Mapped[datetime | None] = mapped_column(index=True)
     __table_args__ = table(UniqueConstraint("token_id", "client_key"))
 
 
@@ -414,7 +427,8 @@ class CacheEntryRow(Base):
     digest: Mapped[str] = text(64, index=True)  #: SHA-256 of the bytes, in the artifact store
     size_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
-    refused: Mapped[int] = mapped_column(default=0)  #: times that other bytes were put there
+    #: number of times that other bytes were put under this key
+    refused: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     used_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(

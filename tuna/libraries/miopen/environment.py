@@ -24,8 +24,8 @@ _ROCMINFO_TIMEOUT_S = 60.0
 class Gpu:
     """A GPU as reported by rocminfo."""
 
-    arch: str  #: such as gfx90a
-    num_cu: int  #: compute units as MIOpen counts them
+    arch: str  #: architecture, such as gfx90a
+    num_cu: int  #: number of compute units as MIOpen counts them
 
 
 def describe() -> Environment:
@@ -129,7 +129,7 @@ def find_gpu() -> Gpu:
     there is none."""
     program = _rocm() / "bin" / "rocminfo"
     if not program.exists():
-        raise LibraryMissing(f"The GPU cannot be detected: there is no {program}.", hint=_HINT)
+        raise LibraryMissing(f"The GPU cannot be detected: {program} is not installed.", hint=_HINT)
     done = run([str(program)], timeout_s=_ROCMINFO_TIMEOUT_S, box=Box(gpus=True))
     if done.returncode:
         raise LibraryMissing(

@@ -18,16 +18,16 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from tuna.common.files import NotPlain, read_plain
 from tuna.errors import LibraryMissing
-from tuna.files import NotPlain, read_plain
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings
 
-#: Largest answer accepted; fin's largest are some megabytes for hundreds of kernels. Parsed, it can
-#: take twenty times as much memory.
+#: Maximum of bytes of an answer; fin's largest have some megabytes for hundreds of kernels. Parsed,
+#: it can take twenty times as much memory.
 MAX_ANSWER_BYTES = 128 << 20
-#: Variables that MITuna sets for reproducible answers.
+#: Variables that MITuna sets for reproducible answers
 _FIXED_ENV = {
     "MIOPEN_LOG_LEVEL": "4",
     "MIOPEN_SQLITE_KERN_CACHE": "ON",
@@ -45,7 +45,7 @@ class FinFailed(Exception):
         super().__init__(reason)
         self.tail = tail
         self.timed_out = timed_out
-        self.garbled = garbled  #: it exited normally, but its answer is invalid
+        self.garbled = garbled  #: true if it exited normally with an invalid answer
 
     @property
     def text(self) -> str:
@@ -57,11 +57,13 @@ class FinFailed(Exception):
 class FinCall:
     """Directory, cores and time limit of a call."""
 
-    scratch: Path  #: the call's private directory is created here
+    scratch: Path  #: folder in which the call's private directory is created
     cpus: tuple[int, ...] = ()
     timeout_s: float = 600.0
-    variables: Mapping[str, str] = field(default_factory=dict)  #: that make the device visible
-    cancelled: Callable[[], bool] = lambda: False  #: see `RunContext.cancelled`
+    #: variables that make the device visible
+    variables: Mapping[str, str] = field(default_factory=dict)
+    #: function that returns true to end the call: see `RunContext.cancelled`
+    cancelled: Callable[[], bool] = lambda: False
 
 
 def program() -> Path:
@@ -69,7 +71,7 @@ def program() -> Path:
     path = _path()
     if not os.access(path, os.X_OK) or not path.is_file():
         raise LibraryMissing(
-            f"There is no program {path} (fin, which tunes MIOpen).",
+            f"The program {path} (fin, which tunes MIOpen) is missing.",
             hint="install fin into /opt/rocm/bin, or set TUNA_FIN to its path",
         )
     if is_simulated() and not get_settings().simulated:

@@ -20,7 +20,7 @@ from tuna.vocabulary import Cause, canonical_name
 Job = dict[str, Any]
 
 #: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs
-#: (`wei_layout`).
+#: (`wei_layout`)
 _CONV = (
     *("spatial_dim", "batchsize", "in_channels", "in_h", "in_w", "in_d"),
     *("out_channels", "fil_h", "fil_w", "fil_d"),
@@ -33,10 +33,10 @@ _BATCH_NORM = (
     *("mode", "run", "save", "alpha", "beta"),
 )
 EVAL_PREPARATION = ("alloc_buf", "fill_buf")
-#: fin's problem type -> Tuna's config kind.
+#: Tuna's config kind by fin's problem type
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
 _SUCCESS = "Success"
-#: Limits of the database's columns: characters of algorithm and params; largest workspace in bytes.
+#: Limits of the database's columns: characters of algorithm and params; largest workspace in bytes
 _MAX_ALGORITHM, _MAX_PARAMS, _MAX_BYTES = 64, 1 << 20, 2**63 - 1
 _MAX_SOLVER_NUMBER = 2**31 - 1
 
@@ -103,7 +103,7 @@ def job(
     `compiled` is the matching compile step's answer, which an eval step needs. Raises BadInput for
     an unknown step.
     """
-    found: Job = {
+    request: Job = {
         "steps": [step],
         "arch": target_id(arch),
         "num_cu": num_cu,
@@ -114,11 +114,11 @@ def job(
         "solvers": list(solvers),
     }
     if step.endswith("_eval"):
-        found["steps"] = [*EVAL_PREPARATION, step]
-        found[result_key(step.removesuffix("_eval") + "_compile")] = list(compiled)
+        request["steps"] = [*EVAL_PREPARATION, step]
+        request[result_key(step.removesuffix("_eval") + "_compile")] = list(compiled)
     elif not step.endswith("_compile"):
         raise BadInput(f"fin has no step {step!r} for a config.")
-    return found
+    return request
 
 
 def result_key(step: str) -> str:
@@ -173,8 +173,8 @@ def cause_of(error: FinFailed, step: str) -> Cause:
 
 def solvers(answer: Mapping[str, Any]) -> list[Solver]:
     """The solvers of a get_solvers answer, whose values are all strings; raises FinFailed."""
-    found = answer.get("all_solvers")
-    if not isinstance(found, list) or not found:
+    rows = answer.get("all_solvers")
+    if not isinstance(rows, list) or not rows:
         raise FinFailed("fin's answer lacks all_solvers", "", garbled=True)
     try:
         return [
@@ -188,7 +188,7 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
                 dynamic=str(row["dynamic"]) == "1",
                 number=_number(row["id"]),
             )
-            for row in found
+            for row in rows
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise FinFailed(f"fin lists an invalid solver: {error!r}", "", garbled=True) from None
@@ -232,25 +232,25 @@ def compiled(
 ) -> kernel_objects.Compiled:
     """The output of a compile step for `solver`, its kernels verified and stored as artifacts;
     raises BadAnswer."""
-    found = _entry(answer, step, solver, Cause.BUILD_ERROR)
+    entry = _entry(answer, step, solver, Cause.BUILD_ERROR)
     flag = "find_compiled" if step == "miopen_find_compile" else "perf_compiled"
-    reason = found.get("reason")
-    if found.get(flag) is not True or reason != _SUCCESS:
-        raise BadAnswer(*_failure_reason(found, reason, Cause.BUILD_ERROR))
-    objects = found.get("kernel_objects")
+    reason = entry.get("reason")
+    if entry.get(flag) is not True or reason != _SUCCESS:
+        raise BadAnswer(*_failure_reason(entry, reason, Cause.BUILD_ERROR))
+    objects = entry.get("kernel_objects")
     if not isinstance(objects, list):
         raise BadAnswer(Cause.BUILD_ERROR, "fin's answer lacks kernel_objects")
     try:
         stored = kernel_objects.store(objects, artifacts)
     except kernel_objects.BadKernel as error:
         raise BadAnswer(Cause.BUILD_ERROR, str(error)) from None
-    params = found.get("params", "")
+    params = entry.get("params", "")
     return kernel_objects.Compiled(
         solver=solver,
-        algorithm=_algorithm(found, Cause.BUILD_ERROR),
-        workspace=_workspace(found),
+        algorithm=_algorithm(entry, Cause.BUILD_ERROR),
+        workspace=_workspace(entry),
         params=params if isinstance(params, str) else "",
-        tunable=found.get("tunable") is not False,  # true unless fin says otherwise
+        tunable=entry.get("tunable") is not False,  # true unless fin says otherwise
         known_params=known_params,
         kernels=stored,
     )

@@ -16,9 +16,9 @@ from pydantic_core import from_json
 from tuna.libraries.context import ArtifactStore
 from tuna.libraries.items import CodeObject
 
-#: Largest code object; a larger declared size is refused before decompression.
+#: Maximum of bytes of a code object; a larger declared size is refused before decompression
 MAX_BYTES = 256 << 20
-#: Limits of the database's columns for a kernel's name and options, in characters.
+#: Limits of the database's columns for a kernel's name and options, in characters
 _MAX_FILE, _MAX_OPTIONS = 1024, 1 << 20
 
 
@@ -35,8 +35,9 @@ class Compiled:
     workspace: int
     params: str
     tunable: bool
-    known_params: str | None  #: the session's best params, if MIOpen was given them for this build
-    kernels: tuple[CodeObject, ...]  #: name is the source file, args the compiler options
+    known_params: str | None  #: best params of the session, if MIOpen was given them for this build
+    #: code objects, whose name is the source file and whose args are the compiler options
+    kernels: tuple[CodeObject, ...]
 
     @property
     def param_independent(self) -> tuple[CodeObject, ...]:
@@ -61,7 +62,7 @@ class Compiled:
             )
             return cls(**found | {"kernels": kernels})
         except (ValueError, TypeError, LookupError):
-            raise KeyError("of the compile step, which is no manifest,") from None
+            raise KeyError("of the compile step, which is not a manifest,") from None
 
 
 def unpack(packed: bytes, size: int, md5: object) -> bytes:

@@ -55,7 +55,7 @@ from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 
-#: Configs of one applicability call: fin answers some hundreds in half a second.
+#: Number of configs in one applicability call: fin answers some hundreds in half a second
 _BLOCK = 500
 _ASK_TIMEOUT_S = 600.0
 
@@ -69,7 +69,7 @@ class MiopenOptions(JobOptions):
         None,
         gt=0,
         le=604_800,
-        description="limit of one call of fin; default: by step, from 300 to 3600",
+        description="seconds for one call of fin; default: by step, from 300 to 3600",
     )
 
 
@@ -101,7 +101,7 @@ class MiopenLibrary(Library, CrossCompiling):
     device = DeviceUse(AMD, probe=_probe)
     one_candidate = True
     options = MiopenOptions
-    #: With the limits of one call of fin, which the job option `timeout_s` replaces.
+    #: steps with the time limits of one call of fin, which the job option `timeout_s` replaces
     steps = (
         *_pair("miopen_perf", 4, compile_s=3600.0, eval_s=1800.0),
         *_pair("miopen_find", 8, compile_s=600.0, eval_s=300.0),
@@ -394,7 +394,7 @@ def _evaluate(attempt: _Attempt, ready: Sequence[_Ready]) -> Iterator[StepResult
     for work in ready:
         try:
             fin_protocol.check_problem(answer, attempt.layer)
-            found = fin_protocol.measured(answer, work.item.step, work.item.solver)
+            measured = fin_protocol.measured(answer, work.item.step, work.item.solver)
         except BadAnswer as failure:
             yield attempt.failed(work.item, failure.cause, str(failure))
             continue
@@ -403,11 +403,11 @@ def _evaluate(attempt: _Attempt, ready: Sequence[_Ready]) -> Iterator[StepResult
         code = work.made.kernels if _is_find(attempt.step) else work.made.param_independent
         yield attempt.done(
             work.item,
-            found,
+            measured,
             code,
-            params=found.params,
-            times_ms=(found.time_ms,),
-            time_ms=found.time_ms,
+            params=measured.params,
+            times_ms=(measured.time_ms,),
+            time_ms=measured.time_ms,
         )
 
 

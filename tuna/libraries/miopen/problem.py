@@ -23,7 +23,7 @@ class ProblemConfig(Config):
 
     kind: ClassVar[str] = "miopen_problem"
 
-    problem: str  #: its find-db key
+    problem: str  #: find-db key of the problem
 
     def __post_init__(self) -> None:
         problem_key.parse(self.problem)

@@ -16,18 +16,17 @@ from tuna.configs.lines import LineForm, UnsupportedLine
 from tuna.configs.values import DataType, Direction, check_sizes
 from tuna.errors import BadInput
 
-#: Layouts that all three tensors may share with only one word in the key.
+#: Layouts that all three tensors may share with only one word in the key
 _DEFAULT_LAYOUTS = {2: "NCHW", 3: "NCDHW"}
 _DIRECTIONS = ("F", "B", "W")
 _LENGTHS = ("in", "fil", "pad", "conv_stride", "dilation")
-#: The data types of a key that a layer can have: that of all three tensors, by fin for `convint8`
-#: too.
+#: Data types of a key that a layer can have: that of all three tensors, by fin for `convint8` too
 _DATA_TYPES = {
     name.value: name for name in (DataType.FP32, DataType.FP16, DataType.BF16, DataType.INT8)
 }
-#: Beginning of a key: channels and sizes.
+#: Beginning of a key: channels and sizes
 _KEY_START = re.compile(r"\d+-\d+-\d+-")
-#: Separator of the fields of a key; MIOpen ships a few with negative sizes.
+#: Separator of the fields of a key; MIOpen ships a few with negative sizes
 _HYPHEN = re.compile(r"(?<!-)-")
 
 
@@ -39,7 +38,7 @@ class NoKey(UnsupportedLine):
 class PerfKey:
     """The columns of the perf db's `config` table, in their order there."""
 
-    layout: str  #: of the problem's "in"
+    layout: str  #: layout of the problem's "in"
     data_type: str
     direction: str
     spatial_dim: int
@@ -75,19 +74,19 @@ class PerfKey:
         words = text.split("x")
         if len(words) != len(_PERF_TEXT):
             raise BadInput(
-                f"{text!r} is no perf-db key: {len(words)} fields, not {len(_PERF_TEXT)}"
+                f"{text!r} is not a perf-db key: {len(words)} fields, not {len(_PERF_TEXT)}"
             )
         try:
             numbers = [_number(word) for word in words[: len(_PERF_NUMBERS)]]
         except ValueError as error:
-            raise BadInput(f"{text!r} is no perf-db key: {error}") from None
+            raise BadInput(f"{text!r} is not a perf-db key: {error}") from None
         layout, data_type, direction = words[len(_PERF_NUMBERS) :]
         return cls(layout, data_type, direction, *numbers)
 
 
 PERF_FIELDS = tuple(field.name for field in fields(PerfKey))
 _PERF_NUMBERS = PERF_FIELDS[3:]
-#: The order of the fields in a perf db in text form.
+#: Order of the fields in a perf db in text form
 _PERF_TEXT = (*_PERF_NUMBERS, "layout", "data_type", "direction")
 
 
@@ -104,9 +103,10 @@ class ProblemKey:
     pads: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    layouts: tuple[str, str, str]  #: in, weights, out
-    data_type: str  #: one name, or those of in, weights and out joined where they differ
-    direction: str  #: F, B or W
+    layouts: tuple[str, str, str]  #: layouts of in, weights and out
+    #: data type of all tensors, or those of in, weights and out joined where they differ
+    data_type: str
+    direction: str  #: direction: F, B or W
     group_count: int = 1
     bias: int = 0
     casts: str = ""  #: tensor casts as they stand in the key, such as `_ciFP8_coFP8`
@@ -202,7 +202,7 @@ def to_conv(key: ProblemKey) -> ConvConfig:
     config = _conv(key.perf(), key.in_size, key.out_size)
     if from_conv(config) != key:
         raise BadInput(
-            f"{key.text()} is no convolution: the layer with its sizes has"
+            f"{key.text()} is not a convolution: the layer with its sizes has"
             f" {from_conv(config).text()}"
         )
     return config
@@ -220,7 +220,7 @@ def conv_from_perf(key: PerfKey) -> ConvConfig:
     config = _conv(key, _along(key, "in"), smallest)
     if from_conv(config).perf() != key:
         raise BadInput(
-            f"{key.text()} is no convolution: the layer with its sizes has"
+            f"{key.text()} is not a convolution: the layer with its sizes has"
             f" {from_conv(config).perf().text()}"
         )
     return config
@@ -233,9 +233,9 @@ def problem_of(key: PerfKey) -> ProblemKey:
     Raises BadInput for a row whose numbers are those of no problem.
     """
     if key.spatial_dim not in LAYOUTS or key.direction not in _DIRECTIONS:
-        raise BadInput(f"{key.text()} is no problem of 2 or 3 dimensions in a direction F, B or W")
+        raise BadInput(f"{key.text()} is not a 2D or 3D problem with a direction F, B or W")
     size = _output if key.direction == Direction.FORWARD else _smallest_input
-    found = ProblemKey(
+    problem = ProblemKey(
         in_channels=key.in_channels,
         in_size=_along(key, "in"),
         fil_size=_along(key, "fil"),
@@ -251,11 +251,11 @@ def problem_of(key: PerfKey) -> ProblemKey:
         group_count=key.group_count,
         bias=key.bias,
     )
-    if parse(found.text()).perf() != key:
+    if parse(problem.text()).perf() != key:
         raise BadInput(
-            f"{key.text()} is no problem: it reads as {parse(found.text()).perf().text()}"
+            f"{key.text()} is not a problem: it reads as {parse(problem.text()).perf().text()}"
         )
-    return found
+    return problem
 
 
 def _axes(of: ConvConfig | PerfKey) -> str:
@@ -322,14 +322,15 @@ def parse(text: str) -> ProblemKey:
     one_layout, three_layouts = 11 + 2 * dims, 13 + 2 * dims
     if len(words) not in (one_layout, three_layouts):
         raise BadInput(
-            f"{text!r} is no find-db key: {len(words)} fields, not {one_layout} or {three_layouts}"
+            f"{text!r} is not a find-db key: {len(words)} fields, not {one_layout} or"
+            f" {three_layouts}"
         )
     try:
         key = _from_words(words, dims, len(words) == one_layout)
     except ValueError as error:
-        raise BadInput(f"{text!r} is no find-db key: {error}") from None
+        raise BadInput(f"{text!r} is not a find-db key: {error}") from None
     if text not in (key.text(), key.short_text()):
-        raise BadInput(f"{text!r} is no find-db key: MIOpen would write {key.text()!r}")
+        raise BadInput(f"{text!r} is not a find-db key: MIOpen would write {key.text()!r}")
     return key
 
 
@@ -384,7 +385,7 @@ def _tail(text: str) -> tuple[str, int, str]:
 def _number(text: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"{text!r} is not a number")
     return int(text)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FORMAT = b"tuna-cost-model 2\n"
-#: Trees: few and shallow, for there are tens to hundreds of trials.
+#: Number of trees: few and shallow, for there are tens to hundreds of trials
 _ROUNDS = 100
 _TREES: Mapping[str, Any] = {
     "objective": "reg:squarederror",
@@ -37,14 +37,14 @@ _TREES: Mapping[str, Any] = {
     "nthread": 1,
     "seed": 0,
 }
-#: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts
-#: as.
+#: Natural logarithm of the slowdown beyond which slower does not matter, and of that which a failed
+#: candidate counts as
 _SLOWEST, _FAILED = 4.0, 5.0
-#: Weight of all trials of similar problems together, and of each at most; a trial of the problem
-#: itself weighs 1.
+#: Weight of all trials of similar problems together, and maximum for each; a trial of the problem
+#: itself weighs 1
 _SIBLINGS_WEIGH, _SIBLING_WEIGHS = 64.0, 0.5
-#: By how much trials must spread, in squares of what a prior predicts of them, to say as much of it
-#: as is believed without them.
+#: Spread of trials, in squares of what a prior predicts of them, at which they count as much as the
+#: prior
 _TRUSTED = 4.0
 
 Features = Mapping[str, float]
@@ -94,18 +94,18 @@ def learn(
         trials = in_order(source.trials)
         known = [(trial, features_of(trial.params, source.config)) for trial in trials]
         best = min(
-            (trial.time_ms for trial, found in known if found and trial.time_ms), default=None
+            (trial.time_ms for trial, features in known if features and trial.time_ms), default=None
         )
         if best is None:
             continue
-        used = [(trial, found) for trial, found in known if found]
-        rows += [found for _, found in used]
+        used = [(trial, features) for trial, features in known if features]
+        rows += [features for _, features in used]
         targets += [_slowdown(trial.time_ms, best) for trial, _ in used]
         weights += [1.0 if source.same else sibling_weight] * len(used)
         about = {"label": source.label, "trials": len(used), "sibling": not source.same}
         trained_on.append(about)
     if not rows:
-        raise BadInput("There is no trial with a time to learn from.")
+        raise BadInput("No trial has a time to learn from.")
     names = sorted({name for row in rows for name in row})
     expected = CostModel(prior).slowdowns(rows) if prior else np.zeros(len(rows), np.float32)
     trust = _trust(expected, np.array(targets), np.array(weights))
@@ -141,7 +141,7 @@ class CostModel:
         self._prior = CostModel(prior) if prior else None
         header, newline, trees = data.removeprefix(_FORMAT).partition(b"\n")
         if not data.startswith(_FORMAT) or not newline:
-            raise BadInput("These bytes are no cost model.")
+            raise BadInput("These bytes are not a cost model.")
         try:
             self.header: Mapping[str, Any] = json.loads(header)
             self._names: Sequence[str] = list(self.header["features"])

@@ -15,43 +15,44 @@ from tuna.configs import Config
 from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.cost_model import CostModel, Features, in_order, learn
 
-#: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
+#: Decisions of a candidate as whole numbers, whose meaning is the space's own affair
 Point = tuple[int, ...]
-#: Predicted costs of points, in their order: the smaller, the better.
+#: Function that returns the predicted costs of points, in their order: the smaller, the better
 Costs = Callable[[Sequence[Point]], Sequence[float]]
 
 _POPULATION = 512
 _GENERATIONS = 5
-#: The fastest candidates of the history, from which each search starts.
+#: Number of the history's fastest candidates from which each search starts
 _PARENTS = 64
-#: Share of a generation that is crossed; the others are mutated.
+#: Share of a generation that is crossed; the others are mutated
 _CROSSED = 0.15
 
-#: Both others choose by chance, and differ in when a search ends.
+#: Way of choosing candidates; `random` and `exhaustive` choose by chance, and differ in when a
+#: search ends
 Strategy = Literal["search", "random", "exhaustive"]
 
-#: Largest space that is ranked whole; larger ones are bred.
+#: Maximum of points in a space that is ranked whole; larger ones are bred
 SMALL = 4096
-#: Trials with a time before a model is trained on them; until then the space's prior chooses, or
-#: chance.
-_FEWEST = 8
-#: Number of the same problem's fastest candidates in earlier searches that are measured again.
+#: Minimum of trials with a time for a model to be trained on; until then the space's prior chooses,
+#: or chance
+_MIN_TIMED = 8
+#: Number of the same problem's fastest candidates in earlier searches that are measured again
 _AGAIN = 4
-#: Share of a batch that is random, so that a wrong model gets trials outside of its choice.
+#: Share of a batch that is random, so that a wrong model gets trials outside of its choice
 _RANDOM_SHARE = 0.1
-#: Decisions in which a point is near to another one at most.
+#: Maximum of decisions in which a point that is near to another differs
 _NEAR = 2
-#: Of a batch from a space that is ranked whole: what a candidate costs more for each one before it
+#: Cost that a candidate of a batch from a space that is ranked whole gets for each one before it
 #: that differs in one decision, and in two, as the logarithm of a slowdown. Without it a batch has
 #: the variants of one candidate.
 _ALIKE = {1: 0.05, 2: 0.017}
-#: Points that are drawn for each candidate wanted before a space counts as exhausted.
+#: Number of points that are drawn for each candidate before a space counts as exhausted
 _DRAWS = 50
-#: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of
-#: the very best.
+#: Number of points that are drawn for each candidate where only the prior chooses, which cannot
+#: tell the very best
 _BLIND_DRAWS = 16
-#: By how much of its effort a candidate must be faster: where only the prior chooses, and where its
-#: own trials do.
+#: Part of its effort by which a candidate must be faster: where only the prior chooses, and where
+#: its own trials do
 _BLIND_EFFORT, _EFFORT = 0.5, 0.15
 
 
@@ -59,11 +60,11 @@ class Space(ABC):
     """The candidates of one solver for one problem. Equal problems have equal spaces, in every
     process."""
 
-    #: A cost model that was trained on other problems: it chooses until there are trials, and those
-    #: say how they differ from it.
+    #: cost model that was trained on other problems: it chooses until there are trials, which then
+    #: correct it
     prior: bytes | None = None
-    #: Proposed before all others, such as a known default. What chance chooses in a small space is
-    #: near to them in one half.
+    #: points that are proposed before all others, such as a known default. Points that chance
+    #: chooses in a small space are near to them in one half.
     begins_with: Sequence[Point] = ()
 
     @abstractmethod
@@ -134,18 +135,18 @@ def propose(
     trials = in_order(history)
     taken = {trial.params for trial in history}
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
-    found = _new(space, space.begins_with, count, taken)
-    taken |= set(found)
+    chosen = _new(space, space.begins_with, count, taken)
+    taken |= set(chosen)
     if strategy == "search":
         known = in_order(trial for source in others if source.same for trial in source.trials)
         timed = sorted(
             (trial.time_ms, trial.params) for trial in known if trial.time_ms is not None
         )
-        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken)
+        chosen += _new(space, _points(space, timed[:_AGAIN]), count - len(chosen), taken)
         taken |= {params for _, params in timed}
         learned = in_order([*trials, *known])
         sources = [Known("", learned), *(source for source in others if not source.same)]
-        wanted = count - len(found)
+        wanted = count - len(chosen)
         ranked: Iterable[Point] = ()
         if wanted and _suffice(space, trials, others):
             model = CostModel(learn(space.features_of, sources, prior=prior), prior)
@@ -154,10 +155,10 @@ def propose(
             ranked = _expected(
                 space, _costs(space, CostModel(prior), _BLIND_EFFORT), chance, wanted
             )
-        found += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(found))
+        chosen += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(chosen))
     return [
-        *found,
-        *_new(space, _drawn(space, chance, count), count - len(found), taken | set(found)),
+        *chosen,
+        *_new(space, _drawn(space, chance, count), count - len(chosen), taken | set(chosen)),
     ]
 
 
@@ -170,7 +171,7 @@ def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]
 def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> bool:
     """Whether there is enough to learn from: own trials, or others' in which features can be
     seen."""
-    if sum(trial.time_ms is not None for trial in trials) >= _FEWEST:
+    if sum(trial.time_ms is not None for trial in trials) >= _MIN_TIMED:
         return True
     timed = (
         space.features_of(trial.params, source.config)
@@ -178,7 +179,7 @@ def _suffice(space: Space, trials: Sequence[Past], others: Sequence[Known]) -> b
         for trial in source.trials
         if trial.time_ms is not None
     )
-    return len(list(itertools.islice(filter(None, timed), _FEWEST))) == _FEWEST
+    return len(list(itertools.islice(filter(None, timed), _MIN_TIMED))) == _MIN_TIMED
 
 
 def _costs(space: Space, model: CostModel, effort: float) -> Costs:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-#: Flat: the best improved by less than `FLAT_GAIN` over the last trials: `FLAT_SHARE` of them, and
-#: at least `FLAT_TRIALS`.
+#: The best is flat once it improved by less than `FLAT_GAIN` over the last trials: `FLAT_SHARE` of
+#: them, and at least `FLAT_TRIALS`
 FLAT_GAIN, FLAT_SHARE, FLAT_TRIALS = 0.01, 0.2, 32
 
 
@@ -20,7 +20,7 @@ class Effort(str, Enum):
     FULL = "full"  #: at most 1,024 trials
 
 
-_MOST = {Effort.QUICK: 64, Effort.FULL: 1024}
+_MAX_TRIALS: dict[Effort | None, int] = {Effort.QUICK: 64, Effort.FULL: 1024}
 
 
 class Stop(str, Enum):
@@ -37,11 +37,12 @@ class Stop(str, Enum):
 class SearchState:
     """State of a search, for its stop rule."""
 
-    #: of each trial in the order of rounds and candidates; None: failed
+    #: seconds of each trial in the order of rounds and candidates; None: failed
     seconds: Sequence[float | None] = ()
-    result_s: float | None = None  #: of its result, which was measured in fresh processes
-    elapsed_s: float = 0.0  #: since it started
-    exhausted: bool = False  #: fewer candidates were proposed than asked for
+    #: seconds of the search's result, which was measured in fresh processes
+    result_s: float | None = None
+    elapsed_s: float = 0.0  #: seconds since the search started
+    exhausted: bool = False  #: true if fewer candidates were proposed than asked for
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class StopRule:
         """The rule of a command's options.
 
         An effort ends at its number of trials or when flat; it holds beside the other limits if it
-        is given, and where there is no limit but a target: full, if none was given. Trials or
+        is given, and with a target alone: full, if none was given. Trials or
         minutes alone are used to the end.
         """
         if effort is None and trials is None and minutes is None:
             effort = Effort.FULL
-        most = [limit for limit in (trials, _MOST[effort] if effort else None) if limit is not None]
+        most = [limit for limit in (trials, _MAX_TRIALS.get(effort)) if limit is not None]
         return cls(min(most, default=None), minutes, target_ms, until_flat=effort is not None)
 
     def left(self, trials: int) -> int | None:

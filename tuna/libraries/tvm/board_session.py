@@ -9,7 +9,7 @@ from tvm import rpc
 from tuna.errors import ServiceError
 from tuna.libraries.tvm.boards import Tracker
 
-#: Function that the server of an emulated board has; it returns the emulator's name.
+#: Function that the server of an emulated board has, which returns the emulator's name
 EMULATOR = "tuna.emulator"
 
 
@@ -55,7 +55,7 @@ def _model(session: Any) -> str:
     there is none."""
     try:
         text = bytes(session.download("/sys/firmware/devicetree/base/model"))
-    except Exception:  # an RPCError of the board's: there is no such file
+    except Exception:  # an RPCError of the board's: the file is missing
         return ""
     return text.rstrip(b"\0").decode(errors="replace")[:100]
 

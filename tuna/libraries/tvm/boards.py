@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tuna.common.messages import choices
 from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.messages import choices
 
 _MAGIC = struct.pack("<i", 0x2F271)
 _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
-#: A longer answer is not a tracker's.
+#: Maximum of bytes of a tracker's answer
 _MAX_ANSWER_BYTES = 1 << 20
 
 

@@ -21,18 +21,18 @@ from typing import Any
 
 from tuna.libraries.kernels import CandidateFacts
 
-#: Annotation with which one of our kernels says its parameters; `problems` writes it.
+#: Annotation with which one of our kernels says its parameters; `problems` writes it
 OWN = "tuna.params"
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 _UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
-#: Where a block is computed that has no loop to be at: at the root.
+#: Place of a block that is computed outside of all loops
 _ROOT = -1
 
-#: Places of a block that are no loop.
+#: Names of the places of a block that are not loops
 _PLACES = {_ROOT: "at root", -2: "inlined"}
 _SPATIAL, _REDUCTION = 4, 2
-#: Values of fp32 in a vector, from the longest on.
+#: Number of fp32 values in a vector, from the longest on
 _LANES = (16, 8, 4)
 
 
@@ -40,11 +40,12 @@ _LANES = (16, 8, 4)
 class Decision:
     """One sampling instruction of a design."""
 
-    instruction: int  #: its place in the trace
+    instruction: int  #: index of the instruction in the trace
     kind: str
-    label: str  #: what it decides: the block and loop that it tiles, the annotation that it gives
-    parts: int  #: numbers that it has
-    #: every value; of a kind that is not known, the one that there is
+    #: text of what it decides: the block and loop that it tiles, the annotation that it gives
+    label: str
+    parts: int  #: number of its numbers
+    #: all values; for an unknown kind, only the one in the trace
     options: tuple[tuple[int, ...], ...]
 
     def mutated(self, value: tuple[int, ...], chance: Random) -> tuple[int, ...]:
@@ -61,7 +62,8 @@ class Decision:
 class Design:
     """Schedules that differ only in their decisions."""
 
-    instructions: tuple[Any, ...] = field(hash=False)  #: JSON, without those of postprocessing
+    #: instructions as JSON, without those of postprocessing
+    instructions: tuple[Any, ...] = field(hash=False)
     decisions: tuple[Decision, ...]
 
     @classmethod
@@ -72,7 +74,7 @@ class Design:
         instruction."""
         instructions = before_postproc(trace)
         labels = _labels(instructions)
-        found = []
+        decisions = []
         for place, value in own_decisions(trace):
             name, _, attributes, _ = instructions[place]
             numbers = _numbers(value)
@@ -85,8 +87,8 @@ class Design:
                 options = tuple(
                     (at,) for at in sorted({_ROOT, *numbers, *(locations or {}).get(place, ())})
                 )
-            found.append(Decision(place, name, labels[place], len(numbers), options))
-        return cls(tuple(instructions), tuple(found))
+            decisions.append(Decision(place, name, labels[place], len(numbers), options))
+        return cls(tuple(instructions), tuple(decisions))
 
     @functools.cached_property
     def _name(self) -> str:
@@ -118,7 +120,7 @@ class Design:
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
         """Return the features of a point: logarithms of each tile's factors, of their products from
         the innermost on, and of the extent; the values of other decisions."""
-        found: dict[str, float] = {self._name: 1.0}
+        features: dict[str, float] = {self._name: 1.0}
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
             if decision.kind == _TILE:
@@ -126,16 +128,16 @@ class Design:
                 for part in reversed(range(decision.parts)):
                     factor = math.log2(value[part])
                     inner += factor
-                    found[f"{decision.label}.{part}"] = factor
-                    found[f"{decision.label}.within{part}"] = inner
+                    features[f"{decision.label}.{part}"] = factor
+                    features[f"{decision.label}.within{part}"] = inner
                     name = f"tiles{decision.parts}.{part}"
                     level[name] = level.get(name, 0.0) + factor
             elif decision.kind == _CHOICE:
-                found[decision.label] = self._choice(decision, value)
+                features[decision.label] = self._choice(decision, value)
             else:
                 for part, number in enumerate(value):
-                    found[f"{decision.label}.{part}"] = float(number)
-        return found | level | self._tiling(values)
+                    features[f"{decision.label}.{part}"] = float(number)
+        return features | level | self._tiling(values)
 
     def unrolling(self, values: tuple[int, ...]) -> int:
         """The most statements that a loop nest is unrolled to."""
@@ -320,17 +322,17 @@ def tiling_features(
     if not spatial:
         return {}
     *others, last = spatial
-    found = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
+    features = {f"tiling.last{part}": math.log2(last[part]) for part in range(_SPATIAL)}
     for part in range(_SPATIAL):
-        found[f"tiling.others{part}"] = sum(math.log2(tile[part]) for tile in others)
+        features[f"tiling.others{part}"] = sum(math.log2(tile[part]) for tile in others)
     for part in (2, 3):
-        found[f"tiling.tiled{part}"] = float(sum(tile[part] > 1 for tile in others))
+        features[f"tiling.tiled{part}"] = float(sum(tile[part] > 1 for tile in others))
     inner = sum(math.log2(tile[-1]) for tile in reductions)
-    kept = found["tiling.last3"] + found["tiling.others3"]
+    kept = features["tiling.last3"] + features["tiling.others3"]
     lanes = next((lanes for lanes in _LANES if last[3] % lanes == 0), 1)
     unrolled = math.log2(unrolling + 1)
     return {
-        **found,
+        **features,
         "tiling.lanes": math.log2(lanes),
         "tiling.inner_reduction": inner,
         "tiling.outer_reduction": sum(math.log2(tile[0]) for tile in reductions),
@@ -344,7 +346,7 @@ def tiling_features(
     }
 
 
-#: Errors of params that are no record.
+#: Errors of params that are not a record
 _NO_RECORD = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 

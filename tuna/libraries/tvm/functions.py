@@ -33,12 +33,11 @@ from tuna.libraries.reference import TOLERANCE, Problem
 from tuna.libraries.tvm.kernels import epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 
-#: Bytes and operations of a cycle, of code that is in vectors and reads what another function
-#: wrote.
+#: Bytes and operations of a cycle, of code that is in vectors and reads what another function wrote
 _BYTES, _OPERATIONS = 8.0, 8.0
 
-#: Functions of single values as arithmetic, and all that take so long that a value is kept for its
-#: second reader.
+#: Arithmetic of functions of single values, and names of all that take so long that a value is kept
+#: until its second reader
 _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.exp": epilogue.exp,
     "tirx.erf": epilogue.erf,
@@ -46,7 +45,7 @@ _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.sigmoid": epilogue.sigmoid,
 }
 _SLOW = {*_IN_VECTORS, "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
-#: Most of these functions within each other. Each has names for its parts, and compiling takes
+#: Maximum of these functions within each other. Each has names for its parts, and compiling takes
 #: about three times as long for each name within the values of others.
 _MAX_NESTED = 2
 
@@ -72,8 +71,8 @@ def in_vectors(function: Any) -> Any:
     The larger of two floats is NaN if one is. A maximum over an axis may leave NaN out: to keep it
     takes up to four times as long. Functions deep inside of others' arguments stay calls.
     """
-    depths: dict[Any, int] = {}  #: of a function's names, how many functions are within each other
-    reductions: list[tuple[Any, Any]] = []  #: the value so far, and the buffer that it is in
+    depths: dict[Any, int] = {}  #: depth of nesting by a function's name
+    reductions: list[tuple[Any, Any]] = []  #: value so far and its buffer, of each reduction
 
     def visit(store: Any) -> None:
         first = getattr(store.value, "a", None)
@@ -87,10 +86,10 @@ def in_vectors(function: Any) -> Any:
         depth = 1 + max((depths[name] for name in _names(call.args[0])), default=0)
         if depth > _MAX_NESTED:
             return call
-        found = arithmetic(call.args[0])
-        for name in _names(found):
+        result = arithmetic(call.args[0])
+        for name in _names(result):
             depths.setdefault(name, depth)
-        return found
+        return result
 
     def chosen(cast: Any) -> Any:
         # where a cast of a vector of truth values has a name, TVM's analyzer fails
@@ -269,7 +268,7 @@ def to_text(function: Any) -> str:
 
 
 def module_of(text: str) -> tvm.IRModule:
-    """A module with the function of a text; raises BadInput for a text that is none."""
+    """A module with the function of a text; raises BadInput for an invalid text."""
     try:
         return tvm.IRModule({"main": tvm.ir.load_json(text)})
     except Exception as error:  # TVM's reader has many ways to fail

@@ -49,14 +49,14 @@ from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, MODEL, UNTUNED, error_bound
 from tuna.libraries.tvm.whole_models import ModelBody
 
-#: A space with fewer different valid points than asked for ends after this many rounds.
+#: Number of rounds after which a space with fewer different valid points than asked for ends
 _ROUNDS = 4
-#: Problems whose module and space are kept: those of searches that go on beside each other take
-#: turns.
+#: Number of problems whose module and space are kept: those of searches that go on beside each
+#: other take turns
 _KEPT_PROBLEMS = 16
-#: Makes the config's output from the kernel's.
+#: Function that makes the config's output from the kernel's
 Answer = Callable[[Any], Any]
-#: Sets of packed inputs that are kept: of NaN, and of the layer's values.
+#: Number of sets of packed inputs that are kept: of NaN, and of the layer's values
 _KEPT_INPUTS = 2
 
 
@@ -161,7 +161,7 @@ def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
 
 
 def _by_rule(job: KernelJob) -> Schedule:
-    """The schedule of a function by rule, or as it is where there is no rule."""
+    """The schedule of a function by rule, or unchanged without a rule."""
     module, target = module_of(job), machine.from_target(problems.target_of(job.target))
     return functions.schedule(module["main"], target) or Schedule(module)
 

@@ -35,7 +35,7 @@ class TvmJobOptions(SearchOptions):
     strategy: Literal["search", "random"] = Field(
         "search",
         description=(
-            "how candidates of MetaSchedule's space are chosen: by a search that learns, or at"
+            "way of choosing candidates of MetaSchedule's space: by a search that learns, or at"
             " random"
         ),
     )

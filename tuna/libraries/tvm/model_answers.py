@@ -24,8 +24,8 @@ import numpy as np
 from tuna.configs.model import SMALL, TOLERANCE
 from tuna.libraries.reference import Problem
 
-#: Largest distance of what a function of a built model returns for a quantised tensor from the
-#: whole numbers that it stands for.
+#: Maximum distance of what a function of a built model returns for a quantised tensor from the
+#: whole numbers that it stands for
 _OFF = 1e-2
 
 
@@ -35,9 +35,9 @@ class RightOutput:
 
     values: Any
     name: str = ""
-    low: Any = None  #: of whole numbers the smallest that are right as well
-    high: Any = None  #: the largest
-    allowed: Any = None  #: of indices: whether the index of the last axis is right as well
+    low: Any = None  #: smallest whole numbers that are right as well; None: not whole numbers
+    high: Any = None  #: largest whole numbers that are right as well
+    allowed: Any = None  #: true where an index of the last axis is right as well; None: not indices
 
     def compare(self, found: Any, tolerance: float) -> Difference:
         """Compare with a tensor; `tolerance` is of floating-point values."""
@@ -75,9 +75,9 @@ class RightOutput:
 class Difference:
     """The difference of a tensor from what it should be."""
 
-    error: float  #: relative to the largest magnitude; infinite for another fault
-    others: int = 0  #: whole numbers that differ, right or not
-    why: str = ""  #: what is wrong, empty where nothing is
+    error: float  #: error relative to the largest magnitude; infinite for another fault
+    others: int = 0  #: number of whole numbers that differ, right or not
+    why: str = ""  #: description of the fault; empty: none
 
 
 def distance(found: Any, right: Any) -> float:
@@ -99,9 +99,9 @@ class Case:
 
     inputs: Sequence[Any]
     outputs: Sequence[RightOutput]
-    cuts: Sequence[RightOutput] = ()  #: the quantised tensors, by the names in the model's file
-    title: str = ""  #: of the inputs, such as `silent`
-    #: largest error of floating-point outputs, if it is another than that of `Answers`
+    cuts: Sequence[RightOutput] = ()  #: quantised tensors, by the names in the model's file
+    title: str = ""  #: title of the inputs, such as `silent`
+    #: maximum error of floating-point outputs; None: that of `Answers`
     tolerance: float | None = None
 
 
@@ -109,8 +109,8 @@ class Case:
 class Answers:
     """Inputs of a model with the right answers."""
 
-    cases: Sequence[Case]  #: the model is timed on the inputs of the first
-    tolerance: float = TOLERANCE  #: largest error of floating-point outputs
+    cases: Sequence[Case]  #: inputs with their right answers; the model is timed on the first
+    tolerance: float = TOLERANCE  #: maximum error of floating-point outputs
 
     def write(self, path: Path) -> None:
         """Write the file."""
@@ -143,7 +143,7 @@ class Answers:
         facts = json.loads(str(arrays["facts"]))
 
         def answers(number: int, kind: str, names: Sequence[str]) -> list[RightOutput]:
-            found = []
+            outputs = []
             for place, name in enumerate(names):
                 parts: dict[str, Any] = {
                     part: arrays.get(f"{number}_{kind}_{place}_{part}") for part in _PARTS
@@ -151,8 +151,8 @@ class Answers:
                 for part in _BOUNDS:
                     if parts[part] is not None:
                         parts[part] = parts[part] ^ parts["values"]
-                found.append(RightOutput(name=name, **parts))
-            return found
+                outputs.append(RightOutput(name=name, **parts))
+            return outputs
 
         cases = [
             Case(
@@ -202,10 +202,10 @@ class Quantised:
 class Run:
     """Outputs of the program's functions for the inputs of a case."""
 
-    outputs: Sequence[Any]  #: of the model; of a quantised one of its segments
-    #: of a quantised model, by name: what its segments make of the reference's
+    outputs: Sequence[Any]  #: outputs of the model, or of a quantised model's segments
+    #: results of a quantised model's segments on the reference's values, by name
     quantised: Mapping[str, Any] = field(default_factory=dict)
-    #: whether `main` returns what the segments compute, each from the results of those before it
+    #: true if `main` returns what the segments compute, each from the results of those before it
     composed: bool = True
 
 
@@ -241,7 +241,7 @@ class ModelProblem(Problem):
     def _compared(self, answer: Sequence[Run]) -> list[tuple[bool, str, Difference]]:
         """Whether it is of the first case, a title, and the difference of each tensor; quantised
         ones before outputs."""
-        found = []
+        diffs = []
         for case, run in zip(self.answers.cases, answer, strict=True):
             of, first = (
                 f" on {case.title} inputs" if case.title else "",
@@ -254,15 +254,15 @@ class ModelProblem(Problem):
             ]
             if len(run.outputs) != len(case.outputs):
                 why = f"returns {len(run.outputs)} outputs and should return {len(case.outputs)}"
-                found.append((first, "the model", Difference(float("inf"), why=why)))
+                diffs.append((first, "the model", Difference(float("inf"), why=why)))
             pairs += [("output", *pair) for pair in zip(case.outputs, run.outputs, strict=False)]
             for kind, right, array in pairs:
                 difference = right.compare(array, tolerance)
-                found.append((first, f"the {kind} {right.name}{of}", difference))
+                diffs.append((first, f"the {kind} {right.name}{of}", difference))
             if not run.composed:
                 why = "is not what its segments compute, one after the other"
-                found.append((first, f"the model's answer{of}", Difference(float("inf"), why=why)))
-        return found
+                diffs.append((first, f"the model's answer{of}", Difference(float("inf"), why=why)))
+        return diffs
 
 
 @functools.lru_cache(maxsize=1)

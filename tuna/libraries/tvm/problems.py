@@ -34,14 +34,14 @@ from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
-#: Factor over the least estimate beyond which the best point of a family is not tried early.
+#: Factor over the least estimate beyond which the best point of a family is not tried early
 _FAR = 2.0
-#: Bytes a cycle by which weights that come from memory are slower than an estimate says, measured.
+#: Bytes a cycle by which weights that come from memory are slower than an estimate says, measured
 _MEMORY_BYTES = 8.0
 #: Share that each place in a family's own order adds to an estimate: the order also knows what has
-#: no estimate.
+#: no estimate
 _LATER = 0.01
-#: Values of a filter's tap that Winograd transforms at once, so that they stay in cache.
+#: Values of a filter's tap that Winograd transforms at once, so that they stay in cache
 _TRANSFORMED = 1 << 13
 
 for _family in FAMILIES.values():
@@ -52,7 +52,7 @@ for _family in FAMILIES.values():
 class FamilyProblem:
     """A layer for one family of kernels."""
 
-    config: ConvConfig | GemmConfig  #: of a task, its core
+    config: ConvConfig | GemmConfig  #: config of the problem; of a task, its core
     family: Family
     layer: Layer | Product
 

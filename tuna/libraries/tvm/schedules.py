@@ -36,13 +36,13 @@ from tuna.libraries.tvm.decisions import (
     values_of,
 )
 
-#: Samples of each design, by which it is known where its blocks can be computed.
+#: Number of samples of each design, by which it is known where its blocks can be computed
 _SAMPLES = 4
 _SEED = 1
-#: Statements of an unrolled nest beyond which LLVM is slow, and how much slower, measured for 3D
-#: convolutions.
+#: Number of statements of an unrolled nest beyond which LLVM is slow, and factor of that, on
+#: 3D convolutions (measured)
 _MANY, _SLOWER = 64, 2.2
-#: The prior was trained on CPUs of this architecture: `benchmarks/train_prior.py`.
+#: Architecture of the CPUs that the prior was trained on: `benchmarks/train_prior.py`
 _OF_PRIOR = "x86_64"
 
 
@@ -186,17 +186,17 @@ def import_intrinsics(architecture: str = "") -> bool:
     version; where it differs the plain import is used, which is slow and right.
     """
     names = _BY_MACHINE.get(architecture or platform.machine().lower(), ())
-    there = sys.modules.get(_PACKAGE)
-    if there is not None and getattr(there, "__file__", None) is not None:
+    loaded = sys.modules.get(_PACKAGE)
+    if loaded is not None and getattr(loaded, "__file__", None) is not None:
         return False  # the whole package is there
     import tvm.s_tir
 
-    if there is None:
+    if loaded is None:
         package = types.ModuleType(_PACKAGE)
         package.__path__ = [str(Path(str(tvm.s_tir.__file__)).parent / "tensor_intrin")]
         sys.modules[_PACKAGE] = package
     else:
-        package = there
+        package = loaded
     try:
         if not names:
             raise ImportError("no list of intrinsics for this machine")
@@ -223,8 +223,8 @@ def _record(module: Any, target: Any, trace: Any, arguments: Any) -> str:
 
 
 def schedule_of(module: Any, params: str) -> Schedule:
-    """The schedule with these params; raises BadInput for a text that is no record of a schedule of
-    `module`."""
+    """The schedule with these params; raises BadInput unless the text is a record of a schedule
+    of `module`."""
     try:
         record = ms.database.TuningRecord.from_json(
             json.loads(params), ms.database.Workload(module)
@@ -233,7 +233,7 @@ def schedule_of(module: Any, params: str) -> Schedule:
         record.trace.apply_to_schedule(schedule, remove_postproc=False)
     except Exception as error:  # TVM's reader and its primitives have many ways to fail
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-        raise BadInput(f"The params are no schedule of this problem: {reason}") from error
+        raise BadInput(f"The params are not a schedule of this problem: {reason}") from error
     return schedule
 
 

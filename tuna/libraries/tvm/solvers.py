@@ -26,20 +26,20 @@ from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import BASELINE, kind_text
 
-#: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32
-#: fill an AVX-512 register.
+#: Numbers of channels in one block of the blocked layout, the widest that divides both channel
+#: counts: 16 fp32 fill an AVX-512 register
 BLOCKS = (16, 8)
-#: Terms of the longest sums for which a solver's `error_bound` is stated; rounding grows with their
-#: square root.
+#: Number of terms of the longest sums for which a solver's `error_bound` is stated; rounding grows
+#: as their square root
 _BOUND_TERMS = 2048 * 3 * 3
 #: Functions of models that are scheduled as they are made (`models/blocked.py`), and one that only
-#: changes a shape: a view.
+#: changes a shape: a view
 _SCHEDULED = {
     *("to_blocks", "from_blocks", "window", "channels", "concatenation"),
     *("max_pool", "average_pool", "global_average", "reshape"),
 }
-#: A layer with more operations has no baseline: TVM's default code makes about 2 GFLOP/s, and a
-#: check takes four runs.
+#: Number of operations above which a layer has no baseline: TVM's default code makes about 2
+#: GFLOP/s, and a check takes four runs
 _BASELINE_FLOPS = 4_000_000_000
 
 
@@ -233,9 +233,9 @@ def _searched(
 #: Solvers of the families of kernels. The layouts are those of the session's condition `layouts`;
 #: weights are packed ahead of time.
 TILED: tuple[TvmSolver, ...] = tuple(map(_of_family, FAMILIES.values()))
-#: Layers whose schedule MetaSchedule searches. The kernel takes the config's own tensors in the
-#: config's own layouts; one that works in another layout changes it inside the kernel, and its time
-#: includes that.
+#: Solvers of layers whose schedule MetaSchedule searches. The kernel takes the config's own tensors
+#: in the config's own layouts; one that works in another layout changes it inside the kernel, and
+#: its time includes that.
 SEARCHED: tuple[TvmSolver, ...] = (
     _searched("TvmConvDirectNCHW", "convolution", "Direct", _forward),
     _searched("TvmConvDirectNHWC", "convolution", "Direct", _plain_2d),
@@ -245,16 +245,16 @@ SEARCHED: tuple[TvmSolver, ...] = (
     _searched("TvmConvWinograd", "convolution", "Winograd", _winograd),
     _searched("TvmGemmDirect", "gemm", "GEMM", _gemm),
 )
-#: The baseline: TVM's code for a layer without a tuning database, in the layer's own layouts.
+#: Baseline: TVM's code for a layer without a tuning database, in the layer's own layouts
 UNTUNED = TvmSolver(
     Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False),
     _untuned,
 )
-#: A function without a core: its schedule by rule, then points of MetaSchedule's space.
+#: Solver of a function without a core: its schedule by rule, then points of MetaSchedule's space
 FUNCTION = TvmSolver(
     Solver("TvmFunction", (TaskConfig.kind,), "Direct"), lambda config, mode: False
 )
-#: A whole model with kernels that were chosen for it, which it checks and times.
+#: Solver of a whole model with kernels that were chosen for it, which it checks and times
 MODEL = TvmSolver(
     Solver("TvmModel", (WholeModelConfig.kind,), "Direct", tunable=False),
     lambda config, mode: False,

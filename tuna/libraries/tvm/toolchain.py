@@ -20,11 +20,11 @@ from typing import Any
 
 import structlog
 
+from tuna.common.messages import choices, install_extra
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.tvm import kernels
-from tuna.messages import choices, install_extra
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.processes import Child, ChildFault, run
@@ -32,12 +32,12 @@ from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
-#: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is
-#: the likely cause).
+#: Newest release of tvm-ffi that works: later 0.1.x releases make TVM 0.27 crash when a TuneContext
+#: is made (an ABI change is the likely cause)
 GOOD_FFI = "0.1.14.post1"
 _HINT = install_extra("tvm")
 _HOST_TIMEOUT_S = 120.0
-#: Attributes of TVM's target `llvm` and their types.
+#: Types of the attributes of TVM's target `llvm`
 _ATTRIBUTES: Mapping[str, type] = {
     **dict.fromkeys(
         ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str
@@ -49,11 +49,11 @@ _ATTRIBUTES: Mapping[str, type] = {
     ),
     **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
 }
-#: Lists whose order has no meaning.
+#: Names of lists whose order has no meaning
 _SETS = ("mattr", "libs")
-#: `device` says no more than the architecture does.
+#: Architectures that imply a `device`, which then says no more
 _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
-#: Older names of an architecture.
+#: Present names of architectures by their older ones
 _ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
 _DEFAULT_SYSTEM = "linux-gnu"
 #: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after
@@ -151,7 +151,7 @@ def _llvm(question: str) -> Any:
     return get_global_func(f"target.llvm_{question}")
 
 
-#: Handlers of the child that asks LLVM.
+#: Handlers of the child that asks LLVM
 HANDLERS = {"cpus": cpus, "host": host}
 
 
@@ -168,8 +168,8 @@ def _ask(tvm: str, request: Mapping[str, str]) -> Mapping[str, str]:
 def parse(text: str) -> dict[str, Any]:
     """The dictionary of a target in either form; raises BadInput for what TVM's `llvm` does not
     know."""
-    given = _from_json(text) if text.lstrip().startswith("{") else _from_words(text)
-    kind = given.pop("kind", "")
+    attributes = _from_json(text) if text.lstrip().startswith("{") else _from_words(text)
+    kind = attributes.pop("kind", "")
     if kind == "lvm":
         log.warning("the target lvm is taken for llvm")
         kind = "llvm"
@@ -177,16 +177,16 @@ def parse(text: str) -> dict[str, Any]:
         raise BadInput(
             f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=EXAMPLE
         )
-    found: dict[str, Any] = {"kind": kind}
-    for name, value in given.items():
+    target: dict[str, Any] = {"kind": kind}
+    for name, value in attributes.items():
         if name not in _ATTRIBUTES:
             raise BadInput(
                 f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has")
             )
-        found[name] = _typed(name, value)
-    if architecture(found) in _IMPLIED_DEVICES.get(found.get("device", ""), ()):
-        del found["device"]
-    return dict(sorted(found.items()))
+        target[name] = _typed(name, value)
+    if architecture(target) in _IMPLIED_DEVICES.get(target.get("device", ""), ()):
+        del target["device"]
+    return dict(sorted(target.items()))
 
 
 def to_text(target: Mapping[str, Any]) -> str:
@@ -246,7 +246,7 @@ def linker(target: Mapping[str, Any], given: str) -> str:
     name = given or f"{triple(target)}-g++"
     path = shutil.which(name)
     if path is None:
-        text = f"There is no {name} here, which would link for {triple(target)}."
+        text = f"The compiler {name}, which would link for {triple(target)}, is not installed."
         raise LibraryMissing(text, hint=_package(target))
     return path
 
@@ -293,9 +293,9 @@ def _from_json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"The target is no JSON object: {error}.", hint=EXAMPLE) from None
+        raise BadInput(f"The target is not a JSON object: {error}.", hint=EXAMPLE) from None
     if not isinstance(found, dict):
-        raise BadInput("The target is no JSON object.", hint=EXAMPLE)
+        raise BadInput("The target is not a JSON object.", hint=EXAMPLE)
     if "host" in found:
         raise BadInput("A target of a CPU has no host.", hint="leave it out")
     return found
@@ -309,21 +309,21 @@ def _from_words(text: str) -> dict[str, Any]:
         raise BadInput(f"The target {text!r} cannot be read: {error}.", hint=EXAMPLE) from None
     if not words:
         raise BadInput("The target is empty.", hint=EXAMPLE)
-    found: dict[str, Any] = {"kind": words[0]}
+    attributes: dict[str, Any] = {"kind": words[0]}
     rest = words[1:]
     while rest:
         name, equals, value = rest.pop(0).partition("=")
-        given: str | bool = value
+        setting: str | bool = value
         if not name.startswith("-") or name.strip("-") == "":
-            raise BadInput(f"{name!r} is no attribute of a target.", hint=EXAMPLE)
+            raise BadInput(f"{name!r} is not an attribute of a target.", hint=EXAMPLE)
         name = name.lstrip("-")
         if not equals:
             follows = bool(rest) and not rest[0].startswith("-")
-            given = rest.pop(0) if follows else True
-        if name in found:
+            setting = rest.pop(0) if follows else True
+        if name in attributes:
             raise BadInput(f"The target has {name!r} twice.")
-        found[name] = given
-    return found
+        attributes[name] = setting
+    return attributes
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -344,5 +344,5 @@ def _typed(name: str, value: Any) -> Any:
 def _listed(name: str, value: Any) -> Sequence[str]:
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        raise BadInput(f"The target's {name} is no list of words.", hint=EXAMPLE)
+        raise BadInput(f"The target's {name} is not a list of words.", hint=EXAMPLE)
     return sorted(set(words)) if name in _SETS else words

@@ -50,7 +50,7 @@ WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 LAYERS = "layers.json"
 VERSION = 1
-#: A longer file is not read: what it describes takes some times its size in memory.
+#: Maximum of bytes of a file that is read: what it describes takes some times its size in memory
 LIMIT_BYTES = 1 << 28
 
 
@@ -66,14 +66,14 @@ class TunedRecord:
 class TunedLayer:
     """A layer in the form that one solver gave it, with its best records, fastest first."""
 
-    key: str  #: the config's
+    key: str  #: key of the config
     driver: str
     solver: str
     workload: str  #: JSON text `[structural hash, base64]`, compact
     records: tuple[TunedRecord, ...]
-    #: for each argument of the kernel; None: as the layer says
+    #: steps that pack each argument of the kernel; None: as the layer says
     packing: list[dict[str, Any] | None] | None = None
-    noisy: bool = False  #: the device was not quiet while the best was measured
+    noisy: bool = False  #: true if the device was not quiet while the best was measured
 
 
 def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
@@ -88,7 +88,7 @@ def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
     if isinstance(value, list) and len(value) == 2:
         value = [value, None, _target(target), []]
     if not isinstance(value, list) or len(value) != 4:
-        raise BadInput("the params are no TVM record")
+        raise BadInput("the params are not a TVM record")
     return TunedRecord(_compact([value[0], None, value[2], value[3]]), seconds)
 
 
@@ -100,7 +100,7 @@ def workload_text(data: bytes) -> str:
         raise BadInput("the workload cannot be read as JSON") from None
     pair = isinstance(value, list) and len(value) == 2
     if not pair or not all(isinstance(part, str) for part in value):
-        raise BadInput("the workload is no TVM workload")
+        raise BadInput("the workload is not a TVM workload")
     return _compact(value)
 
 
@@ -204,13 +204,13 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-#: Notes on who can use a record: TVM finds it by the function, which an imported model has or not.
+#: Notes on who can use a record: TVM finds it by the function, which an imported model has or not
 _FUNCTIONS = (
     "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
 )
 _OWN_KERNELS = (
-    "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as"
-    " layers.json says"
+    "kernels of Tuna's own: `tuna model build` puts them into a model, and layers.json says how"
+    " they want their weights"
 )
 
 
@@ -288,7 +288,7 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
         """Every record; the layers are those of the listing, where there is one."""
         workloads = [_workload(line) for line in _lines(path / WORKLOADS)]
         listed = read(path) if (path / LAYERS).is_file() else ()
-        layers = {workload_text(one.workload.encode()): one for one in listed}
+        layers = {workload_text(layer.workload.encode()): layer for layer in listed}
         for number, line in enumerate(_lines(path / RECORDS), 1):
             try:
                 index, (trace, seconds, target, arguments) = json.loads(line)
@@ -297,7 +297,7 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
                 name = _target_name(target)
             except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
                 where = f"{path / RECORDS}:{number}"
-                raise BadInput(f"{where} is no TVM record: {error}.") from error
+                raise BadInput(f"{where} is not a TVM record: {error}.") from error
             layer = layers.get(workload)
             yield ImportedResult(
                 config=layer.driver if layer else "",
@@ -319,7 +319,7 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
         return _target_name(toolchain.parse(target))
 
 
-#: Attributes of a target that choose the code; TVM adds others to a record's.
+#: Attributes of a target that choose the code; TVM adds others to a record's
 _CHOSEN = ("kind", "arch", "mattr", "mcpu", "num-cores")
 
 

@@ -35,30 +35,30 @@ import tvm.runtime
 from tvm import relax
 from tvm.support.cc import create_shared
 
+from tuna.common.files import gunzip
 from tuna.errors import BadInput
-from tuna.files import gunzip
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
 
 MAIN, UNTUNED, TENSORS, SEGMENTS = "main", "untuned", "tensors", "segments"
-#: Files in what is built: everything for the device, and the functions of `main` alone, of which a
-#: library for users is linked.
+#: Names of the files in what is built: everything for the device, and the functions of `main`
+#: alone, of which a library for users is linked
 _LIBRARY, _OBJECT = "functions.so", "main.o"
-#: Most and fewest runs with each of the program's functions, and seconds after which the fewest
-#: suffice.
-_MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
+#: Maximum and minimum of runs with each of the program's functions, and seconds after which the
+#: minimum suffices.
+_MAX_ROUNDS, _MIN_ROUNDS, _BUDGET_S = 15, 5, 20.0
 
 
 @dataclass(frozen=True)
 class ModelBody:
     """Functions of a model that are to be compiled."""
 
-    choices: str  #: where its kernels come from, in words
-    #: the functions that each timed function of the program calls, in order
+    choices: str  #: origin of its kernels, in words
+    #: functions that each timed function of the program calls, in order
     timed: Mapping[str, Sequence[str]]
-    functions: str  #: those of `main`, as TVM's JSON of the module
-    others: str  #: those that the program's other functions call beside them
+    functions: str  #: functions of `main`, as TVM's JSON of the module
+    others: str  #: functions that the program's other functions call beside them
     cuts: Sequence[Mapping[str, Any]] = ()  #: quantised tensors, as arguments of `Quantised`
 
     def to_bytes(self) -> bytes:
@@ -142,19 +142,19 @@ class ModelKernel(Kernel):
             self.call(function, [*inputs, *map(self.sent, given)])
             return self.outputs(function)
 
-        found = returned(MAIN)
+        outputs = returned(MAIN)
         cuts = [Quantised(**cut) for cut in self._body.cuts]
         if not (cuts and case.cuts):
-            return Run(found)
+            return Run(outputs)
         whole = returned(TENSORS)
-        again = returned(SEGMENTS, whole[len(found) :])
+        again = returned(SEGMENTS, whole[len(outputs) :])
         right = {answer.name: answer.values for answer in case.cuts}
         segments = returned(SEGMENTS, [cut.to_floats(right[cut.name]) for cut in cuts])
-        tensors = zip(cuts, segments[len(found) :], strict=True)
+        tensors = zip(cuts, segments[len(outputs) :], strict=True)
         return Run(
-            segments[: len(found)],
+            segments[: len(outputs)],
             {cut.name: cut.to_whole(array, right[cut.name].dtype) for cut, array in tensors},
-            _equal(whole, again) and _equal(whole[: len(found)], found),
+            _equal(whole, again) and _equal(whole[: len(outputs)], outputs),
         )
 
     def parts_ms(self) -> Mapping[str, float]:
@@ -166,8 +166,8 @@ class ModelKernel(Kernel):
         """
         spent: dict[str, list[float]] = defaultdict(list)
         order, started, names = np.random.default_rng(0), time.perf_counter(), [*self._body.timed]
-        for done in range(_MOST):
-            if done >= _FEWEST and time.perf_counter() - started > _BUDGET_S:
+        for done in range(_MAX_ROUNDS):
+            if done >= _MIN_ROUNDS and time.perf_counter() - started > _BUDGET_S:
                 break
             for name in order.permutation(names):
                 for part, ms in self._run_timed(str(name)).items():

@@ -19,7 +19,7 @@ from tuna.libraries.tvm.kernels.stages import module_of
 from tuna.libraries.tvm.solvers import SEARCHED, UNTUNED, block_of
 
 _Builder = Callable[[Any], list[Any]]
-#: Outputs that TOPI's winograd computes at once along each axis.
+#: Number of outputs that TOPI's winograd computes at once along each axis
 _TILE = 4
 
 
@@ -283,7 +283,7 @@ def _answer(tensor: Any, config: ConvConfig) -> Any:
     return _cast(tensor, config)
 
 
-#: The definition of each solver that has no family of kernels.
+#: Definition of each solver that has no family of kernels
 _BUILDERS: Mapping[str, _Builder] = {
     "TvmConvDirectNCHW": direct_channels_first,
     "TvmConvDirectNHWC": direct_channels_last,

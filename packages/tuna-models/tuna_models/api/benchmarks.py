@@ -20,7 +20,7 @@ from tuna.errors import BadInput
 from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.boards import Tracker
-from tuna.sandbox.cores import available_cpus, measuring_with
+from tuna.sandbox.cores import measuring_with, usable_count
 from tuna.settings import get_settings
 from tuna.workers.devices import device_for, measuring_on
 from tuna_models import arguments, benchmark
@@ -171,7 +171,7 @@ def _place(
     with (
         contextlib.nullcontext()
         if get_settings().eval_cpus
-        else measuring_with(min(cores, len(available_cpus())))
+        else measuring_with(min(cores, usable_count()))
     ):
         device = device_for(library, get_settings())
         with measuring_on(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
+from tuna.sandbox.cores import measuring_with
+from tuna.settings import get_settings
 from tuna_models import choice, files, store
 from tuna_models.child_answers import ReadModel, WeightFiles
 from tuna_models.choice import Winner
@@ -56,7 +59,8 @@ def import_model(
     """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
     with their counts.
 
-    They are those for the target of the session's environment, by default of this machine's.
+    They are those for the target of the session's environment, by default of this machine's: of
+    the cores of TUNA_EVAL_CPUS, else of all that this process can keep busy.
     `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
     one value for the name of an open extent. Inputs with `values`, in the order of memory, become
     constants. Weights in files of their own are taken from the
@@ -64,7 +68,9 @@ def import_model(
     open extents that are in the way; LibraryMissing without TVM or onnx.
     """
     data = _read(path)
-    target = environment_of(session_id).target
+    chosen = session_id is not None or get_settings().eval_cpus
+    with contextlib.nullcontext() if chosen else measuring_with(None):
+        target = environment_of(session_id).target
     engine = open_database()
     with (
         tempfile.TemporaryDirectory() as folder,

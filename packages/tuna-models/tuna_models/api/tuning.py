@@ -89,7 +89,6 @@ def tune_model(
     latency: Latency | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
     events: RunEvents = _SILENT,
-    on_log: Callable[[Path], None] | None = None,
     work: ModelWork | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model in a session, by default that of all models on this
@@ -97,21 +96,19 @@ def tune_model(
 
     Workers run on this machine if it is of the session's environment, else they are those that
     serve the session. Each task is tuned by the solver that should win, the heaviest task first,
-    then by others that may win; `minutes` limits the time. With `latency` the model is built and
-    measured too: before the first job, and whenever what is known should meet the wanted time; it
-    ends then, or when the estimates say that it cannot be met.
+    then by others that may win; `minutes` limits the time, 0 measures none. With `latency` the
+    model is built and measured too: before the first job, and whenever what is known should meet
+    the wanted time; it ends then, or when the estimates say that it cannot be met.
 
     Nothing that is known already is measured again, whichever model it was tuned for. After an
     interruption a second call resumes. `on_start` gets what is to be done before the workers start;
-    `events` and `on_log` are those of `api.run`, with the numbers of this model's jobs alone. It
-    ends with them: what another model has left is for its own call. `work`: where it is done, in
-    the place of `session_id`, `events` and `on_log`. Raises NotFound, and with `latency` what
-    `build_model` raises.
+    `events` are those of `api.run`, with the numbers of this model's jobs alone. It ends with them:
+    what another model has left is for its own call. `work`: where it is done, in the place of
+    `session_id` and `events`. Raises NotFound, and with `latency` what `build_model` raises.
     """
     with contextlib.ExitStack() as stack:
         if work is None:
-            opened = open_work(session_id, model=name, events=events, on_log=on_log)
-            work = stack.enter_context(opened)
+            work = stack.enter_context(open_work(session_id, model=name, events=events))
         return _Tuning(work, name, candidates, winograd, minutes).run(latency, on_start)
 
 
@@ -148,8 +145,10 @@ class _Tuning:
         reached = None
         if latency is not None:
             reached = self._meet(latency)
-        else:
-            self._work_through(self._tuned.wanted if self._budget is None else self._budget.AHEAD)
+        elif self._budget is None:
+            self._work_through(self._tuned.wanted)
+        elif self._budget.seconds:
+            self._work_through(self._budget.AHEAD)
         added = self._tuned.wanted - len(self._waiting)
         errored = self._seen[-1].errored if self._seen else 0
         return replace(self._tuned, added=added, errored=errored, reached=reached)

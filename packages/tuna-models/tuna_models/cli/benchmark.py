@@ -51,7 +51,7 @@ class _Timing:
 @click.command("benchmark-model")
 @click.argument("library", metavar="MODEL.so", type=click.Path(path_type=Path))
 @options.collected(_Timing)
-@options.cores
+@options.built_cores
 @options.as_json
 def benchmark_model(
     library: Path,

@@ -15,15 +15,16 @@ import click
 from tuna.api import RunEvents, of_all
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.groups import Group
 from tuna.cli.show import failed
+from tuna.common.files import atomic_file
+from tuna.common.messages import counted, size
 from tuna.errors import BadInput
-from tuna.files import atomic_file
-from tuna.messages import counted, size
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
 
 
-@click.group()
+@click.group(cls=Group)
 def model() -> None:
     """Import models, see their tasks, build them with the kernels that won."""
 
@@ -54,7 +55,7 @@ def model() -> None:
 @click.option(
     "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
 )
-@options.cores
+@options.model_cores
 def import_model(
     name: str,
     file: Path,
@@ -103,7 +104,7 @@ def list_models(as_json: bool) -> None:
     "--workloads",
     type=options.OUTPUT_FILE,
     metavar="FILE",
-    help="Write its tasks as `tuna import` and the master of tune-rpc read them.",
+    help="Write its tasks as `tuna import` and the master (tune-rpc) read them.",
 )
 @options.as_json
 def show(name: str, workloads: Path | None, as_json: bool) -> None:
@@ -173,7 +174,7 @@ class _Kernels:
 )
 @click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
 @options.collected(_Kernels)
-@options.cores
+@options.built_cores
 @options.as_json
 def build(
     name: str,
@@ -234,7 +235,9 @@ class _Tuning:
         "Candidates for each task and solver.", type=options.COUNT, default=4
     )
     minutes: float | None = options.option(
-        "All tasks end by then, the heaviest first; default: until done.", type=options.POSITIVE
+        "All tasks end by then, the heaviest first; 0: no task is measured, the model gets the"
+        " kernels that are known or predicted; default: until done.",
+        type=click.FloatRange(min=0),
     )
     target_ms: float | None = options.option(
         "The model need not be faster: end then, or when it cannot be met.", type=options.POSITIVE
@@ -246,7 +249,7 @@ class _Tuning:
 @options.collected(_Tuning)
 @options.collected(_Kernels, into="kernels")
 @options.log_to
-@options.cores
+@options.model_cores
 def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStored) -> int:
     """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine, or on
     that of a session, and with -o build it.
@@ -269,10 +272,10 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
     with api.open_work(session_id, model=name, events=events) as work:
         if not work.own:
             say(f"by the workers of session {session_id}: {work.environment}")
-        latency = None
+        latency, builds_only = None, wanted.minutes == 0 and wanted.output is not None
         if wanted.target_ms is not None:
             latency = api.Latency(wanted.target_ms, kernels.compare, arguments["checks"])
-        else:
+        elif not builds_only:  # which checks it
             with _progress(work, "checking"):
                 checked = api.check_model(name, work=work, **arguments)
             for line in filter(None, (checked.remark, f"checked: {checked.rule}", checked.report)):
@@ -302,6 +305,8 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
             )
         if tuned.reached is not None:
             say(reached(tuned.reached, tuned.added))
+        elif wanted.minutes == 0:
+            say("no task is measured (--minutes 0)")
         elif tuned.added < tuned.wanted:
             say(
                 f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from tuna.cli import safe_yaml
-from tuna.cli.safe_yaml import Node
+from tuna.common.messages import choices
 from tuna.errors import BadInput
-from tuna.messages import choices
+from tuna_remote.cli import safe_yaml
+from tuna_remote.cli.safe_yaml import Node
 
 
 class AtFileCommand(click.Command):

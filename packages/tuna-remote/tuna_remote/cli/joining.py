@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 
 import click
@@ -23,7 +24,8 @@ def gateway(host: str, port: int) -> None:
 
     Any number of gateways may serve one database.
     """
-    joining.gateway(host, port, lambda url: say(f"gateway: {url}"))
+    with contextlib.suppress(KeyboardInterrupt):
+        joining.gateway(host, port, lambda url: say(f"gateway: {url}"))
 
 
 @dataclass(frozen=True)

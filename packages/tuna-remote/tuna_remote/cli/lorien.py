@@ -6,7 +6,7 @@ from __future__ import annotations
 import click
 
 from tuna.cli.main import commands, load_command
-from tuna.cli.mituna.common import CONTEXT, debug, program
+from tuna.cli.seeds import CONTEXT, debug, program
 
 #: name -> the command of `tuna` that it is.
 _NAMES = {"tune": "tune-rpc", "rpc-client": "rpc-client"}

@@ -15,11 +15,12 @@ from typing import Any
 import click
 
 from tuna import api
-from tuna.cli import options, safe_yaml, show
+from tuna.cli import options, show
 from tuna.cli.console import LiveLine, say
+from tuna.common.messages import choices, counted
 from tuna.configs import Workload, read_line
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.messages import choices, counted
+from tuna_remote.cli import safe_yaml
 from tuna_remote.cli.at_files import AtFileCommand
 from tuna_remote.joining import listening
 from tuna_remote.master import LayerCounts, Master, MasterPlan, start_master

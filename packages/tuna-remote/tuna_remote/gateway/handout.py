@@ -43,7 +43,7 @@ _KEPT_S = 60.0
 #: All of a chunk's items may be reported so often: reports are repeated when an answer was lost.
 _REPEATS = 2
 #: Longest time limit of a chunk that counts.
-_MOST_LIMIT_S = 1e9
+_MAX_LIMIT_S = 1e9
 
 
 # One step, so that a gateway that is killed leaves no half of a record.
@@ -201,7 +201,7 @@ class Handout:
             message.ack()
             return None
         now = time.time()
-        limit_s = min(celery_internals.time_limit_s(message), _MOST_LIMIT_S)
+        limit_s = min(celery_internals.time_limit_s(message), _MAX_LIMIT_S)
         # when a process is free at the latest
         running = sorted(ends)[-worker.processes :]
         begun = len(running) < worker.processes

@@ -24,16 +24,17 @@ from typing import Any
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import make_home
+from tuna.common.signals import ECHO_S
 from tuna.errors import ServiceError, TunaError
-from tuna.files import make_home
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
+from tuna.services.restarts import Restarts
 from tuna.settings import Settings, get_settings
-from tuna.signals import ECHO_S
 from tuna.workers import lifetime
 from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import ONCE, TELL
@@ -52,8 +53,6 @@ _AHEAD_S = 5.0
 _IDLE_S = 3.0
 #: Seconds of an outage after which a process asks again.
 _BACKOFF_S = 2.0
-#: Pause before a process that died is started again; doubled up to the second.
-_RESTART_S, _MAX_RESTART_S = 0.5, 30.0
 _TICK_S = 0.2
 #: Exit code of a process that ended by itself: drained, revoked or idle.
 _LEFT = 0
@@ -85,7 +84,7 @@ class RemoteNode:
         self._shared = mmap.mmap(-1, 1)  # with the processes: 1 once the worker ends
         self._asked_at: float | None = None
         self._leave_at = float("inf")
-        self._restart_s = _RESTART_S
+        self._restarts = Restarts()
         self._starts_at: list[float] = []  #: of processes in the place of some that died
         self._burials: list[threading.Thread] = []
 
@@ -171,13 +170,8 @@ class RemoteNode:
         log.error("process of a remote worker ended", code=child.process.exitcode)
         self._give_up(child, died=True)
         now = time.monotonic()
-        if now - child.started_at > _MAX_RESTART_S:
-            self._restart_s = _RESTART_S
-        if child.is_over_limit:
-            self._starts_at.append(now)
-        else:
-            self._starts_at.append(now + self._restart_s)
-            self._restart_s = min(_MAX_RESTART_S, 2 * self._restart_s)
+        pause_s = 0.0 if child.is_over_limit else self._restarts.pause_s(now - child.started_at)
+        self._starts_at.append(now + pause_s)
 
     def _give_up(self, child: _Child, *, died: bool) -> None:
         """Tell the gateway of the end of a process, from a thread: it may not answer for long."""

@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from tuna.files import own_folder
+from tuna.common.files import own_folder
 
 #: Default port of `tuna gateway`.
 GATEWAY_PORT = 7117

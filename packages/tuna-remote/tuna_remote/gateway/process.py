@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import make_home
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError
-from tuna.files import make_home
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.python import module_command
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection

@@ -119,6 +119,7 @@ class Heartbeat(_Body):
     place: _Text = ""
     failing: _Count = 0
     aside: Annotated[str, Field(max_length=1 << 12)] = ""
+    waits_for: Annotated[str, Field(max_length=1 << 12)] = ""
 
 
 class RenewRequest(_Body):

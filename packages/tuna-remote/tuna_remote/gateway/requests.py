@@ -214,4 +214,5 @@ def status_of(worker: RemoteWorker, process: int, said: Heartbeat) -> WorkerStat
         place=place_of_remote(worker.name, said.place),
         failing=said.failing,
         aside=said.aside,
+        waits_for=said.waits_for,
     )

@@ -28,7 +28,7 @@ from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.joined_workers import RemoteWorker
 from tuna.jobs import needed_artifacts
-from tuna.libraries.items import MOST_TRIALS, StepResult
+from tuna.libraries.items import MAX_TRIALS, StepResult
 from tuna.queue.announcements import is_open
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.messages import Chunk, Report, ReportKind
@@ -279,7 +279,7 @@ class GatewayApp:
             self._access.refuse(name, 422, "results in a report that a chunk was started")
         if any(result.job_id not in held.jobs for result in report.results):
             self._access.refuse(name, 422, "results of jobs that are not in the chunk")
-        if sum(len(result.trials) for result in report.results) > MOST_TRIALS:
+        if sum(len(result.trials) for result in report.results) > MAX_TRIALS:
             self._access.refuse(name, 422, "too many trials")
         if not self._handout.count_results(held, len(report.results)):
             self._access.refuse(name, 422, "more results than items")

@@ -10,14 +10,15 @@ import click
 
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table, say
+from tuna.cli.groups import Group
 from tuna.cli.query import since
+from tuna.common.messages import counted, size
 from tuna.errors import BadInput
-from tuna.messages import counted, size
 from tuna_serve import api
 from tuna_serve.db.cache_entries import CacheSpace
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """List, prune, verify and pack what programs share in spaces of the cache.
 
@@ -37,6 +38,9 @@ def list_cache(space: str | None, limit: int, as_json: bool) -> None:
         spaces = api.list_spaces()
         if as_json:
             print_json(spaces)
+            return
+        if not spaces:
+            say("No space has entries yet; docs/adapters.md says how programs fill one.", err=True)
             return
         columns = ("space", "keys", "files", "size", "refused", "held", "used")
         print_table(columns, map(_space_row, spaces), right=(1, 2, 3, 4, 5))

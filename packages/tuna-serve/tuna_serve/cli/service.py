@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -44,5 +44,5 @@ def serve(
     from tuna_serve.web.demo import demo_home
 
     address = serving.Address.parse(listen, tls_cert, tls_key, behind)
-    with demo_home() if demo else nullcontext():
+    with suppress(KeyboardInterrupt), demo_home() if demo else nullcontext():
         serving.serve(address, lambda url: say(url, wrap=False))

@@ -27,6 +27,12 @@ class Action:
     details: Mapping[str, Any]
 
 
+_COLUMNS = (
+    *(ActionRow.id, ActionRow.at, ActionRow.token_id.label("token"), TokenRow.label),
+    *(ActionRow.what, ActionRow.subject, ActionRow.details),
+)
+
+
 def add(
     connection: sa.Connection, token_id: str, what: str, subject: str, details: Mapping[str, Any]
 ) -> int:
@@ -48,7 +54,7 @@ def latest(
 ) -> RowPage[Action]:
     """Return actions, the newest first; those with a smaller id than `before`, about `subject`."""
     query = (
-        sa.select(ActionRow.__table__, TokenRow.label)
+        sa.select(*_COLUMNS)
         .join(TokenRow, TokenRow.id == ActionRow.token_id)
         .order_by(ActionRow.id.desc())
         .limit(limit + 1)
@@ -58,15 +64,7 @@ def latest(
     if subject is not None:
         query = query.where(ActionRow.subject == subject)
     found = [
-        Action(
-            id=row.id,
-            at=row.at,
-            token=row.token_id,
-            label=row.label,
-            what=row.what,
-            subject=row.subject,
-            details=json.loads(row.details),
-        )
+        Action(**{**row._mapping, "details": json.loads(row.details)})
         for row in connection.execute(query)
     ]
     return RowPage.of(found, limit)

@@ -4,7 +4,7 @@ rows; `python -m tuna_serve.db.requests` prints the table as a drawing."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -76,6 +76,15 @@ class TuningRequest:
         return {**shown, "state": self.state.value, "by": self.label, "files": files}
 
 
+@dataclass(frozen=True)
+class Standing:
+    """The open requests of a token together."""
+
+    open: int
+    trials: int
+    stored_bytes: int  #: Files of all requests of the token: uploads and results
+
+
 def _of(row: Any) -> TuningRequest:
     given = dict(row._mapping)
     given["token"] = given.pop("token_id")
@@ -93,14 +102,9 @@ def _select() -> sa.Select[Any]:
 
 def add(connection: sa.Connection, **values: Any) -> int:
     """Store a new request, in the state `accepted`; return its id."""
-    row = {
-        "state": RequestState.ACCEPTED.value,
-        "message": "",
-        "progress": "{}",
-        "files": "[]",
-        **values,
-    }
-    made = connection.execute(sa.insert(RequestRow).values(row)).inserted_primary_key
+    row = {"state": RequestState.ACCEPTED.value, "message": "", "progress": {}, "files": ()}
+    insert = sa.insert(RequestRow).values(_columns({**row, **values}))
+    made = connection.execute(insert).inserted_primary_key
     assert made is not None
     (request_id,) = made
     return int(request_id)
@@ -176,17 +180,27 @@ def move(connection: sa.Connection, request_id: int, state: RequestState, **valu
     """Set the state, and other columns; False if it may not follow the present one, as where the
     request was canceled meanwhile."""
     allowed = [old.value for old, following in TRANSITIONS.items() if state in following]
-    changes = {"state": state.value, "updated_at": utc_now(), **values}
+    changes = _columns({"state": state.value, **values})
     if not TRANSITIONS[state] and state is not RequestState.CANCELED:  # that is to be cleared up
-        changes["ended_at"] = utc_now()
+        changes |= {"ended_at": utc_now(), "upload_bytes": 0}  # the upload is not needed any more
     mine = RequestRow.id == request_id, RequestRow.state.in_(allowed)
     return connection.execute(sa.update(RequestRow).where(*mine).values(changes)).rowcount == 1
 
 
 def write(connection: sa.Connection, request_id: int, **values: Any) -> None:
-    """Set columns other than the state."""
-    changes = {"updated_at": utc_now(), **values}
-    connection.execute(sa.update(RequestRow).where(RequestRow.id == request_id).values(changes))
+    """Set columns other than the state; `progress` and `files` as a `TuningRequest` has them."""
+    update = sa.update(RequestRow).where(RequestRow.id == request_id)
+    connection.execute(update.values(_columns(values)))
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    columns = {"updated_at": utc_now(), **values}
+    if "progress" in values:
+        columns["progress"] = json.dumps(values["progress"])
+    if "files" in values:
+        files_ = [(one.name, one.digest, one.size_bytes) for one in values["files"]]
+        columns |= {"files": json.dumps(files_), "files_bytes": sum(size for *_, size in files_)}
+    return columns
 
 
 def remove(connection: sa.Connection, request_id: int) -> None:
@@ -194,8 +208,8 @@ def remove(connection: sa.Connection, request_id: int) -> None:
     connection.execute(sa.delete(RequestRow).where(RequestRow.id == request_id))
 
 
-def totals(connection: sa.Connection, token_id: str) -> tuple[int, int, int]:
-    """Return numbers of a token: open requests, their trials, bytes that all its requests store."""
+def standing(connection: sa.Connection, token_id: str) -> Standing:
+    """Return what the requests of a token take now."""
     is_open = sa.case((RequestRow.ended_at.is_(None), 1), else_=0)
     numbers = (
         sa.func.sum(is_open),
@@ -203,8 +217,7 @@ def totals(connection: sa.Connection, token_id: str) -> tuple[int, int, int]:
         sa.func.sum(RequestRow.upload_bytes + RequestRow.files_bytes),
     )
     row = connection.execute(sa.select(*numbers).where(RequestRow.token_id == token_id)).one()
-    open_, trials, stored = (int(value or 0) for value in row)
-    return open_, trials, stored
+    return Standing(*(int(value or 0) for value in row))
 
 
 def highest_priority(connection: sa.Connection, session_id: int) -> int:
@@ -237,11 +250,6 @@ def files(connection: sa.Connection, among: Collection[str] | None = None) -> se
         found |= {digest for _, digest, _ in json.loads(row.files)}
         found |= {row.upload} if row.open else set()
     return found if among is None else found.intersection(among)
-
-
-def files_text(files_: Iterable[StoredFile]) -> str:
-    """Return the column `files`."""
-    return json.dumps([[one.name, one.digest, one.size_bytes] for one in files_])
 
 
 def mermaid() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import tempfile
 import zipfile
@@ -25,7 +24,7 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import StoredFile, TuningRequest
 from tuna_serve.requests import known
-from tuna_serve.requests.asked import MOST_LAYERS, Asked
+from tuna_serve.requests.asked import MAX_LAYERS, Asked
 from tuna_serve.requests.known import ExactResult
 from tuna_serve.requests.uploads import folder, forget, uploaded_before
 
@@ -48,8 +47,7 @@ class RequestAnswer:
 
 
 def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> None:
-    """Store the files of an answer and end the request, unless it was canceled meanwhile; the
-    upload is not needed any more."""
+    """Store the files of an answer and end the request, unless it was canceled meanwhile."""
     artifacts, files = artifacts_of_models(), []
     for name, content in answer.documents.items():
         with contextlib.ExitStack() as stack:
@@ -60,15 +58,9 @@ def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> No
             )
             size_bytes = file.seek(0, io.SEEK_END)
             files.append(StoredFile(name, artifacts.put_file(file), size_bytes))
-    values = {
-        "message": answer.message,
-        "files": requests.files_text(files),
-        "files_bytes": sum(file.size_bytes for file in files),
-        "upload_bytes": 0,
-        "progress": json.dumps({**request.progress, **progress}),
-    }
+    ended = {"message": answer.message, "progress": {**request.progress, **progress}}
     with writing(open_database()) as connection:
-        requests.move(connection, request.id, answer.state, **values)
+        requests.move(connection, request.id, answer.state, files=files, **ended)
     forget(request.upload, *(file.digest for file in files))
 
 
@@ -91,9 +83,9 @@ def read_layers(file: IO[bytes]) -> ParsedFile:
     finally:
         text.detach()
     parsed.check_strict()
-    if not 1 <= len(parsed.configs) <= MOST_LAYERS:
+    if not 1 <= len(parsed.configs) <= MAX_LAYERS:
         raise BadInput(
-            f"A request has 1 to {MOST_LAYERS} layers, not {len(parsed.configs)}.",
+            f"A request has 1 to {MAX_LAYERS} layers, not {len(parsed.configs)}.",
             hint="a line for each: a MIOpenDriver command or a JSON object",
         )
     return parsed
@@ -168,16 +160,10 @@ def _answer_model(request: TuningRequest) -> None:
             suffices = one.progress.get("time_ms", math.inf) <= asked.target_ms
         if same and suffices:
             facts = {name: one.progress[name] for name in FACTS if name in one.progress}
-            facts |= {"as_of": one.id}
-            values = {
-                "tag": one.tag,
-                "files": requests.files_text(one.files),
-                "files_bytes": sum(file.size_bytes for file in one.files),
-                "upload_bytes": 0,
-                "progress": json.dumps({**facts, "known": facts["exact"], "trials": 0}),
-            }
+            facts |= {"as_of": one.id, "known": facts["exact"], "trials": 0}
+            answer = {"tag": one.tag, "files": one.files, "progress": facts}
             with writing(open_database()) as connection:
-                requests.move(connection, request.id, RequestState.KNOWN, **values)
+                requests.move(connection, request.id, RequestState.KNOWN, **answer)
             return
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from tuna.errors import BadInput, TunaError
+from tuna_serve.db.requests import Standing
 from tuna_serve.settings import ServiceSettings
 
 Kind = Literal["model", "layers"]
@@ -18,7 +19,7 @@ Kind = Literal["model", "layers"]
 #: them have in common is tuned once.
 SESSIONS: dict[str, str] = {"layers": "requests", "model": "models"}
 #: Layers of a request.
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 #: Trials that a request without a number of its own counts as: the most of a quick search for each
 #: layer, and as many for a model of some dozens of tasks.
 _TRIALS_OF_LAYER, _TRIALS_OF_MODEL = 64, 4096
@@ -91,15 +92,6 @@ class Asked(BaseModel):
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The open requests of a token together."""
-
-    open: int
-    trials: int
-    stored_bytes: int  #: files of all its requests: uploads and results
-
-
-@dataclass(frozen=True)
 class Limits:
     """Bounds on all that a token asks for."""
 
@@ -118,13 +110,11 @@ class Limits:
             settings.submit_priority,
         )
 
-    def check_priority(self, priority: int) -> None:
-        """Raise BadInput for a priority that the token may not give."""
+    def check(self, now: Standing, priority: int, trials: int, upload_bytes: int) -> None:
+        """Raise BadInput for a priority that the token may not give, LimitReached if one more
+        request, of this size, is too much."""
         if priority > self.priority:
             raise BadInput(f"This token may ask for a priority of {self.priority} at most.")
-
-    def check(self, now: Standing, trials: int, upload_bytes: int) -> None:
-        """Raise LimitReached if one more request, of this size, is too much."""
         if now.open >= self.open:
             raise LimitReached(
                 f"This token has {now.open} open requests, and may have {self.open}.",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import sqlalchemy as sa
 
 from tuna import api
+from tuna.common.messages import counted
 from tuna.configs import Config
 from tuna.coordinator.session_run import Progress
 from tuna.db import configs, sessions
@@ -18,10 +19,9 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigTag, Job, SolverApplicability, SolverRow
 from tuna.errors import TunaError
+from tuna.jobs import finals
 from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
-from tuna.messages import counted
-from tuna.search import finals
 from tuna.vocabulary import RequestState, State
 from tuna.workers.launch import RunStopped
 from tuna_serve.db import requests
@@ -35,7 +35,7 @@ from tuna_serve.requests.watch import Watch, begin_tuning, current
 #: Seconds between two looks at workers and at what is met.
 _LOOK_EVERY_S = 3.0
 #: The most that libraries take for the option `candidates`.
-_MOST_CANDIDATES = 10_000
+_MAX_CANDIDATES = 10_000
 _ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
@@ -99,7 +99,7 @@ class LayersWork:
         options: dict[str, object] = {}
         if self._asked.trials is not None and "candidates" in self._library.options.model_fields:
             each = self._asked.trials // max(1, sum(map(len, pairs.values())))
-            options["candidates"] = min(max(1, each), _MOST_CANDIDATES)
+            options["candidates"] = min(max(1, each), _MAX_CANDIDATES)
         for ids, solvers in self._portions(pairs):
             api.load_jobs(
                 self._session_id,
@@ -143,10 +143,7 @@ class LayersWork:
         while not watch.over and watch.look(workers=self._count()).unfinished:
             self._own_workers = self._is_here() and not self._count()
             with contextlib.suppress(RunStopped):
-                if self._own_workers:
-                    api.run(self._session_id, on_progress=follow)
-                else:
-                    api.enqueue(self._session_id, on_progress=follow)
+                api.run(self._session_id, workers=self._own_workers, on_progress=follow)
             self._load_followers()
 
     def _look(self, watch: Watch) -> None:

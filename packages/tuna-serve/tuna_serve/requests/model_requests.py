@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import sqlalchemy as sa
 from tuna import api
 from tuna.api.documents import json_text
 from tuna.api.services import artifacts_of_models
+from tuna.common.messages import counted
 from tuna.configs import Config
 from tuna.configs.sources import api_of
 from tuna.coordinator.session_run import RunEvents
@@ -20,7 +20,6 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.libraries.registry import get_library
-from tuna.messages import counted
 from tuna.results.best import read_configs
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
@@ -75,7 +74,7 @@ class ModelRequestWork:
     def _import(self) -> None:
         """Import the file in the box; its tasks become layers under a tag."""
         with writing(open_database()) as connection:
-            requests.write(connection, self._request.id, progress=json.dumps({"step": "import"}))
+            requests.write(connection, self._request.id, progress={"step": "import"})
         with working_folder() as place:
             path = place / "model"
             with path.open("w+b") as file:

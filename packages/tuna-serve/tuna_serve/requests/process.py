@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from tuna import logs
+from tuna.common import logs
+from tuna.common.files import own_folder
 from tuna.db import server_errors
 from tuna.db.database import keeping_open, open_database
 from tuna.db.engine import writing
 from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError, TunaError
-from tuna.files import own_folder
 from tuna.sandbox.self_limits import end_with_parent
 from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
@@ -35,26 +35,22 @@ AGAIN = 75
 
 
 def work_on(request_id: int) -> None:
-    """Work on a request until it is over; raises what passes, such as an outage of a server."""
+    """Work on a request until it is over or canceled; raises what passes, such as an outage of a
+    server."""
     request = current(request_id)
-    if request.ended_at is not None:
+    if not requests.TRANSITIONS[request.state]:
         return
+    work = LayersWork if request.kind == "layers" else ModelRequestWork
     try:
-        if request.state is RequestState.CANCELED:
-            raise RequestCanceled
-        work = LayersWork if request.kind == "layers" else ModelRequestWork
         work(request).run()
     except RequestCanceled:
-        _clear_up(current(request_id))
+        log.info("request canceled", request=request_id)  # the supervisor clears up
     except Exception as error:
         if server_errors.is_passing(error) or isinstance(error, ServiceError | DatabaseError):
             raise
         if not isinstance(error, TunaError):
             log.error("request failed", request=request_id, exc_info=error)
         fail(request_id, _words(error))
-    else:
-        if (left := current(request_id)).state is RequestState.CANCELED:  # in the last moment
-            _clear_up(left)
 
 
 def _words(error: Exception) -> str:
@@ -64,19 +60,18 @@ def _words(error: Exception) -> str:
 
 
 def fail(request_id: int, message: str) -> None:
-    """End a request without an answer."""
-    values = {"message": message.strip()[:10_000], "upload_bytes": 0}
+    """End a request without an answer, unless it was canceled meanwhile."""
+    text = message.strip()[:10_000]
     with writing(open_database()) as connection:
-        moved = requests.move(connection, request_id, RequestState.FAILED, **values)
-    request = current(request_id)
-    if not moved:
-        return _clear_up(request)
-    cancel_jobs(request)
-    _leave(request)
+        moved = requests.move(connection, request_id, RequestState.FAILED, message=text)
+    if moved:
+        request = current(request_id)
+        cancel_jobs(request)
+        _leave(request)
 
 
-def _clear_up(request: TuningRequest) -> None:
-    """End the jobs of a canceled request."""
+def clear_up(request: TuningRequest) -> None:
+    """End a canceled request, which no process works on any more, with its jobs."""
     cancel_jobs(request)
     with writing(open_database()) as connection:
         requests.write(connection, request.id, ended_at=utc_now(), upload_bytes=0)

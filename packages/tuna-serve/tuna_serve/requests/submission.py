@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -21,11 +22,11 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers
-from tuna_serve.requests.asked import SESSIONS, Asked, Conflict, Kind, Limits, Standing
+from tuna_serve.requests.asked import SESSIONS, Asked, Conflict, Kind, Limits
 from tuna_serve.requests.uploads import Upload, check_model, forget
 
 #: Architectures and devices that an error names.
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,42 @@ class Submission:
     client_key: str | None = None
     limits: Limits | None = None  #: None: of nobody who needs any
 
+    def row(self, trials: int) -> dict[str, Any]:
+        """Return the columns of the request."""
+        return {
+            "token_id": self.token,
+            "client_key": self.client_key,
+            "digest": self.digest,
+            "kind": self.kind,
+            "name": self.asked.name,
+            "wanted": self.asked.model_dump_json(exclude_defaults=True),
+            "upload": self.upload.digest,
+            "upload_bytes": self.upload.size_bytes,
+            "trials": trials,
+            "priority": self.asked.priority,
+        }
+
     @property
     def digest(self) -> str:
         """SHA-256 of all that is asked for."""
         return self.asked.digest(self.kind, self.upload.digest)
+
+    def counted_trials(self) -> int:
+        """Return the trials that it counts as; raises BadInput for a file that is neither layers
+        nor a model."""
+        if self.kind == "layers":
+            layers = answers.read_layers(self.upload.rewound()).configs
+            return self.asked.counted_trials(len(layers))
+        check_model(self.filename, self.upload.rewound())
+        if self.asked.library not in (None, "tvm"):
+            raise BadInput(f"{self.asked.library} compiles no models.", hint="leave `library` out")
+        return self.asked.counted_trials(None)
+
+    def check_limits(self, connection: sa.Connection, trials: int) -> None:
+        """Raise BadInput, LimitReached as `Limits.check` does."""
+        if self.limits is not None:
+            standing = requests.standing(connection, self.token)
+            self.limits.check(standing, self.asked.priority, trials, self.upload.size_bytes)
 
 
 def submit(submission: Submission) -> tuple[TuningRequest, bool]:
@@ -53,42 +86,25 @@ def submit(submission: Submission) -> tuple[TuningRequest, bool]:
     Raises BadInput, Conflict for a key under which something else was sent, LimitReached, and
     StorageFull; then nothing is kept.
     """
-    engine, asked = open_database(), submission.asked
+    engine = open_database()
     if earlier := _earlier(submission):
         return earlier, False
-    layers = None
-    if submission.kind == "model":
-        check_model(submission.filename, submission.upload.rewound())
-        if asked.library not in (None, "tvm"):
-            raise BadInput(f"{asked.library} compiles no models.", hint="leave `library` out")
-    else:
-        layers = len(answers.read_layers(submission.upload.rewound()).configs)
-    trials = asked.counted_trials(layers)
-    environment = find_environment(asked, submission.kind)
-    _check_limits(submission, trials)
-    upload = submission.upload.store(artifacts_of_models())
-    row = {
-        "token_id": submission.token,
-        "client_key": submission.client_key,
-        "digest": submission.digest,
-        "kind": submission.kind,
-        "name": asked.name,
-        "wanted": asked.model_dump_json(exclude_defaults=True),
-        "upload": upload,
-        "upload_bytes": submission.upload.size_bytes,
-        "trials": trials,
-        "priority": asked.priority,
-    }
+    trials = submission.counted_trials()
+    environment = find_environment(submission.asked, submission.kind)
+    with reading(engine) as connection:
+        submission.check_limits(connection, trials)
+    submission.upload.store(artifacts_of_models())
     try:
         with writing(engine) as connection:
-            _check_limits(submission, trials, connection)
+            submission.check_limits(connection, trials)
             session_id, _ = sessions.create(connection, environment, SESSIONS[submission.kind])
+            row = submission.row(trials)
             request_id = requests.add(connection, session_id=session_id, **row)
-        submission.upload.keep()
     except IntegrityError:
         if earlier := _earlier(submission):  # sent twice at the same moment
             return earlier, False
         raise
+    submission.upload.keep()
     return answers.answer_at_once(request_id), True
 
 
@@ -103,19 +119,6 @@ def _earlier(submission: Submission) -> TuningRequest | None:
             hint="take another Idempotency-Key for another request",
         )
     return found
-
-
-def _check_limits(
-    submission: Submission, trials: int, connection: sa.Connection | None = None
-) -> None:
-    if submission.limits is None:
-        return
-    if connection is None:
-        submission.limits.check_priority(submission.asked.priority)
-        with reading(open_database()) as read:
-            return _check_limits(submission, trials, read)
-    now = Standing(*requests.totals(connection, submission.token))
-    submission.limits.check(now, trials, submission.upload.size_bytes)
 
 
 def find_environment(asked: Asked, kind: Kind) -> Environment:
@@ -165,7 +168,7 @@ def _nothing_there(connection: sa.Connection, asked: Asked, library: str | None)
     row = EnvironmentRow
     query = sa.select(row.library, row.arch, row.device).distinct().order_by(row.library, row.arch)
     there = [
-        " ".join(filter(None, one)) for one in connection.execute(query.limit(_MOST_NAMED)).all()
+        " ".join(filter(None, one)) for one in connection.execute(query.limit(_MAX_NAMED)).all()
     ]
     what = " ".join(filter(None, (library, asked.arch, asked.device)))
     return BadInput(

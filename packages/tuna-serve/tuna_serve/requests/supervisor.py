@@ -9,19 +9,23 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 import structlog
 
+from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import is_alive
 from tuna.db import server_errors
 from tuna.db.database import keeping_open, open_database
 from tuna.db.engine import reading
 from tuna.sandbox.python import module_command
+from tuna.services.restarts import Restarts
 from tuna.settings import Settings
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
+from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import process, uploads
 
 log = structlog.get_logger(__name__)
@@ -30,28 +34,25 @@ log = structlog.get_logger(__name__)
 _EVERY_S, _AT_A_TIME = 0.5, 2
 #: Seconds between two looks for files that killed processes left.
 _SWEEP_EVERY_S = 60.0
-#: Seconds until a process that ended too early is started again, doubled each time, and those
-#: after which it counts as one that works.
-_FIRST_WAIT_S, _LONGEST_WAIT_S, _WORKS_S = 0.5, 15.0, 30.0
-#: Times in a row that the process of a request may crash, or be killed by others.
-_MOST_CRASHES = 20
+#: Seconds before a request is tried again whose servers, or whose lock, were not available
+_AGAIN_S = 5.0
+#: Restarts in a row of the process of a request, which may crash, or be killed by others
+_MAX_RESTARTS = 20
 
 
 @dataclass
 class _Child:
     """A process that is to run, and how earlier ones ended."""
 
+    restarts: Restarts = field(default_factory=Restarts)
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
-    failures: int = 0  #: in a row
-    told_to_end: bool = False
+    due_at: float = 0.0
 
     @property
     def is_due(self) -> bool:
         """Whether it may be started."""
-        wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self.failures, 10))
-        waited = time.monotonic() - self.started_at > wait_s
-        return self.process is None and (not self.failures or waited)
+        return self.process is None and time.monotonic() >= self.due_at
 
     def start(self, module: str, *words: str) -> None:
         """Start it; it ends with this process."""
@@ -59,7 +60,7 @@ class _Child:
             "from tuna.sandbox.self_limits import end_with_parent;"
             f" end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
         )
-        self.started_at, self.told_to_end = time.monotonic(), False
+        self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             module_command(module, *words, before=before),
             stdin=subprocess.DEVNULL,
@@ -71,9 +72,10 @@ class _Child:
         """Return the exit code, once, of a process that has ended."""
         code = None if self.process is None else self.process.poll()
         if code is not None:
-            self.process = None
-            lasted = time.monotonic() - self.started_at > _WORKS_S
-            self.failures = 1 if lasted else self.failures + 1
+            self.process, now = None, time.monotonic()
+            again = code == process.AGAIN
+            pause_s = _AGAIN_S if again else self.restarts.pause_s(now - self.started_at)
+            self.due_at = now + pause_s
         return code
 
 
@@ -101,48 +103,48 @@ class RequestSupervisor:
             self._look_on()
 
     def _look_on(self) -> None:
-        swept_at = 0.0
+        sweeps = Throttle(_SWEEP_EVERY_S)
         try:
             while not self._ends.wait(_EVERY_S):
-                try:
+                with _failures_logged():
+                    self._keep_coordinator()
                     self._look()
-                    if not swept_at or time.monotonic() - swept_at > _SWEEP_EVERY_S:
+                if sweeps.is_due:
+                    with _failures_logged(), sweeps.running():
                         uploads.sweep()
-                        swept_at = time.monotonic()
-                except Exception as error:  # the next look may succeed
-                    level = log.warning if server_errors.is_passing(error) else log.error
-                    level("requests not looked at", error=str(error)[:300])
         finally:
             self._end_all()
 
     def _look(self) -> None:
-        self._keep_coordinator()
+        # first, so that what is read was written by no process that has ended since
+        codes = {key: work.ended() for key, work in self._works.items()}
         with reading(open_database()) as connection:
-            waiting = requests.unended(connection)
-        self._reap({request.id for request in waiting})
-        for request in waiting:
-            work = self._works.setdefault(request.id, _Child())
-            running = sum(one.process is not None for one in self._works.values())
-            if work.is_due and running < _AT_A_TIME:
-                work.start(process.__name__, str(os.getpid()), str(request.id))
-            canceled = request.state is RequestState.CANCELED
-            if work.process is not None and canceled and not work.told_to_end:
-                # whatever it does: the next one clears up
-                work.process.send_signal(signal.SIGTERM)
-                work.told_to_end = True
+            waiting = {request.id: request for request in requests.unended(connection)}
+        for key in [key for key, work in self._works.items() if work.process is None]:
+            if key not in waiting:
+                del self._works[key]
+        for key, request in waiting.items():
+            work = self._works.setdefault(key, _Child(Restarts(_MAX_RESTARTS)))
+            with _failures_logged(request=key):
+                self._work_on(request, work, codes.get(key))
 
-    def _reap(self, unended: set[int]) -> None:
-        for request_id, work in list(self._works.items()):
-            code = work.ended()
-            if request_id not in unended and work.process is None:
-                del self._works[request_id]
-            elif work.told_to_end and code is not None:
-                work.failures = 0
-            elif code not in (None, process.AGAIN):
-                log.warning("process of a request ended", request=request_id, code=code)
-                if work.failures >= _MOST_CRASHES:
-                    times = f"{work.failures} times (code {code})"
-                    process.fail(request_id, f"The process that worked on it ended {times}.")
+    def _work_on(self, request: TuningRequest, work: _Child, code: int | None) -> None:
+        """Start the process of a request, which may just have ended with this code; end it where
+        the request was canceled."""
+        if request.state is RequestState.CANCELED:
+            if work.process is None:
+                process.clear_up(request)
+            else:
+                work.process.terminate()
+            return
+        if code not in (None, process.AGAIN):
+            log.warning("process of a request ended", request=request.id, code=code)
+            if work.restarts.are_over:
+                times = f"{work.restarts.ends} times (code {code})"
+                process.fail(request.id, f"The process that worked on it ended {times}.")
+        running = sum(one.process is not None for one in self._works.values())
+        if work.is_due and running < _AT_A_TIME:
+            work.start(process.__name__, str(os.getpid()), str(request.id))
 
     def _keep_coordinator(self) -> None:
         """Start a coordinator unless one runs, here or as another's process."""
@@ -161,3 +163,13 @@ class RequestSupervisor:
                 one.wait(10)
             one.kill()
             one.wait()
+
+
+@contextlib.contextmanager
+def _failures_logged(**facts: int) -> Iterator[None]:
+    """Log an exception and go on: the next look may succeed."""
+    try:
+        yield
+    except Exception as error:
+        level = log.warning if server_errors.is_passing(error) else log.error
+        level("requests not looked at", error=str(error)[:300], **facts)

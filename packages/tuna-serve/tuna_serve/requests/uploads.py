@@ -24,11 +24,11 @@ import structlog
 
 from tuna.api.services import artifacts_of_models
 from tuna.artifacts.store import Artifacts
+from tuna.common.files import make_home, own_folder
 from tuna.configs.sources import api_of
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull
-from tuna.files import make_home, own_folder
 from tuna.jobs import needed_artifacts
 from tuna.settings import get_settings
 from tuna_serve.settings import service_settings

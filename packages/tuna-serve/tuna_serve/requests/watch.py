@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,7 +39,7 @@ def current(request_id: int) -> TuningRequest:
 
 def begin_tuning(request: TuningRequest, progress: Mapping[str, Any]) -> TuningRequest:
     """Return a request whose tuning begins now; raises RequestCanceled."""
-    values = {"tuning_at": utc_now(), "progress": json.dumps(progress)}
+    values = {"tuning_at": utc_now(), "progress": progress}
     with writing(open_database()) as connection:
         if not requests.move(connection, request.id, RequestState.TUNING, **values):
             raise RequestCanceled
@@ -86,7 +85,7 @@ class Watch:
         }
         if numbers != found.progress:
             with writing(engine) as connection:
-                requests.write(connection, found.id, progress=json.dumps(numbers))
+                requests.write(connection, found.id, progress=numbers)
         self.request = replace(found, progress=numbers)
         return mine
 

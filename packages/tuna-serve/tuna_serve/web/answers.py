@@ -14,7 +14,7 @@ from tuna.db.bulk import RowPage
 from tuna.results.result_rows import DEFAULT_LIMIT
 
 #: Rows of a page at most; with fewer, if these are long.
-MOST_ROWS, _MOST_CHARS = 500, 480_000
+MAX_ROWS, _MAX_CHARS = 500, 480_000
 #: Rows of a large page that are read first, to see how long they are.
 _SAMPLE = 100
 LARGEST_ID = 2**63 - 1
@@ -41,7 +41,7 @@ class Paged(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MOST_ROWS)
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_ROWS)
     cursor: int = Field(0, ge=0, le=LARGEST_ID, description="`next` of the page before")
     format: Format = "json"
 
@@ -57,22 +57,22 @@ class Paged(BaseModel):
         """Return a page, `{name: rows, "next": cursor}`, or a file; `read`: returns so many rows at
         most behind a cursor."""
         if self.format == "csv":
-            page = read(MOST_ROWS, self.cursor)  # errors are answered before anything is sent
-            return _download(name, _texts(page, lambda after: read(MOST_ROWS, after)))
+            page = read(MAX_ROWS, self.cursor)  # errors are answered before anything is sent
+            return _download(name, _texts(page, lambda after: read(MAX_ROWS, after)))
         limit = self.limit
         while True:
             page = self._page(read, limit)
             text = json_text({name: page.rows, "next": page.next})
-            if len(text) <= _MOST_CHARS or limit == 1:
+            if len(text) <= _MAX_CHARS or limit == 1:
                 return Response(text, media_type="application/json")
-            limit = max(1, limit * _MOST_CHARS * 4 // 5 // len(text))
+            limit = max(1, limit * _MAX_CHARS * 4 // 5 // len(text))
 
     def _page(self, read: Callable[[Any, Any], RowPage[Any]], limit: int) -> RowPage[Any]:
         """Return so many rows at most, fewer where they are as long as the first of them are."""
         first = read(min(limit, _SAMPLE), self.cursor)
         if first.next is None or len(first.rows) >= limit:
             return first
-        fitting = _MOST_CHARS * 9 // 10 * len(first.rows) // len(json_text(first.rows))
+        fitting = _MAX_CHARS * 9 // 10 * len(first.rows) // len(json_text(first.rows))
         if fitting <= len(first.rows):
             return first
         rest = read(min(limit, fitting) - len(first.rows), first.next)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import redis
 import sqlalchemy as sa
@@ -13,11 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from tuna import api
 from tuna.api.documents import json_text
+from tuna.common.version import __version__
 from tuna.db import server_errors
 from tuna.errors import (
     BadInput,
@@ -29,9 +32,8 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
-from tuna.results.best import MOST_LAYERS, LayerIndex
+from tuna.results.best import MAX_LAYERS, LayerIndex
 from tuna.settings import Settings
-from tuna.version import __version__
 from tuna_serve.db.cache_entries import CacheFull
 from tuna_serve.requests.asked import LimitReached
 from tuna_serve.requests.uploads import UploadTooLarge
@@ -93,7 +95,7 @@ def create_app(site: Site) -> ASGIApp:
     app.state.collector = Collector(site.engine, site.settings)
     app.state.layers = index = LayerIndex()
     app.state.best = Batches(
-        lambda layers, **scope: api.best(layers, index=index, **scope), MOST_LAYERS
+        lambda layers, **scope: api.best(layers, index=index, **scope), MAX_LAYERS
     )
     app.state.sizes = lookups.Sizes()
     app.state.session_texts = events.SessionTexts(
@@ -105,7 +107,7 @@ def create_app(site: Site) -> ASGIApp:
     )
     app.state.live = events.Live(app.state.session_texts)
     app.state.live_requests = events.Live(
-        submissions.RequestTexts({"json": json_text, "html": request_pages.live_html})
+        partial(submissions.request_texts, {"json": json_text, "html": request_pages.live_html})
     )
     app.state.receiving = set()
     app.state.caches = spaces.Caches(site.engine)
@@ -151,6 +153,11 @@ async def _too_large(request: Request, _error: Exception) -> Response:
     return _sentence(request, 413, "the body is larger than it said")
 
 
+async def _gone(request: Request, _error: Exception) -> Response:
+    log.warning("visitor gave up", method=request.method, route=request.scope["route"].path)
+    return Response(status_code=400)  # which nobody reads
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     if server_errors.is_passing(error):
         return _sentence(request, 503, "a server is not available")
@@ -163,6 +170,7 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     HTTPException: _refused,
     RequestValidationError: _invalid,
     BodyTooLarge: _too_large,
+    ClientDisconnect: _gone,
     redis.RedisError: _failed,
     OperationalError: _failed,
     SQLAlchemyError: _failed,

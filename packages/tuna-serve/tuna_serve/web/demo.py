@@ -20,7 +20,7 @@ def demo_home() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="tuna-demo-") as folder:
         _use({"TUNA_HOME": folder})
         try:
-            with as_file(files("tuna.data") / "demo.tuna") as archive:
+            with as_file(files("tuna_serve.web") / "demo.tuna") as archive:
                 session_id = api.restore_session(archive).session_id
             api.golden.build(1, session_id, None, allow_noisy=True)
             api.golden.promote(1, allow_noisy=True, by="the demo")

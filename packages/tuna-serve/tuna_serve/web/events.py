@@ -27,7 +27,7 @@ router = APIRouter()
 
 #: Between two reads at least; as a multiple of what one takes, so that a large database is not read
 #: all the time; and at most, so that a change is seen soon.
-_EVERY_S, _SHARE, _AT_MOST_S = 1.0, 1 / 30, 1.8
+_EVERY_S, _SHARE, _MAX_S = 1.0, 1 / 30, 1.8
 #: A database that did not change for a while, so that rates have come down to zero, is read now and
 #: then alone.
 _SETTLED_S, _IDLE_S = 70.0, 15.0
@@ -89,7 +89,7 @@ class Live:
             self._read_again.set()
             self._read_again = asyncio.Event()
             took_s = time.monotonic() - began_at
-            await asyncio.sleep(max(_EVERY_S, min(took_s / _SHARE, _AT_MOST_S)) - took_s)
+            await asyncio.sleep(max(_EVERY_S, min(took_s / _SHARE, _MAX_S)) - took_s)
 
 
 class SessionTexts:

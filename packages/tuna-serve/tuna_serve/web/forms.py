@@ -12,7 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from tuna.errors import BadInput
 from tuna_serve.requests.uploads import Upload
 
-_MOST_PARTS = 40
+_MAX_PARTS = 40
 #: Bytes of all that is not the file.
 _TEXT_BYTES = 256 << 10
 
@@ -65,8 +65,8 @@ class FormReader:
     def _begin(self) -> None:
         self._disposition = b""
         self._parts += 1
-        if self._parts > _MOST_PARTS:
-            raise BadInput(f"The form has more than {_MOST_PARTS} fields.")
+        if self._parts > _MAX_PARTS:
+            raise BadInput(f"The form has more than {_MAX_PARTS} fields.")
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
         self._bound(end - start)

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tuna import api
-from tuna.api.documents import overview_document, size_document
+from tuna.api.documents import overview_documents, size_document
 from tuna.configs.sources import api_of
 from tuna.db.bulk import RowPage
 from tuna.reports.job_list import JobFilter
-from tuna.results.best import MOST_LAYERS, LayerIndex
+from tuna.results.best import MAX_LAYERS, LayerIndex
 from tuna.results.result_rows import ResultFilter, moment
 from tuna.vocabulary import Cause, State
 from tuna_serve.web.answers import Format, Number, Paged, RowId, answered, table
@@ -29,9 +29,9 @@ from tuna_serve.web.visitors import Anyone, Reader
 
 router = APIRouter(prefix="/v1")
 #: Jobs of a session that is reported, and layers of sessions that are compared.
-_MOST_REPORTED, _MOST_COMPARED = 500, 2000
+_MAX_REPORTED, _MAX_COMPARED = 500, 2000
 #: Layers of a tag whose coverage is asked for.
-_MOST_COVERED = 2000
+_MAX_COVERED = 2000
 #: Sizes are counted again after this: to do so reads each trial.
 _SIZES_S = 60.0
 
@@ -84,7 +84,7 @@ class BestQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     layers: list[str] = Field(
-        min_length=1, max_length=MOST_LAYERS, description="config keys, driver commands or JSON"
+        min_length=1, max_length=MAX_LAYERS, description="config keys, driver commands or JSON"
     )
     arch: str | None = None
     device: str | None = None
@@ -126,7 +126,7 @@ class CoverageQuery(Paged):
     def read(self, name: str, index: LayerIndex) -> api.Coverage:
         """Return the coverage; raises BadInput for a tag with too many layers."""
         scope = {"device": self.device, "library": self.library}
-        return api.coverage(name, self.arch, **scope, index=index, most_layers=_MOST_COVERED)
+        return api.coverage(name, self.arch, **scope, index=index, most_layers=_MAX_COVERED)
 
     def page(self, layers: Sequence[api.CoveredLayer]) -> RowPage[api.CoveredLayer]:
         """Return the layers behind the one that the cursor names."""
@@ -153,14 +153,19 @@ def coverage(
 def sessions(wanted: Annotated[Paged, Query()]) -> Twin:
     """Return sessions, the newest first, as `tuna status` does."""
     page = "sessions.html.j2", "Sessions"
-    return listing("sessions", wanted, api.status_page, *page, row=overview_document)
+    return listing("sessions", wanted, _overviews, *page, shown=api.status_page)
+
+
+def _overviews(limit: int, before: int) -> RowPage[dict[str, Any]]:
+    found = api.status_page(limit, before)
+    return RowPage(tuple(overview_documents(found.rows)), found.next)
 
 
 @router.get("/sessions/{session_id}")
 def session(_: Reader, session_id: RowId) -> Response:
     """Return one session, as `tuna status` does."""
-    (found,) = api.status(session_id)
-    return answered(overview_document(found))
+    (found,) = overview_documents(api.status(session_id))
+    return answered(found)
 
 
 class Sizes:
@@ -209,7 +214,7 @@ def devices(request: Request, _: Reader, session_id: RowId, format: Format = "js
 @router.get("/sessions/{session_id}/report")
 def report(_: Reader, session_id: RowId, against: Number | None = None) -> Response:
     """Return all figures of a session, as `tuna report` does; not of a large one."""
-    return answered(api.report(session_id, against, most_jobs=_MOST_REPORTED))
+    return answered(api.report(session_id, against, most_jobs=_MAX_REPORTED))
 
 
 class LayerQuery(Paged):
@@ -250,7 +255,7 @@ class ComparisonQuery(LayerQuery):
 
     def read(self) -> ComparedPage:
         """Compare them; raises BadInput for large ones, unless by tag."""
-        found = api.compare_sessions(self.session_id, self.tag, most_layers=_MOST_COMPARED)
+        found = api.compare_sessions(self.session_id, self.tag, most_layers=_MAX_COMPARED)
         behind = tuple(layer for layer in found.layers if layer.config_id > self.cursor)
         there = behind if self.format == "csv" else behind[: self.limit]
         following = there[-1].config_id if len(there) < len(behind) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import sqlalchemy as sa
@@ -72,12 +71,6 @@ async def _let_in(request: Request, token: str, then: str) -> Response:
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
-        expires=_expiry(request, found.token),
+        expires=request.app.state.visitors.known(found.token).expires_at,
     )
     return answer
-
-
-def _expiry(request: Request, token: str) -> datetime:
-    found = request.app.state.visitors.known(token)
-    expires: datetime = found.expires_at
-    return expires

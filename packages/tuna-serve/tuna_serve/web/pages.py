@@ -23,7 +23,7 @@ router = APIRouter(include_in_schema=False)
 
 _STATIC = {"tuna.css": "text/css", "live.js": "text/javascript"}
 #: Layers without a result that are shown.
-_MOST_LAYERS = 500
+_MAX_LAYERS = 500
 
 
 @router.get("/")
@@ -79,7 +79,7 @@ def models(request: Request, visitor: Reader, name: str = "", arch: str = "") ->
         "coverage": coverage,
         "covers": list(api.Cover),
     }
-    more = {"wanted": wanted, "csv_of_coverage": csv, "most": _MOST_LAYERS}
+    more = {"wanted": wanted, "csv_of_coverage": csv, "most": _MAX_LAYERS}
     return html_page("models.html.j2", visitor, "Models", "/models", **facts, **more)
 
 

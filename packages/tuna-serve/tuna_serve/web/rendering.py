@@ -12,7 +12,7 @@ from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
-from tuna.messages import inert
+from tuna.common.messages import inert
 from tuna.reports import formats
 from tuna_serve.web.answers import Paged
 from tuna_serve.web.visitors import Role, Visitor

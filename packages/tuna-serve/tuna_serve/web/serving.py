@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
+from tuna.common.files import make_home, own_folder
 from tuna.db import access_tokens
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.files import make_home, own_folder
 from tuna.services.listening import BoundedServer, Listener
 from tuna.services.ports import listen
 from tuna.settings import get_settings

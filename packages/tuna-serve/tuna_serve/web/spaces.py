@@ -27,7 +27,7 @@ from tuna.db.engine import reading, transaction
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.settings import get_settings
-from tuna_serve.autotune_files import MOST_BYTES as MOST_TIMES_BYTES
+from tuna_serve.autotune_files import MAX_BYTES as MAX_TIMES_BYTES
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import (
     INDEX,
@@ -56,7 +56,7 @@ _READERS = 2
 #: Seconds before a use is written down again, and between two writings.
 _USED_S, _WRITTEN_S = 60.0, 2.0
 #: Files and bytes of a batch; files beyond are left out.
-_MOST_FILES, _MOST_BYTES = 64, 64 << 20
+_MAX_FILES, _MAX_BYTES = 64, 64 << 20
 #: Seconds after which the signing key is looked up again.
 _KNOWN_S = 1.0
 #: Bytes of an answer that are held in memory.
@@ -144,7 +144,7 @@ class Caches:
                 continue
             entry = found[file]
             start = content.tell()
-            if start and start + entry.size_bytes > _MOST_BYTES:
+            if start and start + entry.size_bytes > _MAX_BYTES:
                 continue
             try:
                 self.artifacts.copy(entry.digest, content)
@@ -188,7 +188,7 @@ def _put(
     outcome, evicted = cache_entries.put(connection, *facts, lost)
     for program in PROGRAMS if outcome is PutOutcome.STORED else ():
         if program.report and name.file.endswith(program.times):
-            data = upload.rewound().read(MOST_TIMES_BYTES + 1)
+            data = upload.rewound().read(MAX_TIMES_BYTES + 1)
             program.report(connection, name.space, name.file, data, token, reporter)
     return outcome, evicted
 
@@ -250,7 +250,7 @@ async def get_entries(
     visitor: CacheVisitor,
     space: str,
     key: str,
-    file: Annotated[list[str], Query(min_length=1, max_length=_MOST_FILES)],
+    file: Annotated[list[str], Query(min_length=1, max_length=_MAX_FILES)],
 ) -> Response:
     """Return those of these files of a key that are there: a line of JSON that names them, then
     their bytes."""

@@ -23,7 +23,7 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers, submission
-from tuna_serve.requests.asked import MOST_LAYERS, Asked, Limits
+from tuna_serve.requests.asked import MAX_LAYERS, Asked, Limits
 from tuna_serve.requests.submission import Submission
 from tuna_serve.requests.uploads import Upload
 from tuna_serve.settings import service_settings
@@ -48,7 +48,7 @@ class LayersBody(Asked):
     """Layers that are asked for, in JSON."""
 
     layers: list[str] = Field(
-        min_length=1, max_length=MOST_LAYERS, description="driver commands or JSON objects"
+        min_length=1, max_length=MAX_LAYERS, description="driver commands or JSON objects"
     )
 
 
@@ -212,20 +212,13 @@ def show_request(visitor: Anyone, request_id: RequestId) -> Response:
     return answered(find(visitor, request_id))
 
 
-class RequestTexts:
-    """Reads the state of the requests that are watched, with one query."""
-
-    def __init__(self, forms: Mapping[str, Callable[[TuningRequest], str]]) -> None:
-        self._forms = forms
-
-    def __call__(self, watched: frozenset[int]) -> Texts:
-        """Return the texts of requests, by id and form."""
-        with reading(api.open_database()) as connection:
-            found = requests.some(connection, watched)
-        return {
-            key: {name: form(one) for name, form in self._forms.items()}
-            for key, one in found.items()
-        }
+def request_texts(
+    forms: Mapping[str, Callable[[TuningRequest], str]], watched: frozenset[int]
+) -> Texts:
+    """Return the texts of the requests that are watched, by id and form, with one query."""
+    with reading(api.open_database()) as connection:
+        found = requests.some(connection, watched)
+    return {key: {name: form(one) for name, form in forms.items()} for key, one in found.items()}
 
 
 @router.get("/requests/{request_id}/events")

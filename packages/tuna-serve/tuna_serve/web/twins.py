@@ -37,14 +37,13 @@ def listing(
     template: str,
     title: str,
     *,
-    row: Callable[[Any], Any] = lambda row: row,
     shown: Callable[[Any, Any], RowPage[Any]] | None = None,
     facts: Mapping[str, Any] = {},
 ) -> Twin:
     """Return a list in pages, whose rows are `name` in JSON and in the template.
 
-    `read` returns so many rows at most behind a cursor, `row` one as JSON has it. `shown` reads for
-    the template, where that needs less; `facts` it has beside.
+    `read` returns so many rows at most behind a cursor. `shown` reads for the template, where that
+    needs others; `facts` it has beside.
     """
 
     def of_page(address: str) -> Mapping[str, Any]:
@@ -52,10 +51,7 @@ def listing(
         links = table_links(address, wanted, page.next)
         return {name: page.rows, "wanted": wanted.model_dump(), **facts, **links}
 
-    def answer() -> Response:
-        return wanted.answer(name, lambda limit, cursor: read(limit, cursor).map(row))
-
-    return Twin(answer, template, title, of_page)
+    return Twin(lambda: wanted.answer(name, read), template, title, of_page)
 
 
 def twin(path: str, menu: str) -> Callable[[Callable[..., Twin]], Callable[..., Twin]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tuna.services.listening import admit
 #: A token is looked up this often: a revoked one is refused after that.
 _KNOWN_S = 1.0
 #: Tokens that are remembered, good or not.
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 _COOKIE = "tuna"
 
 
@@ -81,7 +80,7 @@ class Visitors:
             if name in self._known:  # 200 streams of one token ask once, not 200 times
                 self._known[name] = now, found
             found = await to_thread.run_sync(self._look_up, name)
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[name] = time.monotonic(), found
         if found is None or found.role not in access_tokens.VISITING or not found.is_valid:
@@ -102,11 +101,6 @@ class Visitors:
 def cookie_name(request: Request) -> str:
     """Return the cookie of this port: browsers send those of all ports of a host."""
     return f"{_COOKIE}-{request.url.port or ''}"
-
-
-def new_secret() -> str:
-    """Return the secret part of a new token."""
-    return secrets.token_urlsafe(24)
 
 
 def needs(*roles: Role, in_spaces: bool = False) -> Callable[..., Visitor]:

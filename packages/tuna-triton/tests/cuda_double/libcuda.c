@@ -35,7 +35,7 @@
 #include <unistd.h>
 
 typedef unsigned long long address;
-enum { MOST_PARAMS = 64, MOST_OPS = 1 << 16, MOST_BLOCKS = 1 << 14, UNITS = 132, SCRIPT = 2048 };
+enum { MAX_PARAMS = 64, MAX_OPS = 1 << 16, MAX_BLOCKS = 1 << 14, UNITS = 132, SCRIPT = 2048 };
 
 typedef struct {
   char name[128], script[SCRIPT];
@@ -50,7 +50,7 @@ typedef struct {
 
 typedef struct {
   kernel *of;
-  uint64_t args[MOST_PARAMS];
+  uint64_t args[MAX_PARAMS];
   int count, is_copy;
   double grid;
   address target, source;
@@ -63,7 +63,7 @@ typedef struct {
   int count, replayed;
 } graph;
 
-static struct { address start; size_t size; } blocks[MOST_BLOCKS];
+static struct { address start; size_t size; } blocks[MAX_BLOCKS];
 static int block_count, sticky, capturing;
 static double clock_us;
 static graph captured;
@@ -261,7 +261,7 @@ static int execute(op *one, int computes) {
 /* Work of the stream: at once, where it is not captured. */
 static int submit(op one) {
   if (capturing) {
-    if (captured.count == MOST_OPS) return 1;
+    if (captured.count == MAX_OPS) return 1;
     captured.ops[captured.count++] = one;
     return 0;
   }
@@ -324,7 +324,7 @@ int cuMemAlloc_v2(address *made, size_t size) {
   size_t used = 0;
   for (int i = 0; i < block_count; ++i) used += blocks[i].size;
   void *block;
-  if (used + size > memory() || block_count == MOST_BLOCKS) return 2;
+  if (used + size > memory() || block_count == MAX_BLOCKS) return 2;
   if (posix_memalign(&block, 256, size)) return 2;
   blocks[block_count].start = *made = (address)block;
   blocks[block_count++].size = size;
@@ -448,13 +448,13 @@ int cuLaunchKernel(kernel *of, unsigned gx, unsigned gy, unsigned gz, unsigned b
   int most = of->dynamic_shared > 49152 ? of->dynamic_shared : 49152;
   if (shared > (unsigned)most || bx * by * bz > 1024 || !gx || gy > 65535 || gz > 65535) return 1;
   op one = {.of = of, .grid = (double)gx * gy * gz};
-  char text[MOST_PARAMS * 20] = "", sizes[SCRIPT];
+  char text[MAX_PARAMS * 20] = "", sizes[SCRIPT];
   const char *found = word(of->script, "params");
   snprintf(sizes, sizeof sizes, "%s", found ? found : "");
   for (char *save, *part = strtok_r(sizes, ",", &save); part; part = strtok_r(NULL, ",", &save)) {
     memcpy(&one.args[one.count], params[one.count], atoi(part));
     sprintf(text + strlen(text), " %llx", (address)one.args[one.count]);
-    if (++one.count == MOST_PARAMS) return 1;
+    if (++one.count == MAX_PARAMS) return 1;
   }
   log_line("launch %s grid=%u,%u,%u block=%u,%u,%u shared=%u%s args%s", of->name, gx, gy, gz, bx,
            by, bz, shared, capturing ? " captured" : "", text);
@@ -478,7 +478,7 @@ int cuStreamBeginCapture_v2(void *stream, int mode) {
   CHECK;
   if (capturing) return 401;
   capturing = 1;
-  captured = (graph){.ops = malloc(MOST_OPS * sizeof(op))};
+  captured = (graph){.ops = malloc(MAX_OPS * sizeof(op))};
   return 0;
 }
 int cuStreamEndCapture(void *stream, graph **made) {

@@ -6,18 +6,18 @@
  * `_w8a8_triton_block_scaled_mm`; moe: rows by expert, as `moe` and vLLM's and SGLang's
  * `fused_moe_kernel`, in bf16 or fp16, fp8_w8a8 and int8_w8a16.
  */
-enum { MOST_NAMES = 64, NAME = 40 };
+enum { MAX_NAMES = 64, NAME = 40 };
 
 typedef struct {
   const op *of;
   const char *script;
-  char names[MOST_NAMES][NAME], types[MOST_NAMES][NAME];
+  char names[MAX_NAMES][NAME], types[MAX_NAMES][NAME];
   int count, bad; /* bad: an address outside of its buffer was used, or an argument is missing */
 } call;
 
 static int split(const char *list, char found[][NAME]) {
   int count = 0;
-  for (const char *at = list ? list : ""; *at && count < MOST_NAMES; at += *at == ',') {
+  for (const char *at = list ? list : ""; *at && count < MAX_NAMES; at += *at == ',') {
     size_t size = strcspn(at, ",");
     snprintf(found[count++], NAME, "%.*s", (int)size, at);
     at += size;

@@ -18,7 +18,7 @@ from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import is_time
 
 _BATCH = 500
-#: Target features that MIOpen's own test forbids among the arguments of shipped kernels.
+#: Target features that MIOpen's own test forbids among the arguments of shipped kernels
 _FORBIDDEN = ("sram-ecc", "xnack")
 
 
@@ -32,7 +32,7 @@ def check(files: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Find
       of the architecture
     - perf db: no key and solver twice
     - kernel db: every blob unpacks to its size and MD5, no name and arguments come twice, the
-      journal is no WAL, and no arguments name target features
+      journal is not a WAL, and no arguments name target features
 
     A find db does not say which kernels it needs: `known.kernels_of` has those that sessions
     recorded.
@@ -43,9 +43,10 @@ def check(files: Mapping[str, Sequence[Path]], known: CheckFacts, findings: Find
 class _Check:
     def __init__(self, known: CheckFacts, findings: Findings) -> None:
         self._known, self._findings, self._fault = known, findings, findings.fault
-        #: what perf dbs hold, by the files' base names
+        #: keys and solvers in perf dbs, by the files' base names
         self._tuned: dict[str, set[tuple[str, str]]] = {}
-        self._code: dict[str, set[tuple[str, str]]] = {}  #: what kernel dbs hold
+        #: names and arguments in kernel dbs, by the files' base names
+        self._code: dict[str, set[tuple[str, str]]] = {}
 
     def run(self, files: Mapping[str, Sequence[Path]]) -> None:
         steps = {"perf": self._perf, "kernel": self._kernels, "find": self._find}
@@ -134,7 +135,7 @@ class _Check:
                 ] += 1
             elif item.solver not in solvers:
                 self._fault(
-                    path, "solver", f"line {number}: {item.solver} is no solver of the library"
+                    path, "solver", f"line {number}: {item.solver} is not a solver of the library"
                 )
             elif solvers[item.solver] and (perf, item.solver) not in tuned:
                 self._fault(
@@ -152,7 +153,7 @@ class _Check:
         }
         known = self._known.kernels_of(arch, num_cu, list(winners))
         names = (_base(path), base_name(arch, num_cu or 0), base_name(arch, 0))
-        there = next((self._code[name] for name in names if name in self._code), set())
+        code = next((self._code[name] for name in names if name in self._code), set())
         for key, solver in winners.items():
             recorded = known.get((key, solver))
             needed = [
@@ -163,8 +164,8 @@ class _Check:
                 self._findings.left_out[
                     "problems, whether their kernels are there: no session recorded them"
                 ] += 1
-            elif not any(there.issuperset(kernels) for kernels in needed):
-                missing = sorted(set(needed[-1]) - there)[0]
+            elif not any(code.issuperset(kernels) for kernels in needed):
+                missing = sorted(set(needed[-1]) - code)[0]
                 self._fault(
                     path,
                     "kernel",

@@ -14,21 +14,21 @@ from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.exporter import base_name
 
-#: Page size and journal mode of the files that MIOpen ships.
+#: Page size of the files that MIOpen ships
 _PAGE_BYTES = 4096
-#: A row of a foreign file that is larger is refused: no kernel or text of MIOpen's comes near.
+#: Maximum of bytes of a row of a foreign file: no kernel or text of MIOpen's comes near
 _VALUE_LIMIT_BYTES = 1 << 28
-#: Ending of the names of SQLite perf dbs in a user's folder, after the base name.
+#: Ending of the names of SQLite perf dbs in a user's folder, after the base name
 _USER_PERF = "_1.1.0.udb"
 #: Names that end in a letter, a digit or a number of their own; no other name begins with one of
-#: them.
+#: them
 _KNOWN = re.compile(
     r"(gfx(?:803|90[02469ac8]|94[0-2]|950|101[0-3]|103[0-6]|110[0-3]|115[0-3]|120[01])|x86_64)"
     r"(_(?:no)?sramecc)?(_xnack)?"
 )
-#: Since version 3.6 (July 2026) the find and perf dbs of these have the number of their hardware's
-#: compute units in their names, in hexadecimal, two for each unit that MIOpen counts elsewhere; the
-#: names of kernel dbs are as before.
+#: Architectures whose find and perf dbs, since version 3.6 (July 2026), have the number of their
+#: hardware's compute units in their names, in hexadecimal, two for each unit that MIOpen counts
+#: elsewhere; the names of kernel dbs are as before
 _BY_HARDWARE = ("gfx1100", "gfx1102", "gfx1151", "gfx1200", "gfx1201")
 _BY_HARDWARE_SINCE = (3, 6)
 _MIOPEN = re.compile(r"miopen-(\d+)\.(\d+)")
@@ -113,7 +113,7 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """The database in `path`, packed or not, which is not changed; raises BadInput if it is
     none."""
     if not path.is_file():
-        raise BadInput(f"{path} is no file.")
+        raise BadInput(f"{path} is not a file.")
     with compressed.unpacked(path) as plain:
         connection = sqlite3.connect(f"{plain.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
@@ -130,8 +130,8 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    """The names of a table's columns; none if there is no such table. A view, which may be endless,
-    is none."""
+    """The names of a table's columns; empty without the table. A view, which may be endless,
+    does not count as a table."""
     query = (
         "SELECT column.name FROM sqlite_schema AS entry JOIN pragma_table_info(entry.name) AS"
         " column WHERE entry.type = 'table' AND lower(entry.name) = ? AND entry.sql NOT LIKE"
@@ -145,7 +145,7 @@ def check_columns(
 ) -> None:
     """Raise BadInput if the table lacks a needed column; `noun` names the database."""
     if missing := needed - _columns(connection, table):
-        raise BadInput(f"{path} is no {noun}: it has no {', '.join(sorted(missing))}.")
+        raise BadInput(f"{path} is not a {noun}: it has no {', '.join(sorted(missing))}.")
 
 
 def is_wal(path: Path) -> bool:

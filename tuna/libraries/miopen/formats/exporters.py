@@ -281,7 +281,7 @@ def _params(source: ResultSource, text: bool, tally: ExportTally) -> Iterator[Pe
         try:
             key = problem_key.parse(rows[0][4]).perf()
         except BadInput:
-            tally.skipped["its key is none of MIOpen's"] += len(rows)
+            tally.skipped["its key is not one of MIOpen's"] += len(rows)
             continue
         entries = [
             (time_ms, solver, params, tuple(age)) for _, time_ms, solver, params, _, *age in rows

@@ -24,7 +24,7 @@ from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.results import is_time
 
-#: The algorithm families of MIOpen, found whatever their case.
+#: Algorithm families of MIOpen by lower-case name
 ALGORITHMS = {name.lower(): name for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")}
 _PREFIXES = {
     "F": "miopenConvolutionFwdAlgo",
@@ -46,7 +46,7 @@ class FindItem:
     solver: str
     time_ms: float
     workspace_bytes: int
-    algorithm: str  #: such as miopenConvolutionFwdAlgoDirect
+    algorithm: str  #: algorithm, such as miopenConvolutionFwdAlgoDirect
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ def named_algorithm(solver: str, named: str, family: str, direction: str) -> tup
         prefixes += ["miopenTransposeBwdDataAlgo"] if direction == "B" else []
         if is_word(named) and named.startswith(tuple(prefixes)):
             return named, ""
-        return "", f"{named!r} is no algorithm for the direction {direction}"
+        return "", f"{named!r} is not an algorithm for the direction {direction}"
     if family.lower() not in ALGORITHMS:
         return "", f"MIOpen has no algorithm {family!r}"
     return algorithm_name(family, direction), ""
 
 
 def time_text(time_ms: float) -> str | None:
-    """`time_ms` as C++ prints a float: six significant digits; None if it is no time."""
+    """`time_ms` as C++ prints a float: six significant digits; None if it is not one."""
     if not is_time(time_ms):
         return None
     (single,) = struct.unpack("f", struct.pack("f", time_ms))

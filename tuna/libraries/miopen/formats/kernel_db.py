@@ -44,7 +44,7 @@ class KernelRecord:
 
     name: str
     args: str
-    code: bytes  #: as the loader takes it, not packed
+    code: bytes  #: code object that the loader takes, not packed
 
 
 def object_name(solver: str, config_key: str) -> str:

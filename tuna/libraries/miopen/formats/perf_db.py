@@ -19,8 +19,8 @@ from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 
 _RESERVED = frozenset("=;:\r\n")
 
-#: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR
-#: REPLACE from doubling.
+#: Statements with the very text of MIOpen's own files (gfx942130.db); the indexes keep its INSERT
+#: OR REPLACE from doubling
 TABLES = (
     (
         "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type`"
@@ -53,7 +53,8 @@ _SELECT = (
     f"SELECT {', '.join(PERF_FIELDS)}, solver, params "  # noqa: S608 (constants)
     "FROM perf_db JOIN config ON perf_db.config = config.id ORDER BY perf_db.id"
 )
-#: Three names, numbers, solver and params; SQLite holds whatever type was put in.
+#: Types of a row's columns: three names, numbers, solver and params; SQLite holds whatever type was
+#: put in
 _TYPES = [str] * 3 + [int] * (len(PERF_FIELDS) - 3) + [str, str]
 
 
@@ -104,7 +105,7 @@ def read(path: Path) -> Iterator[PerfRecord]:
         database_file.check_columns(path, db, "perf_db", needed, "perf db")
         for *fields, solver, params in db.execute(_SELECT):
             if [type(value) for value in (*fields, solver, params)] != _TYPES:
-                raise BadInput(f"{path} is no perf db: the types of a row's columns are wrong.")
+                raise BadInput(f"{path} is not a perf db: the types of a row's columns are wrong.")
             yield PerfRecord(PerfKey(*fields), solver, params)
 
 

@@ -44,10 +44,11 @@ _UNROLLS = (4, 1)
 class BackwardDataParams:
     """One point of the space."""
 
-    columns: int  #: of a phase in the tile
-    blocks: int  #: of channels of dx in the tile
+    columns: int  #: columns of a phase in the tile
+    blocks: int  #: blocks of channels of dx in the tile
     unroll: int  #: channels of dy in a step of the reduction
-    #: 1: all channels of a row before the next; 0: all rows of a block group before the next
+    #: order of the loops: 1: all channels of a row before the next row; 0: all rows of a block
+    #: group before the next group
     rows_first: int
 
 
@@ -56,7 +57,7 @@ class _Phase:
     """The taps of one axis that reach positions `phase`, `phase` + stride, ... of dx."""
 
     count: int
-    first: int  #: tap of the filter turned round, the others follow by `step`
+    first: int  #: first tap of the filter turned round, which the others follow by `step`
     step: int
     #: position of dy for the first tap and the first position of the phase, may be negative
     start: int
@@ -73,7 +74,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     if copies(layer):
         data = stages.padded_copy(read, layer, extent, pad=pad)
         read = lambda *index: data[index]  # noqa: E731
-    found = {
+    phases = {
         (a, b): _phase_sums(layer, read, w, phase, pad, f"{_SUMS}_{a}_{b}")
         for (a, b), phase in _pairs(shape).items()
     }
@@ -81,7 +82,7 @@ def workload(layer: Layer) -> tvm.IRModule:
 
     def whole(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
         value = tirx.const(0.0, "float32")
-        for (a, b), sums in found.items():
+        for (a, b), sums in phases.items():
             here = tirx.all(tirx.floormod(h, high) == a, tirx.floormod(v, wide) == b)
             value = tirx.Select(
                 here, sums[n, k, tirx.floordiv(h, high), tirx.floordiv(v, wide), lane], value

@@ -40,9 +40,9 @@ _POINTS = 12
 class BackwardWeightsParams:
     """One point of the space."""
 
-    channels: int  #: of X in the tile
-    taps: int  #: of a row of the filter in the tile
-    blocks: int  #: of channels of dy in the tile
+    channels: int  #: channels of X in the tile
+    taps: int  #: taps of a row of the filter in the tile
+    blocks: int  #: blocks of channels of dy in the tile
     unroll: int  #: columns of dy in a step of the reduction
 
 

@@ -26,9 +26,9 @@ _POINTS = tuple(Fraction(text) for text in ("0", "1", "-1", "2", "-2", "1/2", "-
 class Transforms:
     """The three matrices of F(m, r)."""
 
-    output: Matrix  #: AT, m x a
-    filter: Matrix  #: G, a x r
-    input: Matrix  #: BT, a x a
+    output: Matrix  #: matrix AT, m x a
+    filter: Matrix  #: matrix G, a x r
+    input: Matrix  #: matrix BT, a x a
 
 
 @functools.cache
@@ -39,20 +39,20 @@ def transforms(outputs: int, taps: int) -> Transforms:
     if not 1 <= size - 1 <= len(_POINTS):
         raise ValueError(f"F({outputs}, {taps}) needs {size - 1} points; there are {len(_POINTS)}")
     points = _POINTS[: size - 1]
-    zero, one = Fraction(0), Fraction(1)
+    zero, unit = Fraction(0), Fraction(1)
     at = [
-        [point**row for point in points] + [one if row == outputs - 1 else zero]
+        [point**row for point in points] + [unit if row == outputs - 1 else zero]
         for row in range(outputs)
     ]
     g, bt = [], []
     for point in points:
         others = [other for other in points if other != point]
-        scale = one
+        scale = unit
         for other in others:
             scale *= point - other
         g.append([point**tap / scale for tap in range(taps)])
         bt.append([*_polynomial(others), zero])
-    g.append([zero] * (taps - 1) + [one])
+    g.append([zero] * (taps - 1) + [unit])
     bt.append(_polynomial(points))
     return Transforms(_frozen(at), _frozen(g), _frozen(bt))
 

@@ -32,9 +32,9 @@ from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS = "sums"
 _POINTS = 16
-#: Multiply-adds in one tile that are unrolled: more make much code and no gain.
+#: Maximum of multiply-adds in one tile that are unrolled: more make much code and no gain
 _MAX_UNROLLED = 512
-#: Rows of a tile that are tried.
+#: Rows of a tile that are tried
 _ROWS = (1, 2, 3, 4, 7)
 #: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels,
 #: taps.
@@ -45,9 +45,9 @@ _TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE = range(3)
 class DepthwiseParams:
     """One point of the space."""
 
-    rows: int  #: of the tile
-    columns: int  #: of the tile
-    order: int  #: of the unrolled code, see `_ORDERS`
+    rows: int  #: rows of the tile
+    columns: int  #: columns of the tile
+    order: int  #: order of the unrolled code, one of `_ORDERS`
 
 
 def workload(layer: Layer) -> tvm.IRModule:

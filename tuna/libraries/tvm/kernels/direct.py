@@ -47,17 +47,17 @@ _UNROLLS = (1, 4, 2)
 #: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the
 #: rows; or block groups, input channels, rows, with sums in cache.
 BLOCKS_OUTSIDE, ROWS_OUTSIDE, CHANNELS_OUTSIDE = range(3)
-#: Pixels of merged rows at most, of a 1x1 convolution and of another one, and pixels that may be
-#: computed for nothing.
+#: Maximum of pixels in merged rows, of a 1x1 convolution and of another one, and of pixels that are
+#: computed for nothing
 _WIDE_ROW, _NARROW_ROW, _SPARE_PIXELS = 512, 64, 7
-#: Tiles of a row that may be code of their own.
+#: Maximum of tiles of a row with code of their own
 _UNROLLED_TILES = 12
 #: Share of the cycles of single rows below which they are merged.
 _MERGED = 0.98
 _SUMS, _WEIGHTS = "sums", "weights"
-#: Widest tile of pixels in one row.
+#: Maximum of pixels in one row of a tile
 _MAX_COLUMNS = 28
-#: Points in a space.
+#: Number of points in a space
 _POINTS = 16
 
 
@@ -65,11 +65,11 @@ _POINTS = 16
 class DirectParams:
     """One point of the space."""
 
-    rows: int  #: of the tile
-    columns: int  #: of the tile
-    blocks: int  #: of output channels in the tile
+    rows: int  #: rows of the tile
+    columns: int  #: columns of the tile
+    blocks: int  #: blocks of output channels in the tile
     unroll: int  #: input channels in a step of the reduction
-    order: int  #: of the outer loops, the constants above name them
+    order: int  #: order of the outer loops, one of the constants above
 
 
 def workload(layer: Layer) -> tvm.IRModule:
@@ -169,7 +169,7 @@ def copies(layer: Layer) -> bool:
 class Rows:
     """A row of the answer as the kernel sees it."""
 
-    merged: int  #: rows of the answer in it
+    merged: int  #: rows of the answer that are merged
     pixels: int
     computed: int  #: pixels that are computed, and not all written, so that tiles divide them
 

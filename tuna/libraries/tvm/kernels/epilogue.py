@@ -31,12 +31,12 @@ from tuna.configs.task import (
     TANH,
 )
 
-#: exp is 0 below the first, rounded to nearest (the smallest number is 2^-149), and infinite above
-#: the last; above the second it has all its digits.
+#: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
+#: has all its digits; and above which it is infinite
 _EXP_ZERO, _EXP_LOW, _EXP_HIGH = -103.9, -87.33, 89.0
-#: Added to a small number in fp32, it leaves the nearest whole number in the low bits.
+#: Number that, added to a small one in fp32, leaves the nearest whole number in the low bits
 _ROUNDING = 1.5 * 2.0**23
-#: Of the exponents of fp32.
+#: Bias of the exponents of fp32
 _BIAS = 127
 #: ln 2 in two parts, the first with few enough digits that a product with a whole number is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -104,7 +104,7 @@ class Epilogue:
         return found
 
 
-#: The sum itself.
+#: Epilogue that keeps the sum itself
 NOTHING = Epilogue()
 
 

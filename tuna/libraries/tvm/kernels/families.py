@@ -38,15 +38,15 @@ from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
-#: Taps of the filters that Winograd's families take, in each direction.
+#: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3
-#: Largest error over largest magnitude of the answer of direct sums in fp32, of up to 2,048
-#: channels and 3 x 3 taps.
+#: Maximum error over largest magnitude of the answer of direct sums in fp32, of up to 2,048
+#: channels and 3 x 3 taps
 DIRECT_ERROR = 1e-5
 
-#: fp32 values in a vector register of the CPUs that there are.
+#: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
-#: Steps that pack a tensor.
+#: Steps that pack a tensor
 Steps = dict[str, Any]
 _CHANNELS_FIRST = [0, 3, 1, 2]
 
@@ -56,12 +56,12 @@ class FamilyKernel:
     """The functions that the module of a family has. A layer is a `stages.Layer`, of the family
     gemm a `gemm.Product`."""
 
-    workload: Callable[[Any], Any]  #: the IRModule before scheduling
-    #: the same list for the same layer, the best by estimate first
+    workload: Callable[[Any], Any]  #: function that returns the IRModule before scheduling
+    #: function that returns the points, always the same for a layer, the best by estimate first
     space: Callable[[Any], list[Any]]
-    #: estimated for a point of the space, comparable between families
+    #: function that estimates the cycles of a point of the space, comparable between families
     cycles: Callable[[Any, Any], float]
-    #: applies a point of the space to a schedule of the workload
+    #: function that applies a point of the space to a schedule of the workload
     schedule: Callable[[Any, Any, Any], None]
 
 
@@ -69,18 +69,21 @@ class FamilyKernel:
 class Family:
     """One way to compute a convolution or a matrix product, and the solver that offers it."""
 
-    name: str  #: also of its module in this package, unless that is another
+    name: str  #: name, also of its module in this package, unless that differs
     solver: str
-    #: whether it takes a `ConvShape` (the family gemm: a config) in that mode
+    #: function that returns true if it takes a `ConvShape` (the family gemm: a config) in a mode
     applies: Callable[[Any, Mode], bool]
-    #: steps that pack the weights K, C/groups, R, S of a shape; None: there are none to pack ahead
+    #: function that returns the steps that pack the weights K, C/groups, R, S of a shape; None: no
+    #: weights are packed ahead
     packing: Callable[[ConvShape], Steps] | None = None
-    algorithm: str = "Direct"  #: as in `Solver.algorithm`
+    algorithm: str = "Direct"  #: algorithm, as in `Solver.algorithm`
     module: str = ""
-    error_bound: float = DIRECT_ERROR  #: see `Solver.error_bound`
-    kind: str = "convolution"  #: of config
-    direction: Direction = Direction.FORWARD  #: of the shapes that it takes
-    outputs: int = 0  #: of a tile of Winograd's in each direction, an argument of its functions
+    error_bound: float = DIRECT_ERROR  #: maximum error, see `Solver.error_bound`
+    kind: str = "convolution"  #: kind of the configs
+    direction: Direction = Direction.FORWARD  #: direction of the shapes that it takes
+    #: outputs of a tile of Winograd's in each direction, an argument of its functions; 0: not
+    #: Winograd
+    outputs: int = 0
 
     @cached_property
     def kernel(self) -> FamilyKernel:
@@ -127,7 +130,7 @@ def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
 
 
 def _backward_data(shape: ConvShape, mode: Mode) -> bool:
-    """Backward data that is no forward convolution (`shape.turned`)."""
+    """Backward data that is not a forward convolution (`shape.turned`)."""
     return shape.direction is Direction.BACKWARD_DATA
 
 
@@ -235,7 +238,7 @@ _ROWS = (
     Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm"),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
-#: The family of matrix products.
+#: Family of matrix products
 GEMM = FAMILIES["gemm"]
 
 
@@ -248,7 +251,7 @@ def packing_of(
     The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
     """
     native = mode is Mode.NATIVE
-    given, weights, bias, answer = None, None, None, None
+    inputs, weights, bias, answer = None, None, None, None
     if isinstance(core, GemmConfig):
         weights = _panels(core, width) if native else None
     elif isinstance(core, ConvConfig) and family.packing is not None:
@@ -258,11 +261,11 @@ def packing_of(
         turned = {"turned": core.group_count} if backward else {}
         weights = {**order, **turned, **family.packing(sizes)}
         if native:
-            given = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
+            inputs = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
             bias = channels_in_blocks(sizes.out_blocks, width)
             answer = in_blocks(sizes.native_output(), core.in_layout)
     added = {BIAS: bias, RESIDUAL: answer}
-    return [given, weights, *(added[part] for part in added if part in epilogue), answer]
+    return [inputs, weights, *(added[part] for part in added if part in epilogue), answer]
 
 
 def packing_for(

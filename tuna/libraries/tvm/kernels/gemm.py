@@ -14,7 +14,7 @@ transposes, batches.
                             acc[row][block] += a * P[block, k, :]                   vector
                 C = acc                                     and the epilogue
 
-Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile
+Rows are copied to a stride other than multiples of 4 KiB: with K a power of two all rows of a tile
 would share one set of L1. Panels are streamed from L2, which costs three lines for 28
 multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
 once.
@@ -37,7 +37,7 @@ from tuna.libraries.tvm.kernels.shape import Mode, divisors
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
 _POINTS = 16
-#: Floats that a row of a tile is padded by: one line.
+#: Number of floats by which a row of a tile is padded: one line
 _LINE_FLOATS = 16
 _MAX_ROWS = 28
 
@@ -47,24 +47,26 @@ class Product:
     """A matrix product as the kernel gets it."""
 
     config: GemmConfig
-    mode: Mode  #: NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
+    #: layouts. NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
+    mode: Mode
     machine: Machine
-    epilogue: Epilogue = NOTHING  #: its bias is a value for each column
+    epilogue: Epilogue = NOTHING  #: epilogue, whose bias is a value for each column
 
 
 @dataclass(frozen=True)
 class GemmParams:
     """One point of the space."""
 
-    rows: int  #: of the tile
+    rows: int  #: rows of the tile
     blocks: int  #: vectors of columns in the tile
     group: int  #: panels for which a group of rows is kept
-    unroll: int  #: of K
-    #: 0: rows are read in place, 1: copied by groups where they are used, 2: copied once, all,
-    #: ahead
+    unroll: int  #: steps of K that are unrolled
+    #: way of reading rows. 0: in place, 1: copied by groups where they are used, 2: copied once,
+    #: all, ahead
     copy_rows: int
-    copy_panels: int  #: 1: panels are copied, 0: read in place
-    passes: int  #: parts of K; between two of them the sums of the panel group are in memory
+    copy_panels: int  #: way of reading panels. 1: copied, 0: in place
+    #: number of parts of K; between two of them the sums of the panel group are in memory
+    passes: int
 
 
 def workload(product: Product) -> tvm.IRModule:
@@ -103,10 +105,10 @@ def workload(product: Product) -> tvm.IRModule:
     residual: Any = te.placeholder(extents, name="R") if wanted.residual else None
 
     def written(*index: Any) -> Any:
-        found = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
-        return wanted.apply(found, lambda: bias[index[-1]], lambda: residual[index])
+        total = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
+        return wanted.apply(total, lambda: bias[index[-1]], lambda: residual[index])
 
-    added = [given for given in (bias, residual) if given is not None]
+    added = [tensor for tensor in (bias, residual) if tensor is not None]
     return stages.module_of([a, b, *added, te.compute(extents, written, name=_OUT)])
 
 

@@ -10,19 +10,19 @@ from typing import Any, Literal
 
 from tuna.sandbox.cpu import data_caches
 
-#: Used where /sys does not say (another system, a target that is not this machine): the smallest of
-#: today's server cores.
+#: Bytes of L1 where /sys does not say (another system, a target that is not this machine): the
+#: smallest of today's server cores
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
-#: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
+#: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years
 _FMA_LATENCY = 4
-#: Cycles per line that a core streams from L2, and the bytes of a line.
+#: Cycles per line that a core streams from L2, and bytes of a line
 _L2_LINE_CYCLES = 2.0
 _LINE_BYTES = 64
 
 
-#: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that
-#: holds several values (NEON), or nowhere: the broadcast is a separate instruction (AVX2).
+#: Origin of a multiply-add's broadcast operand: memory (AVX-512), a lane of a register that holds
+#: several values (NEON), or none: the broadcast is a separate instruction (AVX2)
 Broadcast = Literal["memory", "lane", "none"]
 
 
@@ -31,8 +31,8 @@ class Machine:
     """One core of a CPU, as the enumeration of a space sees it."""
 
     vector_bytes: int
-    registers: int  #: vector registers that the instruction set names
-    l1_bytes: int  #: data cache of a core
+    registers: int  #: number of vector registers that the instruction set names
+    l1_bytes: int  #: bytes of a core's data cache
     l2_bytes: int
     cores: int = 1
     broadcast: Broadcast = "memory"

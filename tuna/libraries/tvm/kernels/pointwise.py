@@ -36,7 +36,7 @@ class PointwiseParams:
     """One point of the space."""
 
     rows: int  #: output channels in the tile
-    vectors: int  #: of pixels in the tile
+    vectors: int  #: vectors of pixels in the tile
     unroll: int  #: input channels in a step of the reduction
 
 
@@ -54,7 +54,7 @@ def workload(layer: Layer) -> tvm.IRModule:
         return te.sum(x[n, c, tirx.floordiv(p, width), tirx.floormod(p, width)] * weight, axis=[c])
 
     sums = te.compute((shape.batch, high, pixels), term, name=_SUMS)
-    given, value = stages.finished(layer)
+    inputs, value = stages.finished(layer)
     flat = te.compute(
         (shape.batch, shape.out_channels, pixels),
         lambda n, k, p: value(
@@ -65,7 +65,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     y = te.compute(
         shape.layer_output(), lambda n, k, h, v: flat[n, k, h * width + v], name=stages.OUT
     )
-    return stages.module_of([x, w, *given, y])
+    return stages.module_of([x, w, *inputs, y])
 
 
 def schedule(sch: Any, layer: Layer, params: PointwiseParams) -> None:

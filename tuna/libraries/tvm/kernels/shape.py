@@ -11,10 +11,10 @@ from typing import TypeGuard
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
 
-#: Up to this many channels a layer is the first of a network: its input is an image in its own
-#: layout, never blocked.
+#: Maximum of channels with which a layer is the first of a network: its input is an image in its
+#: own layout, never blocked
 IMAGE_CHANNELS = 3
-#: fp32 values in a line of the cache.
+#: Number of fp32 values in a line of the cache
 _LINE_FLOATS = 16
 
 
@@ -39,7 +39,7 @@ class ConvShape:
     `block`, which no vector unit does faster. The last merged group may have fewer groups.
     """
 
-    block: int  #: channels in a block: fp32 values in a vector register
+    block: int  #: number of channels in a block: fp32 values in a vector register
     batch: int
     in_channels: int
     out_channels: int

@@ -15,12 +15,12 @@ from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
-#: Names of the blocks that a schedule looks for.
+#: Names of the blocks that a schedule looks for
 PAD, OUT, FLAT = "pad", "out", "flat"
-#: Most multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers only in
-#: loops of fewer than 250 loads and stores, and counts those that it has yet to remove.
+#: Maximum of multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers
+#: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
-#: Arguments of LLVM's prefetch: for reading, into L2, data.
+#: Arguments of LLVM's prefetch: for reading, into L2, data
 _READ, _TO_L2, _DATA = 0, 2, 1
 
 Reader = Callable[..., Any]
@@ -154,7 +154,7 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
     shape, size, (height, width) = layer.shape, layer.shape.block, layer.shape.out_size
     native, last = layer.mode is Mode.NATIVE, layer.shape.out_layout.endswith("C")
     extents = shape.native_output() if native else shape.layer_output()
-    given, value = finished(layer)
+    inputs, value = finished(layer)
     at = 2 if native or not last else 1  # where the rows are in an index
 
     def split(index: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -165,23 +165,23 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
 
     def written(*index: Any) -> Any:
         if native:
-            found = accumulated[index]
+            total = accumulated[index]
         else:
             n, k, h, w = (index[i] for i in ((0, 3, 1, 2) if last else range(4)))
-            found = accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)]
-        return value(split(index), found)
+            total = accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)]
+        return value(split(index), total)
 
     rows = (*extents[:at], height // merged, width * merged, *extents[at + 2 :])
     flat = te.compute(rows, written, name=OUT if merged == 1 else FLAT)
     if merged == 1:
-        return [*given, flat]
+        return [*inputs, flat]
 
     def view(*index: Any) -> Any:
         before, (h, w), after = index[:at], index[at : at + 2], index[at + 2 :]
         column = tirx.floormod(h, merged) * width + w
         return flat[(*before, tirx.floordiv(h, merged), column, *after)]
 
-    return [*given, te.compute(extents, view, name=OUT)]
+    return [*inputs, te.compute(extents, view, name=OUT)]
 
 
 def module_of(arguments: Sequence[Any], change: Callable[[Any], Any] | None = None) -> tvm.IRModule:

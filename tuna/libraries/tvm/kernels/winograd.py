@@ -48,16 +48,16 @@ from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
 from tuna.libraries.tvm.kernels.shape import divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
-#: Tiles in a register tile at most, and groups of them that may be code of their own.
+#: Maximum of tiles in a register tile, and of groups of them with code of their own
 _MAX_TILES, _UNROLLED_GROUPS = 28, 6
-#: Bytes a cycle that a core streams from beyond its L2.
+#: Bytes a cycle that a core streams from beyond its L2
 _L3_BYTES = 12.0
 _UNROLLS = (4, 1)
-#: Most tiles of an image for which weights are asked for ahead: each group of tiles asks for all of
-#: the next ones.
+#: Maximum of tiles of an image for which weights are asked for ahead: each group of tiles asks for
+#: all of the next ones
 _FEW_TILES = 64
-#: A stride of V and M that is a multiple of `_WAY` fp32 values (a quarter of a way of L1) is made
-#: longer by `_SHIFT`.
+#: Stride of V and M in fp32 values whose multiples (a quarter of a way of L1) are made longer by
+#: `_SHIFT`
 _WAY, _SHIFT = 256, 32
 _POINTS = 16
 _DOWN, _ACROSS, _WEIGHTS = "down", "across", "weights"

@@ -1,0 +1,126 @@
+"""Built models beside what PyPI has: onnxruntime, OpenVINO in fp32 and as it comes, ncnn, MNN.
+
+`scripts/bench peers MODEL.onnx LIBRARY.so [LIBRARY.so ...] --python PYTHON` times libraries that
+`tuna model build` wrote of the model, each with as many threads as it is built for, in turn with
+the runtimes that PYTHON has (`pip install onnx onnxruntime openvino MNN ncnn`). Each runs in a
+process of its own, on as many cores; a turn takes `--seconds`. Of one thread the CPU time counts,
+of several the wall time. ncnn reads a model that its own pnnx has converted: MODEL.ncnn.param.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Outcome
+from tuna.sandbox.cores import available_cpus
+
+_PROGRAM = Path(__file__).with_name("peer_process.py")
+_PEERS = ("onnxruntime", "openvino_f32", "openvino", "mnn", "ncnn")
+#: Peers that compute in fp32, as Tuna does.
+_FP32 = ("onnxruntime", "openvino_f32", "mnn", "ncnn")
+
+
+@dataclass
+class _Runner:
+    """A runtime in its process."""
+
+    name: str
+    process: subprocess.Popen[str]
+    facts: dict[str, Any]
+    medians_ms: list[float] = field(default_factory=list)
+
+    def turn(self, seconds: float) -> None:
+        """Let it run the model for so long."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        self.medians_ms.append(statistics.median(json.loads(self.process.stdout.readline())))
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("libraries", type=Path, nargs="+", metavar="LIBRARY.so")
+    parser.add_argument("--python", required=True, help="a Python that has the other runtimes")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.2, help="of each turn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
+    options = parser.parse_args()
+    outcome = Outcome("peers", {})
+    ours: dict[int, float] = {}
+    for library in options.libraries:
+        target = json.loads(Path(f"{library}.json").read_text())["target"]
+        threads = target.get("num-cores", 1)
+        ours[threads] = _in_turn(options, library, threads, outcome)
+    if {1, 2} <= ours.keys():
+        outcome.ratios["one thread over two"] = ours[1] / ours[2]
+    return outcome.print(options.json)
+
+
+def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: Outcome) -> float:
+    """Milliseconds of the library, which are written down with those of the peers."""
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(_running(sys.executable, "tuna", library, threads))
+        assert ours is not None, f"{library} does not run"
+        started = (_running(options.python, name, options.model, threads) for name in _PEERS)
+        peers = [one for one in map(stack.enter_context, started) if one is not None]
+        for _ in range(options.turns):
+            for runner in (ours, *peers):
+                runner.turn(options.seconds)
+    own_ms: float = statistics.median(ours.medians_ms)
+    key = f"{threads} threads"
+    outcome.figures[f"{key}, tuna ms"] = own_ms
+    for peer in peers:
+        named = f"{key}, {peer.name} {peer.facts['version']} ({peer.facts['precision']})"
+        outcome.baseline[f"{named} ms"] = ms = statistics.median(peer.medians_ms)
+        outcome.ratios[f"{named}: tuna's share"] = own_ms / ms
+    fp32 = [statistics.median(peer.medians_ms) for peer in peers if peer.name in _FP32]
+    if fp32:
+        outcome.ratios[f"{key}: of the fastest in fp32"] = own_ms / min(fp32)
+    return own_ms
+
+
+@contextlib.contextmanager
+def _running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runner | None]:
+    """A runtime that has the model loaded; None where it does not take part, which is said."""
+    cpus = set(available_cpus()[-threads:])
+    process = subprocess.Popen(
+        [python, "-I", str(_PROGRAM), name, str(model.resolve()), str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+    )
+    try:
+        assert process.stdout
+        assert process.stderr
+        line = process.stdout.readline()
+        if line:
+            yield _Runner(name, process, json.loads(line))
+        else:
+            reason = process.stderr.read().strip().rpartition("\n")[2]
+            print(f"{name} does not take part: {reason}", file=sys.stderr, flush=True)
+            yield None
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,159 @@
+"""`export_db.py`, `update_golden.py`, and `go_fish.py` with import_db or merge_db: databases."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuna import api
+from tuna.cli import options, seeds, show
+from tuna.cli.golden import KINDS, Accepted, print_build
+from tuna.errors import BadInput
+
+_PATH = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """Options of the file that is written."""
+
+    opencl: bool = options.option("Name the find db after OpenCL instead of HIP.", "-c")
+    text: bool = options.option("With -p: MIOpen's text form (.db.txt) instead of SQLite.")
+    packed: bool = options.option("Pack the file with bzip2.", "--bz2")
+    filename: str | None = options.option("Base name of the file.")
+    config_tag: str | None = options.option("Only layers that carry this tag.")
+    top: int = options.option("Solvers kept for a layer.", type=options.COUNT, default=4)
+
+
+@click.command(context_settings=seeds.CONTEXT)
+@seeds.session_id
+@click.option(
+    "--golden_v", type=options.GOLDEN, help="Golden version, instead of a session; needs -a."
+)
+@click.option("-p", "--perf_db", "form", flag_value="perf", help="Export the performance db.")
+@click.option("-f", "--find_db", "form", flag_value="find", help="Export the find db.")
+@click.option("-k", "--kern_db", "form", flag_value="kernel", help="Export the kernel db.")
+@click.option("--tvm_db", "form", flag_value="tvm", help="Export TVM's own JSON database.")
+@seeds.arch
+@seeds.num_cu
+@options.collected(_Wishes, "_")
+@seeds.debug
+def export_db(
+    session_id: int | None,
+    golden_v: int | None,
+    form: str | None,
+    arch: str | None,
+    num_cu: int | None,
+    wanted: _Wishes,
+) -> int:
+    """Export results; the last line printed is the path."""
+    if form is None:
+        raise BadInput("Say which database: -p, -f, -k or --tvm_db.")
+    if (session_id is None) == (golden_v is None):
+        raise BadInput("Say whose results: either --session_id or --golden_v.")
+    wishes = asdict(wanted)
+    if session_id is not None:
+        api.check_device(session_id, arch, num_cu)
+        show.exported(api.export(session_id, form, Path(), **wishes))
+    else:
+        named = seeds.required(arch, "-a")
+        show.exported(
+            api.export_golden(golden_v or 0, form, Path(), arch=named, num_cu=num_cu, **wishes)
+        )
+    return 0
+
+
+@click.command(context_settings=seeds.CONTEXT)
+@click.option(
+    "-t",
+    "--target_file",
+    type=_PATH,
+    required=True,
+    help="Find db or perf db, packed with bzip2 or not.",
+)
+@click.option("--rocm_v", help="ROCm version that it was made with.")
+@click.option("--miopen_v", help="MIOpen version that it was made with.")
+@seeds.session_id
+@seeds.arch
+@seeds.num_cu
+@click.option(
+    "-l", "--label", default="imported", show_default=True, help="Reference text of a new session."
+)
+@seeds.debug
+def import_db(target_file: Path, session_id: int | None, label: str, **facts: Any) -> int:
+    """Import a database of MIOpen's into a session; without --session_id into a new one."""
+    given = options.given(facts)
+    show.imported_database(api.import_database(target_file, session_id, label, given))
+    return 0
+
+
+@click.command(context_settings=seeds.CONTEXT)
+@click.option(
+    "-m",
+    "--master_file",
+    type=_PATH,
+    required=True,
+    help="The database that is added to, or a folder of them.",
+)
+@click.option(
+    "-t", "--target_file", type=_PATH, required=True, help="The database whose entries win."
+)
+@click.option(
+    "-p",
+    "--perf_db",
+    is_flag=True,
+    expose_value=False,
+    help="Ignored: the kind is detected from the files.",
+)
+@click.option("-f", "--find_db", is_flag=True, expose_value=False, help="Ignored, likewise.")
+@click.option("-b", "--bin_cache", is_flag=True, expose_value=False, help="Ignored, likewise.")
+@click.option(
+    "-k",
+    "--keep_keys",
+    is_flag=True,
+    help="Where both have a key, keep the master's other entries.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=options.OUTPUT_FOLDER,
+    default=Path(),
+    help="Folder for the result; default: here.",
+)
+@seeds.debug
+def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:
+    """Merge two find dbs, perf dbs or kernel dbs into a new file; neither of them is changed."""
+    show.merged(api.merge_databases(master_file, target_file, output=output, keep_keys=keep_keys))
+    return 0
+
+
+@click.command(context_settings=seeds.CONTEXT)
+@seeds.session_id
+@click.option(
+    "--golden_v", "version", type=options.GOLDEN, required=True, help="Golden version to create."
+)
+@click.option(
+    "--base_golden_v", "base_version", type=options.GOLDEN, help="Golden version to start from."
+)
+@options.collected(Accepted, "_")
+@click.option(
+    "-C",
+    "--config_type",
+    "kind",
+    type=KINDS,
+    help="Only the session's results for layers of this kind.",
+)
+@seeds.debug
+@click.pass_context
+def update_golden(ctx: click.Context, /, wanted: Accepted, **chosen: Any) -> int:
+    """Build a golden version from a session, an earlier version, or both."""
+    library = ctx.obj if isinstance(ctx.obj, str) else None
+    print_build(api.golden.build(library=library, **chosen, **asdict(wanted)))
+    return 0
+
+
+export_db_main = seeds.program(export_db, "export_db.py")
+update_golden_main = seeds.program(update_golden, "update_golden.py")

@@ -1,0 +1,120 @@
+"""Spaces of the cache that programs share: list, prune, verify, pack."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tuna.api.services import artifacts_of_models
+from tuna.artifacts.signatures import Keys
+from tuna.db import sessions
+from tuna.db.access_tokens import check_space
+from tuna.db.database import open_database
+from tuna.db.engine import reading, transaction
+from tuna.errors import BadInput, NotFound
+from tuna.jobs import needed_artifacts
+from tuna.settings import get_settings
+from tuna_serve import cache_pack
+from tuna_serve.db import cache_entries
+from tuna_serve.db.cache_entries import CacheEntry, CacheSpace
+from tuna_serve.programs import Packed
+
+
+def list_spaces() -> list[CacheSpace]:
+    """Return the spaces that have entries."""
+    with reading(open_database()) as connection:
+        return cache_entries.spaces(connection)
+
+
+def list_cache(space: str, limit: int = 100) -> list[dict[str, Any]]:
+    """Return the keys of a space with the sizes of their files, the key that was put last first.
+    Raises NotFound for a space without entries."""
+    with reading(open_database()) as connection:
+        found = cache_entries.newest(connection, check_space(space), limit)
+    if not found:
+        raise cache_pack.nothing_in(space)
+    return found
+
+
+def prune_cache(
+    space: str,
+    keys: Collection[str] = (),
+    unused_since: datetime | None = None,
+    gone: Path | None = None,
+) -> list[CacheEntry]:
+    """Remove the entries of these keys, and those that were not used since a time and that no pack
+    holds, with their bytes; return them. The pack that was written to `gone` holds none any more.
+
+    Raises BadInput where nothing is said, NotFound for a key or pack that is not there.
+    """
+    if not keys and unused_since is None and gone is None:
+        raise BadInput("What is to be pruned?", hint="give --unused, --key or --pack")
+    engine = open_database()
+    check_space(space)
+    with reading(engine) as connection:
+        for key in keys:
+            if not cache_entries.entries_of(connection, space, key):
+                raise NotFound(f"There is no key {key[:255]!a} in {space}.")
+    if gone is not None:
+        transaction(engine, cache_entries.let_go, space, cache_pack.held_by(gone))
+    found = transaction(engine, cache_entries.prune, space, keys, unused_since)
+    digests = {one.digest for one in found}
+    with reading(engine) as connection:
+        digests -= needed_artifacts.in_use(connection, digests)
+    if digests:
+        artifacts_of_models().remove(sorted(digests))
+    return found
+
+
+@dataclass(frozen=True)
+class VerifiedCache:
+    """Entries whose bytes were read."""
+
+    checked: int
+    size_bytes: int
+    damaged: tuple[CacheEntry, ...]  #: whose bytes are missing or others than they were
+
+
+def verify_cache(space: str | None = None) -> VerifiedCache:
+    """Read the bytes of each entry, of one space if it is given, and compare them with their
+    SHA-256. Raises NotFound for a space without entries."""
+    engine, artifacts = open_database(), artifacts_of_models()
+    damaged: list[CacheEntry] = []
+    checked, size_bytes, last = 0, 0, 0
+    while True:
+        with reading(engine) as connection:
+            page = cache_entries.page(connection, last, space and check_space(space))
+        if not page:
+            if space is not None and not checked:
+                raise cache_pack.nothing_in(space)
+            return VerifiedCache(checked, size_bytes, tuple(damaged))
+        for entry in page:
+            if artifacts.is_whole(entry.digest):
+                size_bytes += entry.size_bytes
+            else:
+                damaged.append(entry)
+        checked, last = checked + len(page), page[-1].id
+
+
+def pack_cache(space: str, folder: Path, at: Path | None = None, arch: str = "") -> Packed:
+    """Write a space as a folder that Triton and Helion read; see `cache_pack`.
+
+    `at`: the absolute path at which they read it; default: where it is written. `arch`: leaves out
+    kernels of others. Raises NotFound for a space without entries, BadInput, StorageFull.
+    """
+    plan = cache_pack.PackPlan(space, folder, at or folder.resolve(), arch)
+    return cache_pack.write(open_database(), plan, artifacts_of_models(), _keys())
+
+
+def check_pack(folder: Path) -> int:
+    """Compare each file of a pack with its signed manifest, and return their number; raises
+    PackDamaged."""
+    return cache_pack.check(folder, _keys())
+
+
+def _keys() -> Keys:
+    with reading(open_database()) as connection:
+        return sessions.artifact_keys(connection, get_settings())

@@ -1,0 +1,41 @@
+"""Policies say what to publish next: pure functions from a snapshot of the open work to shares of
+the queues (docs/scheduling.md).
+
+The setting `policy` names one; the package tuna-simulate compares them with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tuna.coordinator.policies.by_priority import deadline, fair, gradient, shortest
+from tuna.coordinator.policies.snapshot import (
+    PER_PROCESS,
+    Need,
+    Policy,
+    Prediction,
+    Share,
+    Snapshot,
+    StageTimes,
+)
+
+#: Policies by name
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {policy.name: policy for policy in (fair, gradient, shortest, deadline)}
+)
+
+__all__ = [
+    "PER_PROCESS",
+    "POLICIES",
+    "Need",
+    "Policy",
+    "Prediction",
+    "Share",
+    "Snapshot",
+    "StageTimes",
+    "deadline",
+    "fair",
+    "gradient",
+    "shortest",
+]

@@ -1,1 +1,0 @@
-"""Results from Redis into SQL: checks, attempts, the find db, dead letters."""

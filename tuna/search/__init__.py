@@ -1,1 +1,0 @@
-"""Rounds of a search: proposals, parts, history, warm starts, stopping, finals."""
