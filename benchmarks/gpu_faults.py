@@ -18,6 +18,7 @@ from benchmarks.harness import Outcome
 from tuna.configs import DataType, GemmConfig
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.items import Candidate, WorkItem
+from tuna.libraries.steps import find_step
 from tuna.testing.rehearsal import run_context
 from tuna_triton.artifact import (
     PROFILE_SCRATCH,
@@ -93,7 +94,7 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     device = DeviceHandle("gpu", name or "gpu", {"CUDA_VISIBLE_DEVICES": name} if name else {})
     context = dataclasses.replace(context, device=dataclasses.replace(device, cpus=context.cpus))
-    arch, step = library.environment().arch, library.step("eval")
+    arch, step = library.environment().arch, find_step(library, "eval")
     good = _compiled(library, context, arch)
     codes = [good]
     for number, fault in enumerate(FAULTS.values()):
@@ -175,7 +176,7 @@ def assembled(ptx: str, arch: str) -> bytes:
 def _compiled(library: TritonLibrary, context: Any, arch: str) -> Artifact:
     """Tuna's own product by its default, compiled by Triton."""
     item = _item(step="compile", target=arch, options={"candidates": 1})
-    (result,) = library.run(library.step("compile"), [item], context)
+    (result,) = library.run(find_step(library, "compile"), [item], context)
     return from_bytes(context.artifacts.get(result.trials[0].artifact or ""))
 
 

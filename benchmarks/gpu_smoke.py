@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.gpu_launch import PARTS
 from tuna.configs import Config, from_json
 from tuna.libraries.items import WorkItem
+from tuna.libraries.steps import find_step
 from tuna.sandbox import box as boxes
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box
@@ -103,7 +104,7 @@ def launches(folder: Path) -> Launches:
                 target=arch,
                 options={"candidates": EACH},
             )
-            (built,) = library.run(library.step("compile"), [item], context)
+            (built,) = library.run(find_step(library, "compile"), [item], context)
             for trial in built.trials:
                 if trial.artifact is None:
                     found.notes.append(f"{config.label}: not built: {trial.output_tail[-300:]}")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
+from benchmarks.simulated_device import DURATIONS, SimulatedDevice, SimulatedRounds, install
 from tests.private_servers import wait_until
 from tuna.common import logs
 from tuna.configs import GemmConfig
@@ -31,6 +31,7 @@ from tuna.db import configs, database, jobs, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search, StepResultRow
 from tuna.jobs.serving import SessionWork, read_works
+from tuna.libraries.steps import every_step
 from tuna.queue.announcements import NAMESPACES_KEY
 from tuna.queue.connection import connect, ensure_services, make_celery, release_services
 from tuna.settings import Settings, get_settings
@@ -90,7 +91,7 @@ def coordinate() -> int:
     parser.add_argument("--late", action="store_true")
     options = parser.parse_args()
     logs.configure("WARNING", "console")
-    SimulatedDevice.look_ahead = lambda *_: options.look_ahead  # type: ignore[method-assign]
+    SimulatedRounds.look_ahead = lambda *_: options.look_ahead  # type: ignore[method-assign]
     settings = get_settings()
     engine = make_engine(settings.sql_url)
     database.upgrade(engine)
@@ -138,7 +139,7 @@ class _Late:
     def __init__(self, engine: sa.Engine, work: SessionWork, policy: Policy) -> None:
         self._engine, self._policy = engine, policy
         # the same of all sessions
-        self._queues = {step.name: work.queue(step) for step in work.library.every_step}
+        self._queues = {step.name: work.queue(step) for step in every_step(work.library)}
 
     def __call__(self, snapshot: Snapshot, /) -> list[Share]:
         flying = Job.state.in_([state.value for state in IN_FLIGHT])
@@ -183,7 +184,7 @@ def _make_session(engine: sa.Engine, reason: str) -> int:
         tag="t",
         solvers=[first],
         searched=[first],
-        search=library.search.name,
+        search=library.search.step.name,
     )
     with writing(engine) as connection:
         if jobs.load(connection, request) != 1:

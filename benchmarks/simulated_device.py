@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuna.libraries.base import Found, Step
+from tuna.libraries.base import RoundsOutcome, SearchRules, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.testing.noop import NoopLibrary
@@ -31,26 +31,32 @@ _TRIALS = 8
 _ROOT = Path(__file__).resolve().parents[1]
 
 
+class SimulatedRounds(SearchRules):
+    """Every solver searches."""
+
+    step = Step("search", Resource.CPU)
+
+    def solvers(self, names: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        """All of them."""
+        return list(names)
+
+    def ends(self, options: Mapping[str, Any], outcome: RoundsOutcome) -> str | None:
+        """When all rounds were opened that have durations."""
+        rounds = min(map(len, _durations(os.environ[DURATIONS]).values()))
+        return f"{rounds} rounds" if outcome.opened >= rounds else None
+
+
 class SimulatedDevice(NoopLibrary):
     """Every solver searches; a round has one batch of candidates, which pass through all stages."""
 
     name = "simulated-device"
     kinds = ("gemm",)
-    search = Step("search", Resource.CPU)
+    search = SimulatedRounds()
     steps = (
         Step("build", Resource.CPU),
         Step("profile", Resource.DEVICE),
         Step("update", Resource.CPU),
     )
-
-    def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        """All of them."""
-        return list(solvers)
-
-    def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
-        """When all rounds were opened that have durations."""
-        rounds = min(map(len, _durations(os.environ[DURATIONS]).values()))
-        return f"{rounds} rounds" if found.opened >= rounds else None
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
@@ -70,7 +76,7 @@ class SimulatedDevice(NoopLibrary):
             )
 
     def _trials(self, step: Step, item: WorkItem, context: RunContext) -> tuple[Trial, ...]:
-        if step is self.search:
+        if step is self.search.step:
             return tuple(
                 Trial(index=index, params=f"{item.round}/{index}") for index in range(_TRIALS)
             )

@@ -15,6 +15,9 @@ from tuna.db.models import Base
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.errors import TunaError
 from tuna.jobs.states import mermaid
+from tuna.libraries.base import Library, SearchRules
+from tuna.libraries.device_use import DeviceUse
+from tuna.libraries.params_text import ParamsText
 from tuna.settings import Settings, setting_names
 from tuna.vocabulary import Cause, RequestState, State
 from tuna_serve.db import requests
@@ -135,3 +138,21 @@ def test_the_options_of_a_session_are_in_the_documents() -> None:
     for name, field in SessionOptions.model_fields.items():
         row = f"| `{name}` | {DEFAULTS.text(name)} | {field.description} |"
         assert row in text, name
+
+
+@pytest.mark.parametrize(
+    ("part", "title"),
+    [
+        (Library, "`Library`"),
+        (SearchRules, "`Library.search`"),
+        (ParamsText, "`Library.params`"),
+        (DeviceUse, "`Library.device`"),
+    ],
+)
+def test_plug_in_page_lists_the_members_of_the_contract(part: type, title: str) -> None:
+    page = (ROOT / "docs" / "plugins.md").read_text().split("## Every hook")[1]
+    (table,) = re.findall(rf"(?m)^\| {title}[^\n]*\n((?:\|.*\n)+)", page)
+    listed = re.findall(r"`(\w+)", " ".join(row.split(" | ")[0] for row in table.splitlines()))
+    names = {name for name in {**vars(part), **part.__annotations__} if name[0] != "_"}
+    assert set(listed) == names - {"search", "params"}
+    assert len(listed) <= 14, "what only some libraries need is not for all to read"

@@ -8,6 +8,7 @@ from typing import Any
 from tuna.configs import Config
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
+from tuna.libraries.steps import find_step
 from tuna.libraries.tvm import TvmLibrary
 
 
@@ -34,7 +35,7 @@ class Bench:
 
     def run(self, item: WorkItem) -> StepResult:
         """The one result of one item."""
-        (result,) = self.library.run(self.library.step(item.step), [item], self.context)
+        (result,) = self.library.run(find_step(self.library, item.step), [item], self.context)
         assert (result.job_id, result.attempt, result.step) == (
             item.job_id,
             item.attempt,

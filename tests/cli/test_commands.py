@@ -26,6 +26,7 @@ from tuna.db.overview import Overview
 from tuna.libraries import noise
 from tuna.libraries.noise_records import NoiseRecord, machine_identity
 from tuna.libraries.registry import names
+from tuna.libraries.steps import command_line
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import IN_FLIGHT, State
 
@@ -130,7 +131,7 @@ def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None
         config=config.to_json(),
         seed=7, options={"trials": 1},
     )  # fmt: skip
-    words = shlex.split(get_library("noop").reproduce(item))
+    words = shlex.split(command_line(get_library("noop"), item))
     assert words[0] == "tuna"
     ended = type_in(*words)
     assert ended.code == 0

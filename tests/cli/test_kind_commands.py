@@ -14,6 +14,7 @@ from command_lines import Ended
 from tuna.configs import from_json_text
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import command_line
 from tuna.testing.kind_contract import registered
 
 Type = Callable[..., Ended]
@@ -62,7 +63,7 @@ def test_a_kind_without_a_driver_grammar_is_imported_listed_loaded_and_repeated(
         config=json.loads(listed[0]),
         options={"trials": 1},
     )  # fmt: skip
-    words = shlex.split(get_library("noop").reproduce(item))
+    words = shlex.split(command_line(get_library("noop"), item))
     assert from_json_text(words[-1]) == softmax_kind.Softmax(128, 1000)
     again = type_in(*words)
     assert (again.code, "softmax 128x1000 fp32" in again.out) == (0, True)

@@ -38,6 +38,7 @@ from state_machine_parts import (
     is_final,
     judge_ended,
     judge_opened,
+    policy_of,
     rows_of,
     said_of,
     to_json,
@@ -180,7 +181,7 @@ class Machine(RuleBasedStateMachine):
             )
             self.owed.discard(event.words)
         self.answered[event.job] = event.attempt
-        policy = LIBRARY.retry(Cause(event.cause)) if event.cause else Retry()
+        policy = policy_of(Cause(event.cause)) if event.cause else Retry()
         free = (
             not policy.charged and policy.again not in PERMANENT and self.free[event.job] < MAX_FREE
         )
@@ -229,17 +230,17 @@ class Machine(RuleBasedStateMachine):
             assert job.failures == self.failures[job.id] <= MAX
             assert job.uncharged == self.free[job.id] <= MAX_FREE
             assert (job.avoid is None) or (
-                cause is not None and LIBRARY.retry(cause).again is Again.ELSEWHERE
+                cause is not None and policy_of(cause).again is Again.ELSEWHERE
             )
             if job.ready_at and state not in IN_FLIGHT | {State.CANCELED}:
                 assert cause is not None
-                assert LIBRARY.retry(cause).delay_s
+                assert policy_of(cause).delay_s
             steps = job.steps.split(",")
             assert job.step == next(
                 (step for step in steps if step not in self.good[job.id]), steps[-1]
             )
             if state is not State.CANCELED:
-                permanent = cause is not None and LIBRARY.retry(cause).again in PERMANENT
+                permanent = cause is not None and policy_of(cause).again in PERMANENT
                 assert (state is State.ERRORED) is (
                     job.failures == MAX or (job.failures > 0 and permanent)
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,8 +16,9 @@ import redis
 from hypothesis import strategies as st
 
 from tuna.coordinator.coordinator import Coordinator
-from tuna.libraries.base import Again, Found, Retry, Step
+from tuna.libraries.base import Again, Retry, RoundsOutcome, SearchRules, Step
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.libraries.steps import every_step
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report
 from tuna.settings import Settings
@@ -76,13 +77,23 @@ CREATE TRIGGER opened AFTER INSERT ON job WHEN NEW.round > 0 BEGIN
 """
 
 
+class ThreeRounds(SearchRules):
+    step = Step("search", Resource.CPU, chunk=3, urgent=True, retries=POLICIES)
+
+    def solvers(self, names: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        return ()
+
+    def ends(self, options: Mapping[str, Any], outcome: RoundsOutcome) -> str | None:
+        return f"{ROUNDS} rounds" if outcome.opened >= ROUNDS else None
+
+
 class SmallChunks(NoopLibrary):
     """Two steps on a CPU and one on a device, searches of three rounds, and a policy of its own for
     some failures."""
 
-    search = Step("search", Resource.CPU, chunk=3, urgent=True)
+    search = ThreeRounds()
     steps = tuple(
-        Step(name, resource, chunk=3)
+        Step(name, resource, chunk=3, retries=POLICIES)
         for name, resource in (
             ("build", Resource.CPU),
             ("link", Resource.CPU),
@@ -90,15 +101,10 @@ class SmallChunks(NoopLibrary):
         )
     )
 
-    def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
-        return f"{ROUNDS} rounds" if found.opened >= ROUNDS else None
-
-    def retry(self, cause: Cause) -> Retry:
-        return POLICIES.get(cause) or super().retry(cause)
-
 
 LIBRARY = SmallChunks()
-STEPS = st.sampled_from(LIBRARY.every_step)
+policy_of = LIBRARY.search.step.retry
+STEPS = st.sampled_from(every_step(LIBRARY))
 
 
 class Died(BaseException):
@@ -276,7 +282,7 @@ def to_json(report: Report) -> str:
 
 def judge_opened(event: Any, search: Sequence[Any]) -> None:
     """A round of the search was opened; the unique key of `job` has it that this is done once."""
-    assert event.opened <= 1 + LIBRARY.look_ahead({}), (
+    assert event.opened <= 1 + LIBRARY.search.look_ahead({}), (
         "so many rounds of a search are open, itself too"
     )
     number = next(job.round for job in search if job.id == event.job)

@@ -40,6 +40,7 @@ from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue.claim import claim
 from tuna.queue.connection import connect, ensure_services, make_celery, queue_depth
 from tuna.queue.leases import Leases
@@ -315,7 +316,7 @@ def test_a_broker_that_is_killed_as_a_queue_is_declared_loses_no_message(
     published = coordinator.publish()
     assert not coordinator.quarantine.faults
     with celery.connection_for_read() as connection:
-        queue = coordinator._works[0].queue(LIBRARY.step("build"))
+        queue = coordinator._works[0].queue(find_step(LIBRARY, "build"))
         assert queue_depth(connection, queue) == published > 0
 
 
@@ -331,7 +332,9 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
             sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled")
         )
         serving = SessionWork(1, LIBRARY.environment(), LIBRARY)
-        chunks = {name: claim(connection, serving, LIBRARY.step(name), 5)[0].id for name in steps}
+        chunks = {
+            name: claim(connection, serving, find_step(LIBRARY, name), 5)[0].id for name in steps
+        }
         connection.execute(sa.update(Job).values(leased_at=utc_now() - timedelta(minutes=1)))
         namespace = sessions.namespace(connection)
     Leases(redis_client, namespace, 30.0).open(chunks.values())

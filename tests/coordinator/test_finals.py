@@ -27,11 +27,11 @@ from tuna.golden import releasable
 from tuna.jobs import finals
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
-from tuna.libraries.base import FINALS, Step
-from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.base import FINALS, Finals, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step, served_steps
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
@@ -49,7 +49,7 @@ TRUE_MS = [1.1, 1.0, 1.05, *range(3, 10)]
 class Drifting:
     """The no-op library on a machine whose speed changes between jobs, and not within one."""
 
-    finals = Step(FINALS, Resource.DEVICE)
+    finals = Finals()
 
     def __init__(self) -> None:
         self.factors: dict[str, float] = {}  #: by solver, or FINALS
@@ -102,7 +102,7 @@ class Scene:
             return claim.claim(
                 connection,
                 SessionWork(self.session_id, self.library.environment(), self.library),
-                self.library.step(step),
+                find_step(self.library, step),
                 100,
             )
 
@@ -112,7 +112,7 @@ class Scene:
 
     def work(self, step: str) -> list[StreamEntry]:
         """Run what waits for the step; the reports are not drained yet."""
-        found = self.library.step(step)
+        found = find_step(self.library, step)
         reports = [
             Report(
                 kind=ReportKind.FINISHED,
@@ -194,8 +194,8 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(
 def test_a_baseline_takes_part_where_the_library_compares_with_it(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, takes_part: bool
 ) -> None:
-    monkeypatch.setattr(NoopLibrary, "baselines_in_finals", takes_part)
     one = scene(Noop0=0.85).tuned()
+    monkeypatch.setattr(NoopLibrary, "finals", Finals(baselines=takes_part))
     with writing(one.engine) as connection:
         second = sa.update(models.SolverRow).where(models.SolverRow.name == "Noop2")
         connection.execute(second.values(algorithm=BASELINE))
@@ -211,10 +211,7 @@ def test_a_baseline_takes_part_where_the_library_compares_with_it(
     assert (baseline.solver, baseline.final_job_id is not None) == ("Noop2", takes_part)
 
 
-def test_jobs_that_ask_for_no_finalists_have_no_finals(
-    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(NoopLibrary, "takes_part_in_finals", CandidateLibrary.takes_part_in_finals)
+def test_jobs_that_ask_for_no_finalists_have_no_finals(scene: Callable[..., Scene]) -> None:
     one = scene(Noop0=0.85).tuned()
     with writing(one.engine) as connection:
         connection.execute(sa.update(Job).values(options={"finalists": 0}))
@@ -301,7 +298,7 @@ def test_there_are_none_where_there_is_nothing_to_decide(
     one = scene(Noop0=5, Noop2=5).tuned()
     assert one.load() == 0, "one solver is far ahead"
     monkeypatch.setattr(NoopLibrary, "finals", None)
-    assert (one.load(), one.library.served_with(())) == (0, list(one.library.steps))
+    assert (one.load(), served_steps(one.library, ())) == (0, list(one.library.steps))
 
 
 @pytest.mark.parametrize(("after_rounds", "finals_made"), [(True, 1), (False, 0)])
@@ -312,8 +309,8 @@ def test_the_winner_of_several_rounds_is_measured_again_alone(
     finals_made: int,
 ) -> None:
     """It is the fastest of the rounds' winners, so that its time is too short by chance."""
-    monkeypatch.setattr(NoopLibrary, "finals_after_rounds", after_rounds)
     one = scene(Noop0=5, Noop2=5, finals=1.04).tuned()
+    monkeypatch.setattr(NoopLibrary, "finals", Finals(after_rounds=after_rounds))
     assert one.load() == 0, "it was measured in one job"
     with writing(one.engine) as connection:
         fastest = connection.execute(sa.select(FindDb).order_by(FindDb.time_ms)).first()

@@ -13,6 +13,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.results import memory_of
 from tuna.vocabulary import Resource
@@ -93,7 +94,7 @@ def test_a_config_is_split_only_where_it_does_not_fit(
         chunks = claim.claim(
             connection,
             SessionWork(session_id, library.environment(), library),
-            library.step("build"),
+            find_step(library, "build"),
             1000,
             size,
         )

@@ -20,6 +20,7 @@ from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem, result_of
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -76,7 +77,7 @@ def work_off(
         claimed = claim.claim(
             connection,
             SessionWork(session_id, library.environment(), library),
-            library.step("build"),
+            find_step(library, "build"),
             1000,
         )
     if not claimed:

@@ -27,9 +27,11 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound, ServiceError, TunaError
 from tuna.jobs.serving import SessionWork, open_queues, read_works
+from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.queue.messages import Chunk
 from tuna.settings import get_settings
@@ -111,7 +113,7 @@ def make(
 def announce(engine: sa.Engine, client: redis.Redis, *names: str, **facts: str) -> None:
     """Heartbeats of compile workers."""
     status = WorkerStatus(
-        "a", "compile", "h", 1, "", "", (LIBRARY.toolchain(),), (), time.time(), time.time()
+        "a", "compile", "h", 1, "", "", (toolchain_of(LIBRARY),), (), time.time(), time.time()
     )
     with reading(engine) as connection:
         board = HeartbeatBoard(client, sessions.namespace(connection), 30.0)
@@ -205,7 +207,7 @@ def test_what_ended_predicts_what_is_left(
     snapshots._reads.wait(0.0)
     snapshots.refresh([work])
     assert {(kind.step, kind.queue) for kind in snapshots._times._kinds} == {
-        ("build", work.queue(LIBRARY.step("build")))
+        ("build", work.queue(find_step(LIBRARY, "build")))
     }
     assert len(snapshots._times._kinds) == 10, "one for each solver"
 
@@ -341,7 +343,7 @@ def test_a_queue_is_open_while_jobs_have_still_to_go_through_it(
 ) -> None:
     session_id = make_jobs(engine, 1)
     (work,) = works_of(engine, [session_id])
-    build, measure = (work.queue(LIBRARY.step(name)) for name in ("build", "measure"))
+    build, measure = (work.queue(find_step(LIBRARY, name)) for name in ("build", "measure"))
 
     def open_now(**values: str) -> set[str]:
         with writing(engine) as connection:
@@ -368,9 +370,7 @@ def _fails(*_: object, **__: object) -> Any:
     [
         {"time_limit_s": _fails},
         {"time_limit_s": lambda *_: float("nan")},
-        {"uses_known_params": property(_fails)},
-        {"every_step": property(_fails)},
-        {"step": _fails},
+        {"params": property(_fails)},
     ],
 )
 def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
@@ -430,7 +430,7 @@ def test_a_run_of_a_session_whose_library_cannot_say_its_steps_ends_with_its_err
     engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session_id = make_jobs(engine, 1)
-    library = type("Broken", (NoopLibrary,), {"served_with": _fails})()
+    library = type("Broken", (NoopLibrary,), {"search": property(_fails)})()
     monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     with pytest.raises(
         TunaError, match="code of the library noop failed: RuntimeError: a bug of a plug-in"

@@ -25,18 +25,20 @@ from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.waited_for import waited_for
 from tuna.db import server_errors
 from tuna.errors import DatabaseError, StoreUnavailable
+from tuna.libraries.abilities import toolchain_of
+from tuna.libraries.steps import find_step
 from tuna.queue.heartbeat import WorkerStatus
 from tuna.queue.leases import Published
 from tuna.reports import status
 from tuna.services import redis_client as redis_client_module
 from tuna.settings import get_settings
 
-WORKER = WorkerStatus("box:1", "compile", "box", 1, "", "", (LIBRARY.toolchain(),), (), 0.0, 0.0)
+WORKER = WorkerStatus("box:1", "compile", "box", 1, "", "", (toolchain_of(LIBRARY),), (), 0.0, 0.0)
 
 
 def test_chunks_wait_for_a_worker_of_their_queue(engine: sa.Engine) -> None:
     works = works_of(engine, [make_jobs(engine, 1)])
-    build = works[0].queue(LIBRARY.step("build"))
+    build = works[0].queue(find_step(LIBRARY, "build"))
     published = Published(Counter({build: 2}), Counter())
 
     def waited(*workers: WorkerStatus) -> str:
@@ -74,7 +76,7 @@ def test_a_coordinator_and_status_say_the_same(
     assert coordinator.waited_for() == "", "nothing is published yet"
     coordinator.publish()
     (work,) = works_of(engine, [first])
-    sentence = f"a compile worker (queue {work.queue(LIBRARY.step('build'))})"
+    sentence = f"a compile worker (queue {work.queue(find_step(LIBRARY, 'build'))})"
     assert coordinator.waited_for() == sentence
     assert status.waits(engine, get_settings(), [first]) == {first: sentence}
     snapshot = status.Watcher(engine, get_settings()).look()

@@ -29,7 +29,9 @@ from tuna.db.models import Job, Search
 from tuna.db.types import utc_now
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import DeviceReport, StepResult, Trial
+from tuna.libraries.params_text import ParamsText
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Report, ReportKind
@@ -151,7 +153,10 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
 def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
     with writing(engine) as connection:
         return claim.claim(
-            connection, SessionWork(1, LIBRARY.environment(), LIBRARY), LIBRARY.step(step), limit
+            connection,
+            SessionWork(1, LIBRARY.environment(), LIBRARY),
+            find_step(LIBRARY, step),
+            limit,
         )
 
 
@@ -182,7 +187,7 @@ def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:
 def test_claiming_goes_by_index(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(LIBRARY, "uses_known_params", True, raising=False)
+    monkeypatch.setattr(LIBRARY, "params", ParamsText(uses_known=True), raising=False)
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
     check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
 

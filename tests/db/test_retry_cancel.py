@@ -24,6 +24,7 @@ from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
@@ -46,7 +47,7 @@ def _claim(
         return claim.claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            LIBRARY.step(step),
+            find_step(LIBRARY, step),
             limit,
         )
 

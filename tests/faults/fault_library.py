@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tuna.libraries.base import Step
-from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.context import RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.sandbox.discovery import CPU
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
 
@@ -51,6 +53,7 @@ class FaultLibrary(NoopLibrary):
 
     name = "faults"
     kinds = ("gemm",)
+    device = DeviceUse(CPU, probe=lambda _: "it is dead" if _is_dead() else "")
     steps = (Step("build", Resource.CPU, chunk=20), Step("measure", Resource.DEVICE, chunk=20))
 
     def run(
@@ -68,9 +71,6 @@ class FaultLibrary(NoopLibrary):
             # changes.
             facts = {"started_at": started_at, "ended_at": time.time(), "busy_s": _SLOW_S}
             yield found.model_copy(update=facts)
-
-    def probe(self, device: DeviceHandle) -> str:
-        return "it is dead" if _is_dead() else ""
 
     def _build(self, item: WorkItem, context: RunContext) -> StepResult:
         if BROKEN in os.environ:

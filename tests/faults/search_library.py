@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tuna.jobs import history
 from tuna.libraries import options
-from tuna.libraries.base import Found, Step
+from tuna.libraries.base import RoundsOutcome, SearchRules, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.testing.noop import NoopLibrary, NoopOptions
@@ -41,23 +41,27 @@ class SearchOptions(NoopOptions):
     rounds: int = Field(ROUNDS, ge=1, description="of each search")
 
 
+class FixedRounds(SearchRules):
+    step = Step("search", Resource.CPU, chunk=2, urgent=True)
+
+    def solvers(self, names: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        return [name for name in names if int(name[-1]) < 5]
+
+    def ends(self, given: Mapping[str, Any], outcome: RoundsOutcome) -> str | None:
+        asked = options.read(SearchOptions, given)
+        return f"{asked.rounds} rounds" if outcome.opened >= asked.rounds else None
+
+    def max_rounds(self, given: Mapping[str, Any]) -> int | None:
+        return options.read(SearchOptions, given).rounds
+
+
 class SearchLibrary(NoopLibrary):
     """The first five solvers search in rounds; the others have one."""
 
     name = "searches"
     options = SearchOptions
-    search = Step("search", Resource.CPU, chunk=2, urgent=True)
+    search: SearchRules = FixedRounds()
     steps = (Step("build", Resource.CPU, chunk=2), Step("measure", Resource.DEVICE, chunk=2))
-
-    def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        return [name for name in solvers if int(name[-1]) < 5]
-
-    def search_ends(self, given: Mapping[str, Any], found: Found) -> str | None:
-        asked = options.read(SearchOptions, given)
-        return f"{asked.rounds} rounds" if found.opened >= asked.rounds else None
-
-    def most_rounds(self, given: Mapping[str, Any]) -> int | None:
-        return options.read(SearchOptions, given).rounds
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
@@ -75,7 +79,7 @@ class SearchLibrary(NoopLibrary):
             )
 
     def _trials(self, step: Step, item: WorkItem, context: RunContext) -> tuple[Trial, ...]:
-        if step is self.search:
+        if step is self.search.step:
             told = history.read([context.artifacts.get(digest) for digest in item.history])
             names = proposals(item.solver, item.config, told)
             return tuple(Trial(index=index, params=name) for index, name in enumerate(names))

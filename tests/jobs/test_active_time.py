@@ -13,13 +13,13 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 from test_rounds import open_scene
-from test_searches_shown import Limited
+from test_searches_shown import Limited, LimitedRounds
 
 from tuna.archives import removal
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Search, ServedTime, StepResultRow
 from tuna.jobs import rounds
-from tuna.libraries.base import Found, SearchLimits
+from tuna.libraries.base import RoundsOutcome, SearchLimits
 
 BEGUN = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)
 DAY_S = 86400.0
@@ -106,13 +106,13 @@ def test_a_session_is_deleted_with_what_is_known_of_its_time(
         )
 
 
-class Minutes(Limited):
-    """It remembers what it is asked."""
+class Minutes(LimitedRounds):
+    """They remember what they are asked."""
 
-    found: Found | None = None
+    outcome: RoundsOutcome | None = None
 
-    def search_ends(self, options: Any, found: Found) -> str | None:
-        self.found = found
+    def ends(self, options: Any, outcome: RoundsOutcome) -> str | None:
+        self.outcome = outcome
         return None
 
 
@@ -125,8 +125,10 @@ def test_a_search_that_is_resumed_the_next_day_has_the_time_left_that_it_had(
 ) -> None:
     """It ended with its first round, since the night counted."""
     scene = open_scene(engine, redis_client, tmp_path, monkeypatch)
-    library = scene.library = Minutes()
-    library.limits_s = SearchLimits(54.0, 60.0)
+    library, rules = Limited(), Minutes()
+    library.search = rules
+    scene.library = library
+    rules.limits = SearchLimits(54.0, 60.0)
     scene.work("search")
     scene.load()
     for step in ("search", "build", "build"):
@@ -147,9 +149,9 @@ def test_a_search_that_is_resumed_the_next_day_has_the_time_left_that_it_had(
         with writing(engine) as connection:
             assert rounds.give_up(connection, scene.session_id, library) == set()
             assert rounds.load(connection, scene.session_id, library) == 1 - round_
-    assert library.found is not None
-    assert 15 <= library.found.elapsed_s <= 30
-    assert library.found.round_s <= library.found.elapsed_s
+    assert rules.outcome is not None
+    assert 15 <= rules.outcome.elapsed_s <= 30
+    assert rules.outcome.round_s <= rules.outcome.elapsed_s
     serve(engine, scene.session_id, at, int(DAY_S) + 6, int(DAY_S) + 70)
     with writing(engine) as connection:
         rounds.give_up(connection, scene.session_id, library)

@@ -18,6 +18,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import Candidate, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
@@ -40,7 +41,7 @@ class Bench:
             (chunk,) = claim.claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                LIBRARY.step(step),
+                find_step(LIBRARY, step),
                 10,
             )
         self.chunk = chunk.id
@@ -161,7 +162,7 @@ def test_the_best_of_a_solvers_jobs_is_kept(
     bench.built()
     with writing(bench.engine) as connection:
         work = SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY)
-        chunks = claim.claim(connection, work, LIBRARY.step("measure"), 10, 1)
+        chunks = claim.claim(connection, work, find_step(LIBRARY, "measure"), 10, 1)
     chunks.sort(key=lambda chunk: chunk.items[0].job_id, reverse=True)
     entries = []
     for chunk, (params, time_ms, noisy) in zip(chunks, (first, second), strict=True):
@@ -225,7 +226,7 @@ def _claimed(bench: Bench) -> list[claim.ClaimedChunk]:
         return claim.claim(
             connection,
             SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY),
-            LIBRARY.step("measure"),
+            find_step(LIBRARY, "measure"),
             1,
         )
 

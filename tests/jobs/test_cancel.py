@@ -16,8 +16,10 @@ from tuna.db import sessions
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.jobs.serving import works_of
+from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.connection import connect, ensure_services
 from tuna.queue.leases import Leases
@@ -74,11 +76,18 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     ensure_services(get_settings())
     engine, library, client = open_database(), get_library("miopen"), connect(get_settings())
     with writing(engine) as connection:
-        (claimed,) = claim.claim(connection, works_of(connection, [1])[1], library.step(STEP), 1)
+        (claimed,) = claim.claim(
+            connection, works_of(connection, [1])[1], find_step(library, STEP), 1
+        )
         namespace = sessions.namespace(connection)
     leases = Leases(client, namespace, LEASE_S)
     leases.open([claimed.id])
-    facts = {"library": "miopen", "step": STEP, "environment": "", "toolchain": library.toolchain()}
+    facts = {
+        "library": "miopen",
+        "step": STEP,
+        "environment": "",
+        "toolchain": toolchain_of(library),
+    }
     chunk = Chunk(id=claimed.id, namespace=namespace, items=claimed.items, **facts)
     context = RunContext(Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), tmp_path, (0,))
     runner, ended = Runner(RedisLink(client, LEASE_S), context, "far-away"), list[str]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import Again, Library, Retry, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -63,10 +65,7 @@ class Fails(NoopLibrary):
     """Every item fails for the same cause, of which the library has a policy."""
 
     def __init__(self, policy: Retry) -> None:
-        self.policy = policy
-
-    def retry(self, cause: Cause) -> Retry:
-        return self.policy if cause is CAUSE else super().retry(cause)
+        self.steps = tuple(replace(step, retries={CAUSE: policy}) for step in NoopLibrary.steps)
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
@@ -191,12 +190,10 @@ def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
 
 
 class Buggy(NoopLibrary):
-    """Its own code fails when it is asked what follows."""
+    """Its own code fails when it is asked for its steps."""
 
-    def retry(self, cause: Cause) -> Retry:
-        raise RuntimeError("a bug of a plug-in")
-
-    def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
+    @property
+    def steps(self) -> tuple[Step, ...]:  # type: ignore[override]
         raise RuntimeError("a bug of a plug-in")
 
 
@@ -242,7 +239,7 @@ class Scene:
         """One round; returns what was claimed."""
         with writing(self.engine) as connection:
             work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim.claim(connection, work, self.library.step("build"), 1000)
+            chunks = claim.claim(connection, work, find_step(self.library, "build"), 1000)
         for chunk in chunks:
             self.leases.open([chunk.id])
             facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
@@ -297,7 +294,7 @@ def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
         chunks = claim.claim(
             connection,
             SessionWork(scene.session_id, scene.library.environment(), scene.library),
-            scene.library.step("build"),
+            find_step(scene.library, "build"),
             1000,
         )
     assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place] * 10]

@@ -11,6 +11,7 @@ from tuna.db.models import Job, TrialRow
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate
+from tuna.libraries.steps import find_step
 from tuna.queue.claim import claim
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
@@ -54,7 +55,7 @@ def test_a_step_whose_name_begins_another_gets_what_that_made(engine: sa.Engine)
         (chunk,) = claim(
             connection,
             SessionWork(session_id, library.environment(), library),
-            library.step("measure"),
+            find_step(library, "measure"),
             1,
         )
     assert chunk.items[0].candidates == (Candidate(index=5, artifact="a"),)

@@ -28,6 +28,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.plugins import Plugins
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
@@ -56,7 +57,7 @@ class Scene:
             return claim.claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                LIBRARY.step(step),
+                find_step(LIBRARY, step),
                 limit,
             )
 

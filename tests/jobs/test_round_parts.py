@@ -11,7 +11,8 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
-from test_rounds import BATCH, Scene, SearchLibrary, finish, open_scene, rounds_going_on
+from search_library import FixedRounds
+from test_rounds import BATCH, Scene, finish, open_scene, rounds_going_on
 
 from tuna.archives import removal, sizes
 from tuna.archives.archive import archive
@@ -25,6 +26,7 @@ from tuna.db.searches import Searches
 from tuna.jobs import failures, rounds, waiting_rounds
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.items import result_of
+from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk
 from tuna.reports.queries import read_figures
 from tuna.vocabulary import Cause, State
@@ -47,7 +49,7 @@ def scene(
 def divide(scene: Scene, devices: int = 2) -> int:
     with writing(scene.engine) as connection:
         return waiting_rounds.divide(
-            connection, scene.session_id, scene.library.step("measure"), devices
+            connection, scene.session_id, find_step(scene.library, "measure"), devices
         )
 
 
@@ -127,7 +129,7 @@ def test_a_round_in_parts_is_counted_as_one_in_the_state_of_the_part_that_is_fur
     scene.report(
         second, [result_of(item, ok=False, cause=Cause.NOT_APPLICABLE) for item in second.items]
     )
-    monkeypatch.setattr(SearchLibrary, "search_ends", lambda self, options, found: "enough")
+    monkeypatch.setattr(FixedRounds, "ends", lambda self, options, found: "enough")
     scene.load()
     with reading(scene.engine) as connection:
         progress = session_run.progress(connection, scene.library, scene.session_id, [])

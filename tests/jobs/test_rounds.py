@@ -29,6 +29,7 @@ from tuna.jobs import failures, history, rounds, serving
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.steps import every_step, find_step, served_steps
 from tuna.queue import claim, reproduction
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated
@@ -58,7 +59,7 @@ class Scene:
             found = claim.claim(
                 connection,
                 SessionWork(self.session_id, self.library.environment(), self.library),
-                self.library.step(step),
+                find_step(self.library, step),
                 limit,
                 1,
             )
@@ -68,7 +69,7 @@ class Scene:
         return found
 
     def results(self, chunk: claim.ClaimedChunk) -> list[StepResult]:
-        step = self.library.step(chunk.items[0].step)
+        step = find_step(self.library, chunk.items[0].step)
         return list(
             self.library.run(step, chunk.items, RunContext(self.artifacts, self.folder, (0,)))
         )
@@ -170,7 +171,7 @@ def test_rounds_that_learn_nothing_are_open_beside_each_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as the library says, each when the one before it is proposed."""
-    monkeypatch.setattr(LIBRARY, "look_ahead", lambda options: 3, raising=False)
+    monkeypatch.setattr(LIBRARY.search, "look_ahead", lambda options: 3)
     for number in range(3):
         assert scene.load() == 0
         item = scene.work("search")
@@ -471,7 +472,7 @@ def test_two_coordinators_open_a_round_once(scene: Scene) -> None:
 
 
 def test_steps_of_a_search_begin_with_its_own(scene: Scene) -> None:
-    assert [step.name for step in scene.library.every_step] == ["search", "build", "measure"]
-    assert [step.name for step in scene.library.served_with(["build"])] == ["search", "build"]
-    assert [step.name for step in scene.library.served_with(["measure"])] == ["measure"]
+    assert [step.name for step in every_step(scene.library)] == ["search", "build", "measure"]
+    assert [step.name for step in served_steps(scene.library, ["build"])] == ["search", "build"]
+    assert [step.name for step in served_steps(scene.library, ["measure"])] == ["measure"]
     assert step_names("search,build,measure")[0] == "search"

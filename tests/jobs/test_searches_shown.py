@@ -13,6 +13,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_searches
+from search_library import FixedRounds
 from test_rounds import (
     BATCH,
     Scene,
@@ -33,14 +34,14 @@ from tuna.db.searches import Searches
 from tuna.exports.write import of_session
 from tuna.jobs import finals, rounds, serving
 from tuna.jobs.serving import SessionWork
-from tuna.libraries.base import FINALS, SearchLimits, Step
+from tuna.libraries.base import FINALS, Finals, SearchLimits, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.queue import reproduction
 from tuna.queue.reproduction import Repeated
 from tuna.reports.html import render
 from tuna.reports.queries import read_figures
-from tuna.vocabulary import Cause, Resource
+from tuna.vocabulary import Cause
 
 pytestmark = pytest.mark.both_databases_in_drills
 
@@ -58,12 +59,12 @@ def scene(
 class WithFinals(SearchLibrary):
     """Its finals crash."""
 
-    finals = Step(FINALS, Resource.DEVICE)
+    finals = Finals()
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
     ) -> Iterator[StepResult]:
-        if step is not self.finals:
+        if step.name != FINALS:
             yield from super().run(step, items, context)
             return
         for item in items:
@@ -119,13 +120,18 @@ def test_a_failed_final_is_repeated_from_the_params_that_searches_found(
     assert sorted(repeated) == sorted(winner.time_ms for winner in winners.values())
 
 
+class LimitedRounds(FixedRounds):
+    """Searches may take no time."""
+
+    limits: SearchLimits | None = None
+
+    def limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
+        return self.limits
+
+
 class Limited(SearchLibrary):
-    """Its searches may take no time."""
-
-    limits_s: SearchLimits | None = None
-
-    def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
-        return self.limits_s
+    def __init__(self) -> None:
+        self.search = LimitedRounds()
 
 
 @pytest.mark.parametrize("claimed", [False, True])
@@ -148,9 +154,9 @@ def test_a_round_that_nobody_has_begun_is_given_up_when_the_time_is_over(
             return rounds.give_up(connection, scene.session_id, library)
 
     assert give_up() == set()
-    library.limits_s = SearchLimits(3600.0, 3600.0)
+    library.search.limits = SearchLimits(3600.0, 3600.0)
     assert give_up() == set()
-    library.limits_s = SearchLimits(0.0, 3600.0)
+    library.search.limits = SearchLimits(0.0, 3600.0)
     assert give_up() == {chunk.id for chunk in waiting}
     assert give_up() == set()
     assert ([row[2] for row in scene.rows()], scene.stopped()) == (
@@ -176,9 +182,9 @@ def test_after_the_last_moment_all_is_given_up_that_is_not_being_measured(
         scene.work(step)
     with writing(scene.engine) as connection:
         connection.execute(sa.update(Search).values(stopped=stopped))
-        library.limits_s = SearchLimits(0.0, 3600.0)
+        library.search.limits = SearchLimits(0.0, 3600.0)
         assert rounds.give_up(connection, scene.session_id, library) == set(), "both are built"
-        library.limits_s = SearchLimits(0.0, 0.0)
+        library.search.limits = SearchLimits(0.0, 0.0)
         rounds.give_up(connection, scene.session_id, library)
     assert [row[2] for row in scene.rows()] == ["compiled", "canceled"]
     assert scene.stopped() == (stopped or rounds.LATE)
@@ -197,7 +203,7 @@ def test_a_search_that_has_what_it_was_for_gives_up_a_round_that_nobody_has_begu
         connection.execute(sa.update(Search).values(stopped="as fast as asked for"))
         assert rounds.give_up(connection, scene.session_id, library) == set()
         monkeypatch.setattr(
-            Limited, "gives_up_rest", lambda self, why: why == "as fast as asked for"
+            LimitedRounds, "gives_up_rest", lambda self, why: why == "as fast as asked for"
         )
         assert rounds.give_up(connection, scene.session_id, library) == set()
     assert [row[2] for row in scene.rows()] == ["evaluated", "canceled"]
@@ -206,7 +212,7 @@ def test_a_search_that_has_what_it_was_for_gives_up_a_round_that_nobody_has_begu
 
 def test_the_first_round_of_a_search_is_never_given_up(scene: Scene) -> None:
     library = Limited()
-    library.limits_s = SearchLimits(0.0, 3600.0)
+    library.search.limits = SearchLimits(0.0, 3600.0)
     scene.work("search")
     with writing(scene.engine) as connection:
         assert rounds.give_up(connection, scene.session_id, library) == set()
@@ -260,7 +266,7 @@ def test_what_is_left_of_a_search_without_a_bound_is_not_known(
 ) -> None:
     work = SessionWork(scene.session_id, scene.library.environment(), scene.library)
     for most, known in ((ROUNDS, True), (None, False)):
-        monkeypatch.setattr(SearchLibrary, "most_rounds", lambda self, options, most=most: most)
+        monkeypatch.setattr(FixedRounds, "max_rounds", lambda self, options, most=most: most)
         with reading(scene.engine) as connection:
             left = forecast.left(connection, work)
             found = session_run.progress(connection, scene.library, scene.session_id, [])

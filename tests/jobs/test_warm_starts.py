@@ -25,6 +25,7 @@ from tuna.jobs import failures, history
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue.claim import claim
 
 pytestmark = pytest.mark.both_databases_in_drills
@@ -115,7 +116,7 @@ class Room:
             (chunk,) = claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                LIBRARY.step("search"),
+                find_step(LIBRARY, "search"),
                 1,
                 1,
             )

@@ -22,6 +22,7 @@ from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.contest import Budgets
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Rival, StepResult, WorkItem
+from tuna.libraries.steps import find_step
 from tuna.sandbox import core_lending
 from tuna.sandbox.core_lending import BuildCores
 from tuna.testing.rehearsal import follow, run_context
@@ -93,7 +94,7 @@ class Toys:
         return self._run(item.model_copy(update={"step": FINALS, "rivals": rivals}), self.context)
 
     def _run(self, item: WorkItem, context: RunContext) -> StepResult:
-        (result,) = self.library.run(self.library.step(item.step), [item], context)
+        (result,) = self.library.run(find_step(self.library, item.step), [item], context)
         return result
 
 

@@ -45,5 +45,6 @@ def test_the_program_of_the_rocm_that_is_set_is_found(rocm_path: Path, tmp_path:
 def test_a_program_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     result = _executed(tmp_path)
     assert result.cause is Cause.NOT_APPLICABLE
-    assert ExampleLibrary().retry(result.cause).again is Again.NEVER, "no attempt is repeated"
+    (step,) = ExampleLibrary.steps
+    assert step.retry(result.cause).again is Again.NEVER, "no attempt is repeated"
     assert "TUNA_ROCM_PATH" in result.output_tail

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 from tuna.api import checks as doctor
 from tuna.errors import LibraryMissing
 from tuna.libraries import registry
-from tuna.libraries.base import Library, Step
+from tuna.libraries.base import Finals, Library, SearchRules, Step
+from tuna.libraries.steps import find_step
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 
@@ -26,6 +27,14 @@ class Point:
         return self.made
 
 
+class OneRound(SearchRules):
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def solvers(self, names: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        return ()
+
+
 @pytest.fixture()
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`install(library)`: it is the library `toy`."""
@@ -34,20 +43,20 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     registry.get_library.cache_clear()
 
 
-@pytest.mark.parametrize(("attribute", "name"), [("search", "search"), ("finals", "finals")])
+@pytest.mark.parametrize(("name", "part"), [("search", OneRound), ("finals", Finals)])
 def test_a_library_whose_search_or_finals_have_another_name_is_refused(
-    install: Any, attribute: str, name: str
+    install: Any, name: str, part: type[OneRound] | type[Finals]
 ) -> None:
     """Its searches ended after their first round, without a word."""
-    install(type("Other", (NoopLibrary,), {attribute: Step("propose", Resource.CPU)}))
+    install(type("Other", (NoopLibrary,), {name: part(Step("propose", Resource.CPU))}))
     with pytest.raises(
         LibraryMissing,
-        match=f"library toy cannot be used: its step `{attribute}` is called 'propose'",
+        match=f"library toy cannot be used: its step `{name}` is called 'propose'",
     ) as caught:
         registry.get_library("toy")
     assert caught.value.hint == f"its author has to call it '{name}'"
-    install(type("Right", (NoopLibrary,), {attribute: Step(name, Resource.CPU)}))
-    assert registry.get_library("toy").step(name).name == name
+    install(type("Right", (NoopLibrary,), {name: part(Step(name, Resource.CPU))}))
+    assert find_step(registry.get_library("toy"), name).name == name
 
 
 def test_a_library_that_cannot_be_imported_is_broken_and_not_absent(install: Any) -> None:

@@ -17,6 +17,7 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.miopen import environment, kernel_objects
 from tuna.libraries.miopen.library import MiopenLibrary
+from tuna.libraries.steps import command_line, find_step
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
@@ -59,7 +60,7 @@ def compiled(
     context: RunContext, solvers: Sequence[str], kind: str = "find", **facts: Any
 ) -> list[StepResult]:
     library, step = MiopenLibrary(), f"miopen_{kind}_compile"
-    return list(library.run(library.step(step), items(step, solvers, **facts), context))
+    return list(library.run(find_step(library, step), items(step, solvers, **facts), context))
 
 
 def measured(
@@ -80,7 +81,7 @@ def measured(
         )
         for item, result in zip(items(step, solvers, **facts), made, strict=True)
     ]
-    return list(library.run(library.step(step), work, context))
+    return list(library.run(find_step(library, step), work, context))
 
 
 def test_both_steps_of_a_few_solvers(rocm: Rocm, context: RunContext) -> None:
@@ -112,7 +113,8 @@ def test_a_solver_that_kills_fin_loses_nothing_but_itself(rocm: Rocm, context: R
 def test_the_command_that_reproduces_an_item_quotes_the_target() -> None:
     target = "gfx908'; touch /tmp/X; '"
     item = items("miopen_find_compile", [FIXED])[0].model_copy(update={"target": target})
-    assert shlex.split(MiopenLibrary().reproduce(item))[-2:] == ["--target", target]
+    assert shlex.split(command_line(MiopenLibrary(), item))[-2:] == ["--target", target]
+    assert command_line(MiopenLibrary(), item, 0) == command_line(MiopenLibrary(), item)
 
 
 @pytest.mark.parametrize("number", [6, 11, 13])

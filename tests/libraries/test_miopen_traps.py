@@ -14,6 +14,7 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, CodeObject, WorkItem
 from tuna.libraries.miopen import fin, fin_protocol, kernel_objects
 from tuna.libraries.miopen.library import MiopenLibrary
+from tuna.libraries.steps import find_step
 from tuna.vocabulary import queue_name
 
 LINES = (
@@ -74,7 +75,7 @@ def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
         candidates=(Candidate(index=0, artifact=store.put(made.dump())),),
     )  # fmt: skip
     library, context = MiopenLibrary(), RunContext(artifacts=store, scratch=tmp_path, cpus=())
-    (result,) = library.run(library.step("miopen_perf_eval"), [item], context)
+    (result,) = library.run(find_step(library, "miopen_perf_eval"), [item], context)
     assert not result.ok, "fin said nothing of it"
     (job,) = asked
     assert job["steps"] == ["alloc_buf", "fill_buf", "miopen_perf_eval"]

@@ -15,6 +15,7 @@ from tuna.configs import GemmConfig
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.one_step import OneStepLibrary
+from tuna.libraries.steps import find_step
 from tuna.testing.rehearsal import run_context
 from tuna.vocabulary import Cause
 
@@ -64,7 +65,7 @@ def measure(
             options=options,
         )
         assert [step.name for step in library.steps] == ["eval"]
-        (result,) = library.run(library.step(item.step), [item], context)
+        (result,) = library.run(find_step(library, item.step), [item], context)
         assert [path.name for path in context.scratch.rglob("*") if path.is_file()] == []
         return result
 

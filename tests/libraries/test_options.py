@@ -15,6 +15,7 @@ from tuna.libraries.items import WorkItem
 from tuna.libraries.miopen.library import MiopenLibrary, MiopenOptions
 from tuna.libraries.options import JobOptions
 from tuna.libraries.registry import get_library, names
+from tuna.libraries.steps import find_step
 from tuna.libraries.tvm.library import TvmLibrary
 from tuna.testing.noop import NoopOptions
 
@@ -83,7 +84,7 @@ def _item(step: str, **given: Any) -> WorkItem:
 def test_a_users_limit_is_the_limit() -> None:
     """D7: with `timeout_s=14400` Celery killed the worker after 3,630 s."""
     library = MiopenLibrary()
-    step = library.step("miopen_find_eval")
+    step = find_step(library, "miopen_find_eval")
     assert library.time_limit_s(step, _item(step.name)) == 600.0
     assert library.time_limit_s(step, _item(step.name, timeout_s=14_400)) == 28_800.0
 

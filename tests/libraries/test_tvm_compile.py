@@ -15,6 +15,7 @@ from shared_data import needed_program
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
+from tuna.libraries.steps import command_line
 from tuna.libraries.tvm.schedules import import_intrinsics
 from tuna.vocabulary import Cause
 
@@ -160,7 +161,7 @@ def test_candidates_for_another_architecture_are_its_code(
     bench.target = json.dumps({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
     result = bench.compile(config, solver)  # type: ignore[arg-type]
     assert result.ok, result.output_tail
-    assert f"--target '{bench.target}'" in bench.library.reproduce(bench.item(config, solver))  # type: ignore[arg-type]
+    assert f"--target '{bench.target}'" in command_line(bench.library, bench.item(config, solver))  # type: ignore[arg-type]
     for trial in result.trials:
         code = bench.context.artifacts.get(trial.artifact or "")
         assert (code[:4], code[18:20]) == (b"\x7fELF", b"\xb7\x00"), "e_machine 183: AArch64"

@@ -28,6 +28,7 @@ from tuna.configs.values import Direction
 from tuna.libraries import measuring, reference
 from tuna.libraries.base import Environment
 from tuna.libraries.kernels import KernelJob
+from tuna.libraries.steps import command_line
 from tuna.libraries.tvm import TvmLibrary, kernels, problems, solvers
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.kernels import shape, stages
@@ -334,7 +335,7 @@ def test_a_worker_builds_checks_and_measures_them(
     measured = bench.run(bench.eval_item(item, [trial.artifact for trial in built.trials]))
     assert [trial.output_tail for trial in measured.trials] == ["", ""]
     assert all(0 < (trial.max_error or 0) < 1e-4 and trial.time_ms for trial in measured.trials)
-    assert ("--condition layouts=native" in bench.library.reproduce(item)) == bool(conditions)
+    assert ("--condition layouts=native" in command_line(bench.library, item)) == bool(conditions)
 
 
 def digest_of(family: Family) -> str:

@@ -16,6 +16,7 @@ from shared_data import needed_program
 from tuna.configs import GemmConfig
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.items import Trial, WorkItem
+from tuna.libraries.steps import find_step
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
@@ -55,9 +56,11 @@ def measure(
         item = WorkItem(
             step="compile", solver="Hostile", config=GemmConfig(2, 2, 2).to_json(), **facts
         )
-        (built,) = library.run(library.step("compile"), [item], context)
+        (built,) = library.run(find_step(library, "compile"), [item], context)
         assert [trial.cause for trial in built.trials] == [None] * len(params), built.output_tail
-        (measured,) = library.run(library.step("eval"), [follow(item, built, "eval")], context)
+        (measured,) = library.run(
+            find_step(library, "eval"), [follow(item, built, "eval")], context
+        )
         assert [path.name for path in context.scratch.rglob("*") if path.is_file()] == []
         return measured.trials
 

@@ -30,16 +30,16 @@ from tuna.exports.write import export
 from tuna.jobs import finals
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
-from tuna.libraries.base import FINALS, Step
+from tuna.libraries.base import FINALS, Finals
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.reports import html
 from tuna.reports.queries import read_figures
 from tuna.testing.noop import NoopLibrary
-from tuna.vocabulary import Resource
 
 pytestmark = pytest.mark.both_databases_in_drills
 
@@ -92,7 +92,7 @@ class Scene:
             return claim.claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                LIBRARY.step(step),
+                find_step(LIBRARY, step),
                 1000,
             )
 
@@ -247,7 +247,7 @@ def test_the_finals_of_a_remote_worker_change_its_own_results_alone(
 ) -> None:
     """Noop0 to Noop2 are close: the owner's worker measured one, a remote worker called honest the
     others."""
-    monkeypatch.setattr(NoopLibrary, "finals", Step(FINALS, Resource.DEVICE))
+    monkeypatch.setattr(NoopLibrary, "finals", Finals())
     scene.session_id = make_jobs(scene.engine, 1, solvers=["Noop0", "Noop1", "Noop2"])
     for step in ("build", "measure"):
         for chunk in scene.claim(step):

@@ -19,6 +19,7 @@ from tuna.configs import GemmConfig
 from tuna.libraries.candidate_children import answer_to
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.steps import find_step
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
@@ -83,10 +84,10 @@ def measure(
             item = WorkItem(
                 step="compile", solver="Lying", config=GemmConfig(2, 2, 2).to_json(), **facts
             )
-            (built,) = library.run(library.step("compile"), [item], context)
+            (built,) = library.run(find_step(library, "compile"), [item], context)
             assert built.ok, built.output_tail
             items.append(follow(item, built, "eval"))
-        return list(library.run(library.step("eval"), items, context))
+        return list(library.run(find_step(library, "eval"), items, context))
 
     yield measure
     library.close()

@@ -21,6 +21,7 @@ from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim, results
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
@@ -89,7 +90,7 @@ def _claim(engine: sa.Engine, session_id: int, step: str = "measure") -> Claimed
         return claim.claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            LIBRARY.step(step),
+            find_step(LIBRARY, step),
             1000,
         )[0]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuna.configs import Config
-from tuna.libraries.base import Environment, Library, Retry, Solver, Step
+from tuna.libraries.base import Environment, Library, Retry, SearchRules, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.options import JobOptions
@@ -117,6 +118,23 @@ def _unstable(self: Good) -> Environment:
     return Environment(self.name, "1", "any", 1, "good-1", flags={"now": str(time.monotonic_ns())})
 
 
+class NoTrials(JobOptions):
+    @property
+    def max_trials(self) -> int:
+        return 0
+
+
+class Propose(SearchRules):
+    step = Step("propose", Resource.CPU)
+
+    def solvers(self, names: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        return ()
+
+
+def _steps(**facts: Any) -> tuple[Step, ...]:
+    return tuple(replace(step, **facts) for step in Good.steps)
+
+
 class Undescribed(JobOptions):
     """One without a description."""
 
@@ -164,7 +182,7 @@ BAD: dict[str, tuple[type[Library], str]] = {
         "test_trials_have_an_index_each_and_an_outcome",
     ),
     "more trials than it says": (
-        overriding(most_trials=lambda self, options: 0),
+        overriding(options=NoTrials),
         "test_trials_have_an_index_each_and_an_outcome",
     ),
     "an index twice": (
@@ -225,27 +243,28 @@ BAD: dict[str, tuple[type[Library], str]] = {
         overriding(environment=_unstable),
         "test_the_environment_is_stable",
     ),
-    "no end": (
-        overriding(next_step=lambda self, result, steps: "build"),
-        "test_every_job_ends",
-    ),
     "a step that there is not": (
-        overriding(path_to=lambda self, step: ["other", step]),
+        overriding(steps=_steps(needs=("other",))),
         "test_steps_have_names_limits_and_a_way",
     ),
     "a search that would end after its first round": (
-        overriding(search=Step("propose", Resource.CPU)),
+        overriding(search=Propose()),
         "test_steps_have_names_limits_and_a_way",
     ),
     "no time": (
         overriding(time_limit_s=lambda self, step, item: 0.0),
         "test_steps_have_names_limits_and_a_way",
     ),
-    "no retry": (overriding(retry=lambda self, cause: None), "test_each_cause_has_a_retry"),
+    "no retry": (
+        overriding(steps=_steps(retries=dict.fromkeys(Cause))),
+        "test_each_cause_has_a_retry",
+    ),
     "waits for ever": (
         overriding(
-            retry=lambda self, cause: Retry(
-                delay_s=1, max_delay_s=float("inf"), backoff=float("inf")
+            steps=_steps(
+                retries=dict.fromkeys(
+                    Cause, Retry(delay_s=1, max_delay_s=float("inf"), backoff=float("inf"))
+                )
             )
         ),
         "test_each_cause_has_a_retry",
@@ -253,10 +272,6 @@ BAD: dict[str, tuple[type[Library], str]] = {
     "an option without a description": (
         overriding(options=Undescribed),
         "test_job_options_are_described_and_checked",
-    ),
-    "a command line that a shell breaks": (
-        overriding(reproduce=lambda self, item, index=None: f"tuna reproduce {item.config}"),
-        "test_reproduce_is_one_command_line",
     ),
     "says that it is installed": (
         overriding(name="example"),

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tuna.coordinator.session_run import default_workers
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.registry import get_library
 from tuna.sandbox import core_lending, cores
+from tuna.sandbox.discovery import CPU
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.workers.served_queues import ServedQueues
@@ -16,7 +18,7 @@ from tuna.workers.worker_process import WorkerProcess
 
 
 class Borrower(NoopLibrary):
-    borrows_cores = True
+    device = DeviceUse(CPU, borrows_cores=True)
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +62,8 @@ def test_a_worker_warms_up_what_it_serves_of_the_libraries_that_it_is_told(
     tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[bool] = []
-    monkeypatch.setattr(
-        NoopLibrary, "warm_up", lambda self, context: warmed.append(context.device is not None)
-    )
+    device = DeviceUse(CPU, warm_up=lambda context: warmed.append(context.device is not None))
+    monkeypatch.setattr(NoopLibrary, "device", device)
     get_library.cache_clear()
     served = ServedQueues()
     process = WorkerProcess(get_settings(), served)

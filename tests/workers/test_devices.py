@@ -13,6 +13,7 @@ import redis
 from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report
@@ -32,11 +33,11 @@ CARDS = [
 
 
 class Anywhere(NoopLibrary):
-    device_kind = None
+    device = DeviceUse()
 
 
 class OnAmd(NoopLibrary):
-    device_kind = AMD
+    device = DeviceUse(AMD)
 
 
 def test_a_library_gets_a_device_of_its_kind() -> None:

@@ -24,6 +24,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
@@ -84,7 +85,7 @@ class Scene:
             chunks = claim.claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                LIBRARY.step(step),
+                find_step(LIBRARY, step),
                 100,
             )
         for chunk in chunks:

@@ -16,6 +16,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.errors import LibraryMissing, StoreUnavailable
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import Candidate, StepResult, Trial, WorkItem, result_of
 from tuna.sandbox.processes import run
 from tuna.testing.noop import NoopLibrary
@@ -38,6 +39,9 @@ class Card(NoopLibrary):
     """Its device says `words` when it is asked."""
 
     words = ""
+
+    def __init__(self) -> None:
+        self.device = DeviceUse(probe=self.probe)
 
     def probe(self, device: DeviceHandle) -> str:
         return self.words

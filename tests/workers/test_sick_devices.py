@@ -25,8 +25,10 @@ from tuna.db.models import FindDb, StepResultRow
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.queue.leases import Leases
@@ -50,6 +52,7 @@ class Farm(NoopLibrary):
 
     def __init__(self, sickness: str, folder: Path) -> None:
         self.sickness, self.folder = sickness, folder
+        self.device = DeviceUse(probe=self.probe)
         self.measured: Counter[str] = Counter()  # good ones, by device
         self.attempts = 0  # of the sick device
         self.bad_solvers: dict[str, Cause] = {}
@@ -171,7 +174,7 @@ class Scene:
     def _publish(self, most: int) -> None:
         with writing(self.engine) as connection:
             work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim.claim(connection, work, self.library.step(self.step), most, 2)
+            chunks = claim.claim(connection, work, find_step(self.library, self.step), most, 2)
         facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
         if self.step == "build":
             facts |= {"environment": "", "toolchain": "tools"}

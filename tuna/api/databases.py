@@ -22,6 +22,7 @@ from tuna.exports.intake import ImportReport, import_reported
 from tuna.exports.registry import exporter_of
 from tuna.exports.tuning_file import TuningFile
 from tuna.exports.write import kernels_of
+from tuna.libraries.abilities import environment_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library
@@ -117,9 +118,9 @@ def import_database(
     """Import a database file into a session; for a find db or perf db into a new one unless
     `session_id` is given. A tuning file's times become reported ones, which are of no session.
 
-    `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and
-    complete those in the file's name. `target`: that of the records to take, where it is not the
-    session's to the letter. Raises BadInput for an invalid file, or facts that are
+    `facts` describe the new session's environment, as `environment_of` takes them, and complete
+    those in the file's name. `target`: that of the records to take, where it is not the session's
+    to the letter. Raises BadInput for an invalid file, or facts that are
     missing or not expected.
     """
     engine = open_database()
@@ -149,7 +150,7 @@ def import_database(
                     f"{flag} is missing: a new session needs to know what the database was made"
                     " with."
                 )
-        environment = get_library(library).environment_by_hand(known)
+        environment = environment_of(get_library(library), known)
         return import_db(
             engine, path, partial(sessions.create, environment=environment, reason=reason)
         )

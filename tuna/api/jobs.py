@@ -19,12 +19,13 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import check, chosen
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue.connection import connect
 from tuna.queue.leases import Leases
 from tuna.queue.reproduction import trial_item
 from tuna.results.untried import without_solver
 from tuna.settings import get_settings
-from tuna.vocabulary import State
+from tuna.vocabulary import SEARCH, State
 from tuna.workers.local_run import run_steps
 
 #: Maximum of layers that an error names one by one
@@ -103,7 +104,7 @@ def load_jobs(
     """
     engine = open_database()
     library = get_library(session_library(session_id))
-    wanted = {library.step(name).name for name in steps}
+    wanted = {find_step(library, name).name for name in steps}
     names = [step.name for step in library.steps if not wanted or step.name in wanted]
     if wanted - set(names):
         raise BadInput(
@@ -111,8 +112,8 @@ def load_jobs(
             hint="leave this step out",
         )
     checked = check(library.options, options or {}, library.name)
-    whole = library.search is not None and names == [step.name for step in library.steps]
-    searched = library.searched([item.name for item in library.solvers()], checked) if whole else ()
+    rules = library.search if names == [step.name for step in library.steps] else None
+    searched = rules.solvers([one.name for one in library.solvers()], checked) if rules else ()
     request = jobs.JobRequest(
         session_id,
         library.name,
@@ -122,7 +123,7 @@ def load_jobs(
         tag=tag,
         solvers=tuple(solvers),
         searched=tuple(searched),
-        search=library.search.name if library.search else "",
+        search=SEARCH if library.search else "",
         options=checked,
         columns=columns,
         only=only,

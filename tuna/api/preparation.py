@@ -23,6 +23,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.solvers import Applicability, StoredSolver
 from tuna.libraries import registry
+from tuna.libraries.abilities import environment_of, unsupported_feature
 from tuna.libraries.base import Environment, Library
 from tuna.libraries.options import Condition, check, chosen, describe
 from tuna.libraries.registry import get_library
@@ -97,7 +98,7 @@ def session_environment(
     logs.configure(get_settings().log_level, get_settings().log_format)  # a target may be a warning
     found = get_library(library)
     kept = chosen(found.conditions, conditions or {}, library)
-    here = found.environment_by_hand(facts) if facts else found.environment()
+    here = environment_of(found, facts or {})
     return replace(here, conditions=kept)
 
 
@@ -193,5 +194,6 @@ def _check_solvers(library: Library, configs: Sequence[Config], environment: Env
             return
         first, number = first + number, 2 * number
     raise nothing_to_tune(
-        library.name, [(one.label, f"no solver for {library.unsupported(one)}") for one in configs]
+        library.name,
+        [(one.label, f"no solver for {unsupported_feature(library, one)}") for one in configs],
     )

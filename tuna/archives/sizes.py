@@ -15,6 +15,7 @@ from tuna.db.session_options import SessionOptions
 from tuna.db.types import UtcDateTime, plain_table
 from tuna.errors import TunaError
 from tuna.jobs.states import is_open
+from tuna.libraries.steps import find_step
 from tuna.results.core_tables import environment, find_db, find_db_kernel, golden, golden_entry, job
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
@@ -138,6 +139,6 @@ def _waits(library: str, state: str, step: str) -> bool:
     from tuna.libraries.registry import get_library
 
     try:
-        return is_open(state, get_library(library).step(step).resource)
+        return is_open(state, find_step(get_library(library), step).resource)
     except TunaError:  # the library is not installed here, or has no such step any more
         return True

@@ -275,7 +275,7 @@ def _readable(row: api.ResultRow) -> str:
 def _readable_text(library: str, params: str) -> str:
     """The params in one line, as the library shows them; as they are where it is not installed."""
     try:
-        return " ".join(api.get_library(library).readable_params(params).split())
+        return " ".join(api.get_library(library).params.readable(params).split())
     except (NotFound, LibraryMissing):
         return params
 

@@ -77,7 +77,7 @@ def layers(
 
 def _cores_of(library: str) -> str:
     """On how many cores a library measures; empty where its device is another."""
-    return api.of_all() if api.get_library(library).device_kind == api.CPU else ""
+    return api.of_all() if api.get_library(library).device.kind == api.CPU else ""
 
 
 class _Sort(NamedTuple):

@@ -20,6 +20,7 @@ from tuna.errors import NotFound
 from tuna.jobs import rounds
 from tuna.jobs.states import check, is_open, waiting
 from tuna.libraries.base import Library
+from tuna.libraries.steps import find_step
 from tuna.vocabulary import BASELINE, GoldenState, State
 
 #: Maximum of jobs changed in one transaction, so that claiming and draining can run concurrently
@@ -73,7 +74,7 @@ def retry(engine: sa.Engine, library: Library, selection: JobSelection) -> dict[
             continue
         first = sa.or_(Job.steps == step, Job.steps.startswith(f"{step},", autoescape=True))
         for steps, condition in (((step,), first), (("", step), ~first)):
-            to = check(State.ERRORED, waiting(step, steps, library.step(step).resource))
+            to = check(State.ERRORED, waiting(step, steps, find_step(library, step).resource))
             values = {**_FORGIVEN, "state": to.value}
             count = _move(engine, selection, [*_at(selection, step, state), condition], values)
             if count:
@@ -123,7 +124,7 @@ def _cancel_once(
     for step, state in sorted(
         (g for g in groups if g[1] in _ORDER), key=lambda g: _ORDER.index(g[1])
     ):
-        if not is_open(state, library.step(step).resource):
+        if not is_open(state, find_step(library, step).resource):
             continue  # `compiled` after the last CPU step is finished
         values = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None}
         count = _move(engine, selection, _at(selection, step, state), values, done.chunks)

@@ -290,7 +290,7 @@ class Coordinator:
         many."""
         if number:
             first = (work.library.search, work.library.finals)
-            self.publisher.expect((work.session_id, step.name) for step in first if step)
+            self.publisher.expect((work.session_id, part.step.name) for part in first if part)
         return number
 
     def _read_works(self) -> None:

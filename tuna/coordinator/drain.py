@@ -47,6 +47,7 @@ from tuna.jobs.serving import libraries_of
 from tuna.jobs.states import AttemptedJob, is_open
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
+from tuna.libraries.steps import find_step
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import IN_FLIGHT, Resource, State
@@ -347,7 +348,7 @@ class Drain:
         for job, report, (result, cause, _) in attempts.values():
             if result.step != FINALS:
                 good.append(result)
-                on_device = self._library(job).step(result.step).resource is Resource.DEVICE
+                on_device = find_step(self._library(job), result.step).resource is Resource.DEVICE
                 if result.ok and on_device and best(result) is not None:
                     measured.append(result)
             elif cause is None:
@@ -383,5 +384,5 @@ def _is_current(job: AttemptedJob, result: StepResult, report: Report) -> bool:
 def _ends(library: Library, after: NextState) -> bool:
     """True if nothing of the job is left to do."""
     return after.state is State.ERRORED or not is_open(
-        after.state, library.step(after.step).resource
+        after.state, find_step(library, after.step).resource
     )

@@ -18,6 +18,7 @@ from tuna.jobs import rounds
 from tuna.jobs.open_steps import StageKind
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import is_open
+from tuna.libraries.steps import find_step
 
 #: Number of the latest jobs of each state and step from which the others are estimated
 _SAMPLE = 100
@@ -67,7 +68,7 @@ class Left:
 
 def stage_kind(work: SessionWork, solver_id: int, step: str) -> StageKind:
     """Return the key that the duration of a step is predicted by."""
-    return StageKind(work.queue(work.library.step(step)), str(solver_id), step)
+    return StageKind(work.queue(find_step(work.library, step)), str(solver_id), step)
 
 
 def left(
@@ -81,7 +82,7 @@ def left(
     sampled: list[Any] = []
     unfinished, is_bounded, done = 0, True, []
     for (state, step), count in counts.items():
-        if not is_open(state, work.library.step(step).resource):
+        if not is_open(state, find_step(work.library, step).resource):
             done.append((state, step))
             continue
         unfinished += count
@@ -93,10 +94,10 @@ def left(
             for later in order[order.index(step) :]:
                 stages[stage_kind(work, solver_id, later)] += count * number / alike.total()
     if work.library.search is not None:
-        to_come = rounds.to_come(connection, work.session_id, work.library)
+        to_come = rounds.to_come(connection, work.session_id, work.library.search)
         is_bounded = to_come is not None
         for solver_id, number in (to_come or {}).items():
-            for library_step in (work.library.search, *work.library.steps):
+            for library_step in (work.library.search.step, *work.library.steps):
                 stages[stage_kind(work, solver_id, library_step.name)] += number
         of_searches = rounds.unfinished(connection, work.session_id, work.library)
         unfinished += of_searches.searches - of_searches.rounds

@@ -27,6 +27,7 @@ from tuna.jobs import waiting_rounds
 from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
+from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
@@ -79,7 +80,7 @@ def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnEl
     are open steps of their own."""
     if chooses:
         return Job.id.in_(step.jobs) if step.jobs else ~waiting_rounds.is_round(work)
-    if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
+    if work.rounds_go_on and work.library.search and step.step == work.library.search.step.name:
         return waiting_rounds.goes_on(work) if step.continues else ~waiting_rounds.goes_on(work)
     return None
 
@@ -208,7 +209,7 @@ class Publisher:
 
     def _claim(self, work: SessionWork, share: Share, shape: _Shape) -> _Claimed:
         """Claim the jobs of a share in one transaction."""
-        step = work.library.step(share.step.step)
+        step = find_step(work.library, share.step.step)
         size = self._pace.chunk_size(work.session_id, step)
         batch = self._settings.claim_batch
         wanted = min(share.chunks, max(1, batch // size))
@@ -242,7 +243,7 @@ class Publisher:
     def _send(self, work: SessionWork, open_step: OpenStep, claimed: _Claimed) -> None:
         """Publish the chunks."""
         if claimed.chunks:
-            step = work.library.step(open_step.step)
+            step = find_step(work.library, open_step.step)
             with self._celery.producer_or_acquire() as producer:
                 for chunk, limit_s in claimed.chunks:
                     self.send(producer, work, step, chunk, limit_s)

@@ -18,6 +18,7 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork, libraries_of
+from tuna.libraries.steps import every_step
 from tuna.queue.connection import queue_depth
 from tuna.queue.leases import Leases
 from tuna.services import redis_client
@@ -125,7 +126,7 @@ class Reaper:
         for work in works:
             steps: dict[str, str] = {}
             with self._quarantine.guard(work):
-                steps = {step.name: work.queue(step) for step in work.library.every_step}
+                steps = {step.name: work.queue(step) for step in every_step(work.library)}
             chunks = orphans(connection, work.session_id, list(steps), before)
             found |= {chunk: steps[step] for chunk, step in chunks.items()}
         return found

@@ -27,6 +27,7 @@ from tuna.jobs.states import AttemptedJob
 from tuna.libraries import items
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult
+from tuna.libraries.options import JobOptions, read
 from tuna.libraries.registry import find_library
 from tuna.libraries.results import is_time
 from tuna.queue.messages import Report
@@ -63,12 +64,12 @@ class ResultChecks:
     ) -> None:
         """`libraries`: by session; the name of one that is not installed here."""
         self._now_s = now.timestamp()
-        self._most_trials = _trials_asked(connection, libraries, results)
+        self._max_trials = _trials_asked(connection, libraries, results)
         self._leases: dict[str, _Lease] = {}  # by chunk
 
     def checked(self, job: AttemptedJob, result: StepResult, report: Report) -> StepResult:
         """Return the result as it may count for its job."""
-        most = self._most_trials.get(job.id)
+        most = self._max_trials.get(job.id)
         if most is not None and len(result.trials) > most:
             result = _too_many(result, most)
         return _of_remote(self._within_lease(job, sane(result), report.chunk), report.remote)
@@ -112,13 +113,13 @@ def _trials_asked(
 
 def _asked(library: Library, options: Mapping[str, Any]) -> int:
     try:
-        return library.most_trials(options)
+        return read(library.options, options).max_trials
     except Exception as error:  # a plug-in's own code
         log.error(
             "library failed to say how many trials a job asks for",
             fault=f"{type(error).__name__}: {error}",
         )
-        return Library.most_trials(library, options)
+        return JobOptions().max_trials
 
 
 def _too_many(result: StepResult, most: int) -> StepResult:

@@ -27,6 +27,7 @@ from tuna.jobs.serving import SessionWork, lately_worked, read_works
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step, served_steps
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.settings import Settings
@@ -104,13 +105,13 @@ def progress(
     states: Counter[str] = Counter()
     of_searches = searches.read(connection, [session_id], tag).get(session_id, Searches())
     unfinished = open_rounds = 0
-    served = {step.name for step in library.served_with(steps)}
+    served = {step.name for step in served_steps(library, steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
         order = jobs.step_names(job_steps)
         is_round = order[0] == SEARCH
         if not is_round:
             states[state] += count
-        if is_open(state, library.step(step).resource) and not served.isdisjoint(
+        if is_open(state, find_step(library, step).resource) and not served.isdisjoint(
             order[order.index(step) :]
         ):
             open_rounds += count if is_round else 0
@@ -125,8 +126,8 @@ def progress(
             if SEARCH in served
             else min(open_rounds, number)
         )
-        bound = rounds.to_come(connection, session_id, library, tag) if SEARCH in served else {}
-        to_come = _sum(bound)
+        rules = library.search if SEARCH in served else None
+        to_come = _sum(rounds.to_come(connection, session_id, rules, tag) if rules else {})
     errored = states[State.ERRORED.value] + of_searches.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(
@@ -214,7 +215,7 @@ def run_sessions(
         if session_ids is not None and not any(
             name in {step.name for step in work.steps} for work in works
         ):
-            works[0].library.step(name)
+            find_step(works[0].library, name)
     watch = _Watch(engine, works, session_ids, steps, events, quarantine)
     state = watch.now()
     if not state.unfinished and stop is None:
@@ -409,7 +410,7 @@ def default_workers(
     resources = {step.resource for library in libraries for step in library.steps}
     specs = []
     if Resource.CPU in resources:
-        borrows = any(library.borrows_cores for library in libraries)
+        borrows = any(library.device.borrows_cores for library in libraries)
         processes = compile_processes or len(build_cpus() if borrows else compile_cpus())
         specs.append(WorkerSpec("compile", processes, env=known))
     if Resource.DEVICE in resources:

@@ -15,6 +15,7 @@ from tuna.db.bulk import upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import NoSolver, SolverApplicability, SolverRow
 from tuna.errors import BadInput, NotFound
+from tuna.libraries.abilities import unsupported_feature
 from tuna.vocabulary import canonical_name, kind_text
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def update_applicability(
         config_ids.append(config_id)
         applicable = {canonical_name(name) for name in names}
         unknown.update(applicable - ids.keys())
-        if not applicable and (lacking := library.unsupported(config)):
+        if not applicable and (lacking := unsupported_feature(library, config)):
             without[config_id] = _no_solver(lacking)
             reasons[without[config_id]] += 1
         rows += [

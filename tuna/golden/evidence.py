@@ -18,6 +18,7 @@ from tuna.golden.versions import Version, entries_of, of_library
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import find_library
 from tuna.libraries.results import Spread
+from tuna.libraries.steps import every_step
 from tuna.queue.reproduction import Repeated, commands, item_command
 from tuna.queue.work_items import seed
 from tuna.results.selectable import last_good_attempts
@@ -313,7 +314,7 @@ def _history(connection: sa.Connection, library: str, configs: Collection[int]) 
 def _has_step(name: str, step: str) -> bool:
     """True if the library is installed, and still has the step."""
     library = find_library(name)
-    return library is not None and step in {one.name for one in library.every_step}
+    return library is not None and step in {one.name for one in every_step(library)}
 
 
 def _commands(

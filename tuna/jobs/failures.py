@@ -21,6 +21,7 @@ from tuna.jobs.serving import libraries_of
 from tuna.jobs.states import AttemptedJob, check, done, resource_in, waiting
 from tuna.libraries.base import Again, Library, Retry
 from tuna.libraries.items import StepResult
+from tuna.libraries.steps import find_step, next_step
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 log = structlog.get_logger(__name__)
@@ -70,7 +71,7 @@ def after_attempt(
     try:
         if cause is None:
             return Outcome(result, None, _after_success(job, library, result))
-        policy = library.retry(cause)
+        policy = find_step(library, job.step).retry(cause)
         if result.uncharged:
             policy = replace(policy, again=Again.ELSEWHERE, first_step=False, charged=False)
         elif policy.again is Again.CONFIRMED:
@@ -93,10 +94,10 @@ def after_attempt(
 
 def _after_success(job: AttemptedJob, library: Library, result: StepResult) -> NextState:
     steps = step_names(job.steps)
-    following = library.next_step(result, steps)
+    following = next_step(result, steps)
     if following is None:
-        return NextState(done(library.step(job.step).resource), job.step)
-    return NextState(waiting(following, steps, library.step(following).resource), following)
+        return NextState(done(find_step(library, job.step).resource), job.step)
+    return NextState(waiting(following, steps, find_step(library, following).resource), following)
 
 
 def _after_failure(
@@ -116,7 +117,7 @@ def _after_failure(
         return NextState(State.ERRORED, step, failures, free)
     wait_s = policy.wait_s(failures + free)
     return NextState(
-        waiting(step, steps, library.step(step).resource),
+        waiting(step, steps, find_step(library, step).resource),
         step,
         failures,
         free,

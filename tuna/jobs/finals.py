@@ -28,9 +28,10 @@ from tuna.db.types import from_epoch, timed, utc_now
 from tuna.jobs import rounds
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
-from tuna.libraries.base import FINALS, Library
+from tuna.libraries.base import FINALS, Finals, Library
 from tuna.libraries.items import StepResult
 from tuna.libraries.results import is_close
+from tuna.libraries.steps import every_step
 from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
 #: Maximum of rivals in the finals: the fastest of those close to the config's best
@@ -60,7 +61,7 @@ def load_followers(
     made = 0
     if work.library.search is not None:  # whatever steps are served here: others may serve those
         made += transaction(engine, rounds.load, work.session_id, work.library, configs)
-    if work.library.finals in work.steps:
+    if work.library.finals is not None and work.library.finals.step in work.steps:
         made += transaction(engine, load, work.session_id, work.library, configs)
     return made
 
@@ -73,16 +74,17 @@ def load(
 ) -> int:
     """Make the jobs for the finals that are due, among `configs` if given; returns how many. It may
     be repeated at will."""
-    if library.finals is None:
+    rules = library.finals
+    if rules is None:
         return 0
     due: list[tuple[int, int]] = []
     for part in [None] if configs is None else parts(sorted(configs)):
         waiting = _not_ready(connection, session_id, library, part)
         had = _had(connection, session_id, part)
-        for config_id, results in _close(connection, session_id, library, part).items():
+        for config_id, results in _close(connection, session_id, rules, part).items():
             if config_id in waiting:
                 continue
-            alone = library.finals_after_rounds and results[0].has_rounds
+            alone = rules.after_rounds and results[0].has_rounds
             solver_id = _next(results, had.get(config_id, set()), alone=alone)
             if solver_id is not None:
                 due.append((config_id, solver_id))
@@ -119,7 +121,7 @@ def rivals(
     each, fastest first."""
     found: dict[int, Sequence[sa.Row[Any]]] = {}
     for part in parts(sorted(configs)):
-        found |= _close(connection, session_id, library, part)
+        found |= _close(connection, session_id, library.finals or Finals(), part)
     return found
 
 
@@ -177,7 +179,7 @@ def _next(results: Sequence[sa.Row[Any]], had: Collection[int], *, alone: bool) 
 
 
 def _close(
-    connection: sa.Connection, session_id: int, library: Library, configs: Sequence[int] | None
+    connection: sa.Connection, session_id: int, rules: Finals, configs: Sequence[int] | None
 ) -> dict[int, list[sa.Row[Any]]]:
     """By config, the results that finals would measure, fastest first; also where that is one
     alone."""
@@ -213,7 +215,7 @@ def _close(
         .where(
             FindDb.session_id == session_id,
             timed(FindDb.time_ms),
-            sa.true() if library.baselines_in_finals else SolverRow.algorithm != BASELINE,
+            sa.true() if rules.baselines else SolverRow.algorithm != BASELINE,
         )
         .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
     )
@@ -221,7 +223,7 @@ def _close(
         query = query.where(FindDb.config_id.in_(configs))
     by_config: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in connection.execute(query):
-        if not library.takes_part_in_finals(row.options):
+        if not rules.takes_part(row.options):
             continue
         fastest = by_config[row.config_id]
         if not fastest or (is_close(row.time_ms, fastest[0].time_ms) and len(fastest) < MAX_RIVALS):
@@ -234,12 +236,12 @@ def _not_ready(
 ) -> set[int]:
     """Configs with jobs that are not at their end yet, and those whose finals failed or were
     canceled."""
-    on_device = [step.name for step in library.every_step if step.resource is Resource.DEVICE]
+    on_device = [step.name for step in every_step(library) if step.resource is Resource.DEVICE]
     unfinished = [state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))]
     ended = [State.ERRORED.value, State.CANCELED.value]
     query = sa.select(Job.config_id).where(
         Job.session_id == session_id,
-        Job.step.in_([step.name for step in library.every_step]),  # for index ix_job_claim
+        Job.step.in_([step.name for step in every_step(library)]),  # for index ix_job_claim
         sa.or_(
             Job.state.in_(unfinished),
             sa.and_(Job.state == State.COMPILED.value, Job.step.in_(on_device)),

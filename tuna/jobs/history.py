@@ -2,9 +2,9 @@
 
 Its own history is a block for each earlier round. A block is gzip of one JSON object a line, in the
 order of the candidates: `params`, `time_ms` (null: it failed) and `cause`. The round just before
-the one that is proposed (as many as `Library.look_ahead` says) may still be measured, so its block
-has params alone, whether it is or not: what is proposed depends on results, never on when they
-arrived.
+the one that is proposed (as many as `SearchRules.look_ahead` says) may still be measured, so its
+block has params alone, whether it is or not: what is proposed depends on results, never on when
+they arrived.
 
 Its warm start are searches of the same solver that have results, not simulated ones:
 
@@ -56,6 +56,7 @@ from tuna.db.models import (
 from tuna.db.types import timed
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
+from tuna.libraries.base import SearchRules
 from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
 
@@ -196,13 +197,13 @@ class _KnownSearch(NamedTuple):
 
 
 def choose_warm_starts(
-    connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
+    connection: sa.Connection, work: SessionWork, rules: SearchRules, rows: Iterable[ClaimedJob]
 ) -> None:
     """Choose and store the warm starts of the searches of which the first round, or the first one
     that is proposed from results of its own, is claimed for the first time."""
     for row in rows:
-        chooses = row.round in (0, 1 + work.library.look_ahead(row.options)) and row.attempt == 0
-        if chooses and row.search_id is not None and work.library.warm_starts(row.options):
+        chooses = row.round in (0, 1 + rules.look_ahead(row.options)) and row.attempt == 0
+        if chooses and row.search_id is not None and rules.warm_starts(row.options):
             chosen = _chosen(connection, row)
             _store(connection, row.search_id, row.round, chosen, _prior(connection, work))
 

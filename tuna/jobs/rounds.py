@@ -4,10 +4,10 @@ A search (table `search`) goes on in rounds. Each is a row of `job` with its own
 attempts and chunk: at most one attempt of a round is live, and everything that claims, leases,
 drains, retries or cancels jobs does so with rounds. `search.stopped` says why the search ended.
 
-A round is opened when all rounds but the one before it (`Library.look_ahead`) are complete, and of
-that one the proposals are known: so one round is built while another is measured, and what a round
-proposes depends on the complete results of those rounds alone, never on which of two results came
-first.
+A round is opened when all rounds but the one before it (`SearchRules.look_ahead`) are complete, and
+of that one the proposals are known: so one round is built while another is measured, and what a
+round proposes depends on the complete results of those rounds alone, never on which of two results
+came first.
 
 Their time goes on only while coordinators serve the session. Each span is a row of `served_time`,
 which coordinators prolong while they are there. It ends when none was there for a minute.
@@ -38,8 +38,9 @@ from tuna.db.models import (
 )
 from tuna.db.types import UtcDateTime, timed, utc_now
 from tuna.jobs.states import check, is_open
-from tuna.libraries.base import Found, Library
+from tuna.libraries.base import Library, RoundsOutcome, SearchRules
 from tuna.libraries.results import is_time
+from tuna.libraries.steps import every_step, find_step
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 #: Reason of the end of a search of which a person canceled a round
@@ -63,16 +64,18 @@ def load(
 
     It is the library that says when a search ends, or who canceled a round.
     """
-    if library.search is None:
+    rules = library.search
+    if rules is None:
         return 0
     rows: list[dict[str, Any]] = []
     for part in [None] if configs is None else parts(sorted(configs)):
         for search in _searches(connection, session_id, part):
             why: str | None = CANCELED
             if not search.is_canceled:
-                if not search.is_due(library):
+                ahead = rules.look_ahead(search.options)
+                if not search.is_due(library, ahead):
                     continue
-                why = library.search_ends(search.options, _found(connection, search, library))
+                why = rules.ends(search.options, _outcome(connection, search, ahead))
             if why is None:
                 rows.append(search.next_row())
             else:
@@ -93,16 +96,17 @@ def give_up(connection: sa.Connection, session_id: int, library: Library) -> set
     opened before it was known how long a round takes. Each keeps its first, so that it has a
     result.
     """
-    if library.search is None:
+    rules = library.search
+    if rules is None:
         return set()
-    steps = [step.name for step in library.every_step]
+    steps = [step.name for step in every_step(library)]
     late: dict[State, list[Any]] = defaultdict(list)
     unwanted: dict[int, Collection[State]] = {}  # by search
     for row in connection.execute(_LATER, {"of_session": session_id, "at_steps": steps}).all():
         if row.search_id not in unwanted:
-            unwanted[row.search_id] = _unwanted(connection, session_id, row, library)
+            unwanted[row.search_id] = _unwanted(connection, session_id, row, rules)
         if row.state in unwanted[row.search_id] and is_open(
-            row.state, library.step(row.step).resource
+            row.state, find_step(library, row.step).resource
         ):
             late[State(row.state)].append(row)
     for state, rows in late.items():
@@ -138,12 +142,12 @@ _LATER = (
 
 
 def _unwanted(
-    connection: sa.Connection, session_id: int, row: Any, library: Library
+    connection: sa.Connection, session_id: int, row: Any, rules: SearchRules
 ) -> Collection[State]:
     """The states in which further rounds of a search are given up now."""
-    if row.stopped is not None and library.gives_up_rest(row.stopped):
+    if row.stopped is not None and rules.gives_up_rest(row.stopped):
         return _UNBEGUN
-    limits = library.search_limits_s(json.loads(row.options))
+    limits = rules.limits_s(json.loads(row.options))
     if limits is None:
         return ()
     elapsed_s = _elapsed_s(connection, session_id, row.config_id)
@@ -207,7 +211,7 @@ def unfinished(
 
 
 def to_come(
-    connection: sa.Connection, session_id: int, library: Library, tag: str | None = None
+    connection: sa.Connection, session_id: int, rules: SearchRules, tag: str | None = None
 ) -> dict[int, int] | None:
     """By solver, how many rounds searches that go on may still open, of layers with `tag`; None
     where one of them has no bound that is known."""
@@ -225,7 +229,7 @@ def to_come(
     most: dict[str, int | None] = {}
     for solver_id, text, opened in connection.execute(query):
         if text not in most:
-            most[text] = library.most_rounds(json.loads(text))
+            most[text] = rules.max_rounds(json.loads(text))
         limit = most[text]
         if limit is None:
             return None
@@ -252,7 +256,7 @@ class _Round(NamedTuple):
     state: str
 
     def is_complete(self, library: Library) -> bool:
-        return not is_open(self.state, library.step(self.step).resource)
+        return not is_open(self.state, find_step(library, self.step).resource)
 
 
 @dataclass(frozen=True)
@@ -268,9 +272,10 @@ class _Search:
     options: dict[str, Any]
     rounds: list[_Round] = field(default_factory=list)
 
-    def judged(self, library: Library) -> Sequence[_Round]:
-        """The rounds that the next one is proposed from, and that decide whether there is one."""
-        last = self.rounds[-1].round - library.look_ahead(self.options)
+    def judged(self, ahead: int) -> Sequence[_Round]:
+        """The rounds that the next one is proposed from, and that decide whether there is one:
+        those before the last `ahead`."""
+        last = self.rounds[-1].round - ahead
         return [one for one in self.rounds if one.round <= last]
 
     @property
@@ -278,11 +283,11 @@ class _Search:
         """Whether a person ended it."""
         return any(one.state == State.CANCELED.value for one in self.rounds)
 
-    def is_due(self, library: Library) -> bool:
-        """Whether another round may be opened, if the search goes on."""
+    def is_due(self, library: Library, ahead: int) -> bool:
+        """Whether another round may be opened beside `ahead` others, if the search goes on."""
         proposes = step_names(self.steps)[0]
         proposed = all(one.step != proposes or one.is_complete(library) for one in self.rounds)
-        return proposed and all(one.is_complete(library) for one in self.judged(library))
+        return proposed and all(one.is_complete(library) for one in self.judged(ahead))
 
     def next_row(self) -> dict[str, Any]:
         """The row of the next round."""
@@ -334,9 +339,9 @@ def _searches(
     return [search for search in found.values() if search.rounds]
 
 
-def _found(connection: sa.Connection, search: _Search, library: Library) -> Found:
+def _outcome(connection: sa.Connection, search: _Search, ahead: int) -> RoundsOutcome:
     """The facts that the library judges by."""
-    judged = search.judged(library)
+    judged = search.judged(ahead)
     ids, every = [job.id for job in judged], [job.id for job in search.rounds]
     trials = (
         sa.select(TrialRow.time_ms, TrialRow.cause)
@@ -367,7 +372,7 @@ def _found(connection: sa.Connection, search: _Search, library: Library) -> Foun
         FindDb.job_id.is_not(None),
         timed(FindDb.time_ms),
     )
-    return Found(
+    return RoundsOutcome(
         times_ms=times,
         result_ms=connection.execute(result).scalar(),
         rounds=len({job.round for job in judged}),

@@ -19,7 +19,8 @@ from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.states import CLAIMABLE
 from tuna.libraries.base import Environment, Library, Step
 from tuna.libraries.registry import find_library
-from tuna.vocabulary import IN_FLIGHT, Resource, queue_name
+from tuna.libraries.steps import every_step, served_steps
+from tuna.vocabulary import IN_FLIGHT, SEARCH, Resource, queue_name
 
 #: Number of latest attempts that are looked at; a drain writes about 5000 in one transaction at
 #: most
@@ -52,9 +53,9 @@ class SessionWork:
     @property
     def steps(self) -> Sequence[Step]:
         """The steps that are served, in order."""
-        mine = {step.name for step in self.library.every_step}
+        mine = {step.name for step in every_step(self.library)}
         names = [name for name in self.only if name in mine]
-        return self.library.served_with(names) if names or not self.only else []
+        return served_steps(self.library, names) if names or not self.only else []
 
     def queue(self, step: Step) -> str:
         """The queue of the step."""
@@ -87,7 +88,7 @@ class SessionWork:
         search, resources = self.library.search, {step.resource for step in self.library.steps}
         return (
             search is not None
-            and search.resource is self.library.steps[-1].resource
+            and search.step.resource is self.library.steps[-1].resource
             and len(resources) > 1
         )
 
@@ -95,18 +96,17 @@ class SessionWork:
         """The rounds after their searches' first that wait to be proposed, as a policy sees them,
         where they go on."""
         search = self.library.search
-        if search is None or search not in self.steps or not self.rounds_go_on:
+        if search is None or search.step not in self.steps or not self.rounds_go_on:
             return []
-        return [
-            replace(step, continues=True) for step in self.open_steps() if step.step == search.name
-        ]
+        return [replace(step, continues=True) for step in self.open_steps() if step.step == SEARCH]
 
     def _continues(self, step: Step) -> bool:
         """Whether jobs come to the step from another one in the same queue; finals and searches are
         first steps."""
         names = [one.name for one in self.library.steps]
         place = names.index(step.name) if step.name in names else 0
-        before = self.library.steps[place - 1] if place else self.library.search
+        search = self.library.search.step if self.library.search else None
+        before = self.library.steps[place - 1] if place else search
         return step.name in names and before is not None and before.resource is step.resource
 
 
@@ -162,7 +162,7 @@ def works_of(connection: sa.Connection, session_ids: Collection[int]) -> dict[in
 def open_queues(connection: sa.Connection, work: SessionWork) -> set[str]:
     """Return the queues that unfinished jobs of the session have still to go through, or may by
     what is served of it."""
-    steps = work.library.every_step
+    steps = every_step(work.library)
     waits = [
         sa.exists().where(  # index ix_job_claim (session_id, step, state, id)
             Job.session_id == work.session_id, Job.step == step.name, _is_unfinished(step.resource)
@@ -220,7 +220,7 @@ def _open(connection: sa.Connection) -> list[int]:
         unfinished = [
             sa.and_(
                 Job.step.in_(
-                    [step.name for step in library.every_step if step.resource is resource]
+                    [step.name for step in every_step(library) if step.resource is resource]
                 ),
                 _is_unfinished(resource),
             )

@@ -24,6 +24,7 @@ from tuna.jobs.open_steps import OpenStep, SearchProgress
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, is_open
 from tuna.libraries.base import Step
+from tuna.libraries.steps import find_step
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 #: Maximum of rounds of each step that a policy chooses from, the oldest ones
@@ -57,7 +58,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
     """
     if work.library.search is None or not work.rounds_go_on:
         return sa.false()
-    every = ",".join(step.name for step in (work.library.search, *work.library.steps))
+    every = ",".join(step.name for step in (work.library.search.step, *work.library.steps))
     return sa.and_(Job.round > 0, Job.steps == every)
 
 
@@ -83,7 +84,9 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchPr
         rows[row.search_id, row.round].append(row)
         configs[row.search_id] = row.config_id
     for (search, _), of_round in rows.items():
-        if any(is_open(part.state, work.library.step(part.step).resource) for part in of_round):
+        if any(
+            is_open(part.state, find_step(work.library, part.step).resource) for part in of_round
+        ):
             continue
         rounds[search] += 1
         if known := [
@@ -122,7 +125,7 @@ def _of_step(
 def _open_step(
     work: SessionWork, step: Step, row: Any, known: Mapping[int, SearchProgress]
 ) -> OpenStep:
-    steps = [work.library.step(name) for name in row.steps.split(",")]
+    steps = [find_step(work.library, name) for name in row.steps.split(",")]
     place = steps.index(step)
     resources = {step.resource for step in steps}
     # A first step goes on where the round before ended, unless it would keep a process for all

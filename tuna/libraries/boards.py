@@ -34,7 +34,7 @@ class BoardProcesses(MeasuringProcesses):
         """Return that of a board, which is asked once; raises LibraryMissing."""
 
     @abstractmethod
-    def device(self) -> DeviceHandle:
+    def own_device(self) -> DeviceHandle:
         """Return the handle of whichever board this process gets."""
 
 

@@ -24,7 +24,8 @@ from pydantic import Field
 
 from tuna.common.files import NotPlain, empty, read_plain
 from tuna.common.version import __version__
-from tuna.libraries.base import FINALS, Library, Step
+from tuna.libraries.abilities import toolchain_of
+from tuna.libraries.base import FINALS, Finals, Library, Step
 from tuna.libraries.candidate_children import (
     BUILD,
     MEASURE,
@@ -36,12 +37,14 @@ from tuna.libraries.candidate_children import (
     stored,
 )
 from tuna.libraries.contest import FINALISTS, Budgets, Contest
-from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.context import RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import (
     DeviceReport,
     StepResult,
     Trial,
     WorkItem,
+    of_rival,
     result_of,
     tail,
 )
@@ -51,7 +54,7 @@ from tuna.libraries.measuring_processes import (
     MeasuringProcesses,
     StartedProcesses,
 )
-from tuna.libraries.options import CACHES, Condition, JobOptions, read
+from tuna.libraries.options import CACHES, Condition, JobOptions, complete, read
 from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
@@ -87,6 +90,11 @@ class CandidateOptions(JobOptions):
         ),
     )
 
+    @property
+    def max_trials(self) -> int:
+        """The candidates that are asked for; of finals, the rivals."""
+        return max(super().max_trials, self.candidates)
+
 
 @dataclass(frozen=True)
 class BuildChild:
@@ -110,13 +118,13 @@ class CandidateLibrary(Library):
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
-    finals: Step | None = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)
+    finals: Finals | None = Finals()
     options: type[CandidateOptions] = CandidateOptions
     #: conditions that a session may choose; a library for another device leaves CACHES out
     conditions: Sequence[Condition] = (CACHES,)
     suffix: ClassVar[str] = ".so"  #: suffix of the files that are built and loaded
     budgets: ClassVar[Budgets] = Budgets()
-    borrows_cores = True
+    device_kind: ClassVar[str | None] = None  #: value of `DeviceUse.kind`
     builder: ClassVar[str]  #: name of the `Builder`, such as "my_package.kernel:MyBuilder"
     loader: ClassVar[str]  #: name of the `Loader`, such as "my_package.kernel:MyLoader"
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
@@ -136,6 +144,13 @@ class CandidateLibrary(Library):
     def __init__(self) -> None:
         self.compiler = CompileProcess(self._kind("tuna.libraries.building", self.builder, BUILD))
         self.processes = self.measuring_processes(self._kind(self.measuring, self.loader, MEASURE))
+        self.device = DeviceUse(
+            self.device_kind,
+            borrows_cores=True,
+            probe=self.processes.probe,
+            own_device=self.processes.own_device,
+            warm_up=self._warm_up,
+        )
         self._highest_gflops = 0.0
 
     def _kind(self, module: str, used: str, folder: str) -> ChildKind:
@@ -153,7 +168,7 @@ class CandidateLibrary(Library):
         they may use."""
         return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
-    def warm_up(self, context: RunContext) -> None:
+    def _warm_up(self, context: RunContext) -> None:
         """Start the children that measure on cores, which import while the first candidates are
         built.
 
@@ -168,10 +183,6 @@ class CandidateLibrary(Library):
         """End the children."""
         self.compiler.close()
         self.processes.close()
-
-    def probe(self, device: DeviceHandle) -> str:
-        """Whether the processes that measure can ask the device for its peak."""
-        return self.processes.probe(device)
 
     def run(
         self, step: Step, items: Sequence[WorkItem], context: RunContext
@@ -209,15 +220,6 @@ class CandidateLibrary(Library):
         on_device = self._finals if step.name == FINALS else self._eval
         return self._compile if step.resource is Resource.CPU else on_device
 
-    def most_trials(self, options: Mapping[str, Any]) -> int:
-        """The candidates that the options ask for; of finals, the rivals."""
-        return max(super().most_trials(options), read(self.options, options).candidates)
-
-    def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
-        """False where the job's candidates are compared in another way, and so have no
-        finalists."""
-        return options.get("finalists") != 0
-
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """The step's own limit, or more where candidates may take more: as if each hung and took
         its child with it."""
@@ -226,7 +228,7 @@ class CandidateLibrary(Library):
             calls = _ROUNDS * self.budgets.rival_processes * 2 * len(item.rivals)
             each_s = max(
                 (
-                    self._options(self.of_rival(item, rival)).measure_timeout_s
+                    self._options(of_rival(item, rival, self.steps[-1].name)).measure_timeout_s
                     for rival in item.rivals
                 ),
                 default=0,
@@ -280,7 +282,7 @@ class CandidateLibrary(Library):
         if not any(found["keys"]):
             return dict.fromkeys(params, "")
         # compared here, so that the child has no say in them
-        facts = __version__, self.name, self.toolchain(), item.body or ""
+        facts = __version__, self.name, toolchain_of(self), item.body or ""
         return {
             index: hashlib.sha256(json.dumps([*facts, key]).encode()).hexdigest() if key else ""
             for index, key in zip(params, found["keys"], strict=True)
@@ -357,7 +359,7 @@ class CandidateLibrary(Library):
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """Measure the winners of the config's solvers again, interleaved."""
-        items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
+        items = {rival.index: of_rival(item, rival, self.steps[-1].name) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
         longest_s = max((one.measure_timeout_s for one in asked.values()), default=0.0)
         jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
@@ -433,7 +435,7 @@ class CandidateLibrary(Library):
             facts["files"] = {name: str(stored(digest, context)) for name, digest in pairs}
         return {
             **facts,
-            "conditions": self.conditions_of(item),
+            "conditions": complete(self.conditions, item.conditions),
             "count": asked.candidates,
             "options": asked.model_dump(mode="json", exclude_unset=True),
         }

@@ -246,6 +246,16 @@ class StepResult(_Wire):
         return self.model_copy(update=facts)
 
 
+def of_rival(item: WorkItem, rival: Rival, step: str) -> WorkItem:
+    """Return the item of `step` of the rival's own job, for its winner alone; `item` is that of the
+    finals."""
+    facts = {"solver": rival.solver, "seed": rival.seed, "options": rival.options}
+    candidates = (Candidate(index=rival.number, artifact=rival.artifact),)
+    return item.model_copy(
+        update={**facts, "step": step, "candidates": candidates, "rivals": ()},
+    )
+
+
 def result_of(item: WorkItem, **facts: Any) -> StepResult:
     """Return the result of an attempt at `item`, a good one unless `facts` have a cause."""
     same = {name: getattr(item, name) for name in ("job_id", "attempt", "step")}

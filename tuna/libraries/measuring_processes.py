@@ -81,6 +81,10 @@ class MeasuringProcesses(ABC):
     def close(self) -> None:
         """End all processes."""
 
+    def own_device(self) -> DeviceHandle | None:
+        """Return the device that they measure on, unless it belongs to this machine."""
+        return None
+
     def probe(self, device: DeviceHandle) -> str:
         """Whether a new process can load the library and ask the device for its peak: empty, or why
         not. Cores are not asked."""

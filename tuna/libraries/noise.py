@@ -247,7 +247,7 @@ def record(settings: Settings, found: Sequence[TurnPair]) -> NoiseRecord:
 
 def _work() -> _Work:
     libraries = [library for library in map(find_library, names()) if library is not None]
-    for library in sorted(libraries, key=lambda library: not library.borrows_cores):
+    for library in sorted(libraries, key=lambda library: not library.device.borrows_cores):
         if library.steps[0].resource is Resource.CPU:
             with contextlib.suppress(TunaError):  # it is not installed here
                 items = list(_items(library))

@@ -18,7 +18,7 @@ from tuna.libraries.base import Step
 from tuna.libraries.candidate_children import artifact
 from tuna.libraries.candidates import BuildChild, CandidateLibrary
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
+from tuna.libraries.items import Candidate, Rival, Trial, WorkItem, of_rival
 from tuna.libraries.measurement import build_fault
 from tuna.sandbox.processes import ChildFault
 from tuna.vocabulary import Resource
@@ -56,7 +56,7 @@ class OneStepLibrary(CandidateLibrary):
 
     def _built(self, item: WorkItem, rival: Rival, context: RunContext) -> Trial:
         """A trial of the rival, with an artifact or a cause."""
-        own = self.of_rival(item, rival)
+        own = of_rival(item, rival, self.steps[-1].name)
         asked = self._options(own)
         job = self._job(own, asked, context)
         call = self._builder_caller(job, context)

@@ -33,6 +33,11 @@ class JobOptions(BaseModel):
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
 
+    @property
+    def max_trials(self) -> int:
+        """The number of trials that a step of a job may report: a result with more is refused."""
+        return 64
+
 
 _Options = TypeVar("_Options", bound=JobOptions)
 

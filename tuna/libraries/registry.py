@@ -48,15 +48,12 @@ def get_library(name: str) -> Library:
         raise LibraryMissing(
             f"The library {name} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
-    for attribute, expected in (
-        ("search", SEARCH),
-        ("finals", FINALS),
-    ):  # jobs are recognized by the names of their steps
-        step = getattr(library, attribute)
-        if step is not None and step.name != expected:
+    # jobs are recognized by the names of their steps
+    for part, expected in ((library.search, SEARCH), (library.finals, FINALS)):
+        if part is not None and part.step.name != expected:
             raise LibraryMissing(
-                f"The library {name} cannot be used: its step `{attribute}` is called"
-                f" {step.name!r}.",
+                f"The library {name} cannot be used: its step `{expected}` is called"
+                f" {part.step.name!r}.",
                 hint=f"its author has to call it {expected!r}",
             )
     return library

@@ -11,16 +11,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from tuna.common.files import empty, gunzip
-from tuna.libraries.base import Found, SearchLimits, Step
+from tuna.libraries.base import Finals, RoundsOutcome, SearchLimits, SearchRules, Step
 from tuna.libraries.candidate_children import ArtifactLost, artifact
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import StepResult, Trial, WorkItem
+from tuna.libraries.items import Trial, WorkItem
 from tuna.libraries.measurement import build_fault
 from tuna.libraries.options import read
 from tuna.libraries.search.stop import Effort, SearchState, Stop, StopRule
 from tuna.sandbox.processes import ChildFault
-from tuna.vocabulary import Cause, Resource
+from tuna.vocabulary import SEARCH, Cause
 
 #: Part of the minutes that is reserved for the start of workers and for finals, and its limit in
 #: seconds
@@ -75,12 +75,74 @@ class SearchOptions(CandidateOptions):
     )
     batch: int = Field(16, ge=1, le=1000, description="candidates in a round of a search")
 
+    @property
+    def max_trials(self) -> int:
+        """The larger one of the candidates and the trials of a round."""
+        return max(super().max_trials, self.batch)
+
     @field_validator("effort")
     @classmethod
     def _of_a_part(cls, effort: str | None, info: ValidationInfo) -> str | None:
         if effort is not None and info.data.get("strategy") == "exhaustive":
             raise ValueError("all candidates are tried with the strategy exhaustive")
         return effort
+
+
+class CandidateSearch(SearchRules):
+    """The rules that job options of candidate libraries set."""
+
+    def __init__(self, options: type[SearchOptions], in_rounds: Collection[str]) -> None:
+        self._options, self._in_rounds = options, in_rounds
+
+    def solvers(self, names: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        """Return the solvers of `in_rounds`, unless the job options say otherwise."""
+        if read(self._options, options).strategy == "random":
+            return []
+        return [name for name in names if name in self._in_rounds]
+
+    def ends(self, options: Mapping[str, Any], outcome: RoundsOutcome) -> str | None:
+        """Return the reason of the first rule of `search.stop` that holds."""
+        asked = read(self._options, options)
+        rule = _rule(asked)
+        planned = asked.batch * outcome.opened
+        done = SearchState(
+            seconds=[None if one is None else one / 1000 for one in outcome.times_ms],
+            result_s=None if outcome.result_ms is None else outcome.result_ms / 1000,
+            elapsed_s=outcome.elapsed_s + outcome.round_s + _around_s(asked),
+            exhausted=outcome.proposed
+            < (planned if rule.trials is None else min(planned, rule.trials)),
+        )
+        why = rule.stopped_by(done) or (Stop.TRIALS if rule.left(outcome.proposed) == 0 else None)
+        return _WHY[why] if why else None
+
+    def look_ahead(self, options: Mapping[str, Any]) -> int:
+        """Return enough rounds for many processes that build where none learns from another."""
+        if read(self._options, options).strategy == "exhaustive":
+            return _EXHAUSTIVE_AHEAD
+        return super().look_ahead(options)
+
+    def warm_starts(self, options: Mapping[str, Any]) -> bool:
+        """Return the option `warm_start`; where all candidates are tried there is nothing to
+        learn."""
+        asked = read(self._options, options)
+        return asked.warm_start and asked.strategy == "search"
+
+    def limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
+        """Return the option `minutes`, without the time before and after, and in full."""
+        asked = read(self._options, options)
+        if asked.minutes is None:
+            return None
+        return SearchLimits(60 * asked.minutes - _around_s(asked), 60 * asked.minutes)
+
+    def gives_up_rest(self, why: str) -> bool:
+        """True if the search ended by its target."""
+        return why == _WHY[Stop.TARGET]
+
+    def max_rounds(self, options: Mapping[str, Any]) -> int | None:
+        """Return the limit on trials, which an effort has too, as rounds."""
+        asked = read(self._options, options)
+        trials = _rule(asked).trials
+        return None if trials is None else math.ceil(trials / asked.batch)
 
 
 class SearchingLibrary(CandidateLibrary):
@@ -90,78 +152,21 @@ class SearchingLibrary(CandidateLibrary):
     A subclass gives `in_rounds` too, and its builder `Builder.search`.
     """
 
-    search: Step | None = Step("search", Resource.CPU, time_limit_s=1800.0, urgent=True)
+    finals = Finals(after_rounds=True)
     options: type[SearchOptions] = SearchOptions
-    in_rounds: Collection[str] = ()  #: names of the solvers that are searched
-    finals_after_rounds = True
+    in_rounds: ClassVar[Collection[str]] = ()  #: names of the solvers that are searched
 
-    def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
-        """Return the solvers of `in_rounds`, unless the job options say otherwise."""
-        return (
-            [name for name in solvers if name in self.in_rounds]
-            if read(self.options, options).strategy != "random"
-            else []
-        )
-
-    def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
-        """Return the reason of the first rule of `search.stop` that holds."""
-        asked = read(self.options, options)
-        rule = _rule(asked)
-        planned = asked.batch * found.opened
-        done = SearchState(
-            seconds=[None if one is None else one / 1000 for one in found.times_ms],
-            result_s=None if found.result_ms is None else found.result_ms / 1000,
-            elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
-            exhausted=found.proposed
-            < (planned if rule.trials is None else min(planned, rule.trials)),
-        )
-        why = rule.stopped_by(done) or (Stop.TRIALS if rule.left(found.proposed) == 0 else None)
-        return _WHY[why] if why else None
-
-    def most_trials(self, options: Mapping[str, Any]) -> int:
-        """Return the larger one of the candidates and the trials of a round."""
-        return max(super().most_trials(options), read(self.options, options).batch)
-
-    def look_ahead(self, options: Mapping[str, Any]) -> int:
-        """Return enough rounds for many processes that build where none learns from another."""
-        if read(self.options, options).strategy == "exhaustive":
-            return _EXHAUSTIVE_AHEAD
-        return super().look_ahead(options)
-
-    def warm_starts(self, options: Mapping[str, Any]) -> bool:
-        """Return the option `warm_start`; where all candidates are tried there is nothing to
-        learn."""
-        asked = read(self.options, options)
-        return asked.warm_start and asked.strategy == "search"
-
-    def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
-        """Return the option `minutes`, without the time before and after, and in full."""
-        asked = read(self.options, options)
-        if asked.minutes is None:
-            return None
-        return SearchLimits(60 * asked.minutes - _around_s(asked), 60 * asked.minutes)
-
-    def gives_up_rest(self, why: str) -> bool:
-        """True if the search ended by its target."""
-        return why == _WHY[Stop.TARGET]
-
-    def most_rounds(self, options: Mapping[str, Any]) -> int | None:
-        """Return the limit on trials, which an effort has too, as rounds."""
-        asked = read(self.options, options)
-        trials = _rule(asked).trials
-        return None if trials is None else math.ceil(trials / asked.batch)
-
-    def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
-        """Return None after a round that proposed nothing: the space is exhausted."""
-        return super().next_step(result, steps) if result.trials else None
+    def __init__(self) -> None:
+        super().__init__()
+        self.search = CandidateSearch(self.options, self.in_rounds)
 
     def work_of(self, step: Step) -> Work:
         """Return the function that does `step` for one item."""
-        return self._search if step is self.search else super().work_of(step)
+        return self._search if step.name == SEARCH else super().work_of(step)
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """A search takes the step's own limit."""
-        return step.time_limit_s if step is self.search else super().time_limit_s(step, item)
+        return step.time_limit_s if step.name == SEARCH else super().time_limit_s(step, item)
 
     def _search(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = read(self.options, item.options)

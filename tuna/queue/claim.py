@@ -19,7 +19,7 @@ from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
 from tuna.queue.leases import new_id
 from tuna.queue.work_items import json_object, work_items
-from tuna.vocabulary import Cause
+from tuna.vocabulary import SEARCH, Cause
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def claim(
     rows = _waiting(connection, work.session_id, step, limit, only)
     if not rows:
         return []
-    if work.library.search is not None and step.name == work.library.search.name:
-        history.choose_warm_starts(connection, work, rows)
+    if work.library.search is not None and step.name == SEARCH:
+        history.choose_warm_starts(connection, work, work.library.search, rows)
     now = utc_now()
     items = work_items(connection, work, step.name, rows)
     chunks: list[ClaimedChunk] = []

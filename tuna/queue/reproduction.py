@@ -22,7 +22,8 @@ from tuna.jobs.serving import SessionWork, works_of
 from tuna.jobs.states import ClaimedJob
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.candidates import CandidateLibrary
-from tuna.libraries.items import Candidate, WorkItem
+from tuna.libraries.items import Candidate, WorkItem, of_rival
+from tuna.libraries.steps import command_line
 from tuna.queue.work_items import work_items
 
 log = structlog.get_logger(__name__)
@@ -126,11 +127,12 @@ def _of_finals(connection: sa.Connection, work: SessionWork, row: ClaimedJob) ->
     rows = finals.rivals(connection, work.session_id, work.library, [row.config_id]).get(
         row.config_id, ()
     )
+    last = work.library.steps[-1].name
     trials = {rival.id: rival.trial_id for rival in rows if rival.search_id is not None}
     return " && ".join(
         _of_trial(trials[rival.index])
         if rival.index in trials
-        else item_command(work.library, work.library.of_rival(item, rival), rival.number)
+        else item_command(work.library, of_rival(item, rival, last), rival.number)
         for rival in item.rivals
     )
 
@@ -165,7 +167,7 @@ def item_command(library: Library, item: WorkItem, index: int | None = None) -> 
     """The command line that repeats an item, or one candidate of it; empty where the library's code
     fails to say it."""
     try:
-        return library.reproduce(item, index)
+        return command_line(library, item, index)
     except (
         Exception
     ) as error:  # a plug-in's own code, or a kind of config that is not installed here

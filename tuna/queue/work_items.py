@@ -20,9 +20,10 @@ from tuna.db.types import timed
 from tuna.jobs import finals, history
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
-from tuna.libraries.base import FINALS
+from tuna.libraries.base import FINALS, SearchRules
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.vocabulary import Resource
+from tuna.libraries.steps import every_step, find_step
+from tuna.vocabulary import SEARCH, Resource
 
 
 def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
@@ -73,16 +74,18 @@ def work_items(
     named = connection.execute(_SOLVERS, {"some": sorted({row.solver_id for row in rows})})
     solvers: dict[int, str] = {row.id: row.name for row in named}
     later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
-    builds = work.library.step(step).resource is Resource.CPU
-    measures = [step.name for step in work.library.every_step if step.resource is Resource.DEVICE]
+    builds = find_step(work.library, step).resource is Resource.CPU
+    measures = [
+        known.name for known in every_step(work.library) if known.resource is Resource.DEVICE
+    ]
     candidates = _candidates(connection, step, later, measures, builds=builds)
     later_rounds = [row for row in rows if row.round and not bare]
-    proposes = work.library.search is not None and step == work.library.search.name
-    past = _history(connection, work, later_rounds) if proposes else {}
-    known_searches = history.warm_starts_of(connection, rows) if proposes and not bare else {}
+    rules = work.library.search if step == SEARCH else None
+    past = _history(connection, rules, later_rounds) if rules else {}
+    known_searches = history.warm_starts_of(connection, rows) if rules and not bare else {}
     bests = _bests(connection, work.session_id, later_rounds)
     rivals = _rivals(connection, work, configs) if step == FINALS else {}
-    uses_known = work.library.uses_known_params and not bare
+    uses_known = work.library.params.uses_known and not bare
     known = _known_params(connection, work.session_id, rows) if uses_known else {}
     return [
         WorkItem(
@@ -175,13 +178,13 @@ def _candidates(
 
 
 def _history(
-    connection: sa.Connection, work: SessionWork, rows: Iterable[ClaimedJob]
+    connection: sa.Connection, rules: SearchRules, rows: Iterable[ClaimedJob]
 ) -> dict[int, tuple[str, ...]]:
     """By job: the names of the blocks of trials of the rounds before its own."""
     found: dict[int, tuple[str, ...]] = {}
     for row in rows:
         if row.search_id is not None:
-            rounds = work.library.look_ahead(row.options)
+            rounds = rules.look_ahead(row.options)
             blocks = history.blocks(connection, row.search_id, row.round, rounds)
             found[row.id] = tuple(map(history.digest, blocks))
     return found

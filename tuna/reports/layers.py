@@ -151,7 +151,7 @@ def _readable(name: str) -> Callable[[str], str]:
         library = get_library(name)
     except TunaError:
         return _one_line
-    return lambda params: _one_line(library.readable_params(params))
+    return lambda params: _one_line(library.params.readable(params))
 
 
 def _one_line(params: str) -> str:

@@ -23,6 +23,7 @@ from tuna.db.types import utc_now
 from tuna.errors import ServiceError, TunaError
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.registry import find_library, get_library
+from tuna.libraries.steps import find_step
 from tuna.queue.reproduction import with_commands
 from tuna.reports.queries import read_peaks
 from tuna.reports.report_data import DeviceFigures
@@ -288,7 +289,7 @@ def _outlook(
     if left.stages and left.is_known(times):
         seconds, queues = left.seconds(times), defaultdict[Resource, set[str]](set)
         for kind in left.stages:
-            queues[library.step(kind.step).resource].add(kind.queue)
+            queues[find_step(library, kind.step).resource].add(kind.queue)
         processes = {resource: _workers(info, resource, workers, totals) for resource in queues}
         if all(processes.values()):
             eta_s = max(

@@ -40,7 +40,7 @@ _VISIBILITY = (
 class Device:
     """A device that one eval worker can have for itself."""
 
-    kind: str  #: kind of device, as `Library.device_kind`
+    kind: str  #: kind of device, as `DeviceUse.kind`
     name: str  #: marketing name
     index: int = 0  #: number by the runtime's count while all devices are visible
     uuid: str = ""  #: name in the runtime's visibility variable; empty: none

@@ -33,11 +33,13 @@ from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import options as job_options
 from tuna.libraries import registry
+from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.base import FINALS, Again, Library, Retry
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.results import is_time
-from tuna.testing.rehearsal import MAX_STEPS, Turn, rehearse, run_context
+from tuna.libraries.steps import command_line, every_step, find_step, steps_to
+from tuna.testing.rehearsal import Turn, rehearse, run_context
 from tuna.vocabulary import SEARCH, Cause, Resource, canonical_name
 
 #: Seconds by which the clocks of two processes may differ, with rounding
@@ -87,7 +89,7 @@ class LibraryContract:
         assert first == second
         assert first.key == second.key
         assert first.library == library.name
-        assert library.toolchain() == first.toolchain != ""
+        assert toolchain_of(library) == first.toolchain != ""
         assert all(
             isinstance(name, str) and isinstance(value, str) for name, value in first.flags.items()
         )
@@ -134,31 +136,32 @@ class LibraryContract:
         for step in library.steps:
             assert step.chunk >= 1
             assert 0 < step.time_limit_s < math.inf
-            assert library.step(step.name) is step
-            path = list(library.path_to(step.name))
+            assert find_step(library, step.name) is step
+            path = list(steps_to(library, step.name))
             assert path[-1:] == [step.name]
             assert set(path) <= set(names)
         if library.search is not None:
-            assert library.search.resource is Resource.CPU
-            assert library.search.name == SEARCH
-            assert library.step(SEARCH) is library.search
-            assert library.search.name not in names
+            assert library.search.step.resource is Resource.CPU
+            assert library.search.step.name == SEARCH
+            assert find_step(library, SEARCH) is library.search.step
+            assert library.search.step.name not in names
         if library.finals is not None:
-            assert (library.finals.name, library.finals.resource) == (FINALS, Resource.DEVICE)
-            assert library.step(FINALS) is library.finals
+            assert library.finals.step.resource is Resource.DEVICE
+            assert find_step(library, FINALS) is library.finals.step
             assert FINALS not in names
         for turn in turns:
             assert all(0 < library.time_limit_s(turn.step, item) < math.inf for item in turn.items)
         with pytest.raises(NotFound):
-            library.step("no such step")
+            find_step(library, "no such step")
 
     @pytest.mark.parametrize("cause", Cause)
     def test_each_cause_has_a_retry(self, library: Library, cause: Cause) -> None:
         """A policy that can be followed."""
-        retry = library.retry(cause)
-        assert isinstance(retry, Retry)
-        assert isinstance(retry.again, Again)
-        assert all(0 <= retry.wait_s(failures) < math.inf for failures in (1, 2, 10))
+        for step in every_step(library):
+            retry = step.retry(cause)
+            assert isinstance(retry, Retry)
+            assert isinstance(retry.again, Again)
+            assert all(0 <= retry.wait_s(failures) < math.inf for failures in (1, 2, 10))
 
     def test_job_options_are_described_and_checked(self, library: Library) -> None:
         """`tuna solvers LIBRARY --options` shows each with its meaning; what is not known is
@@ -174,7 +177,7 @@ class LibraryContract:
 
     def test_a_probe_answers_in_words(self, library: Library) -> None:
         """Empty: the device answers."""
-        assert isinstance(library.probe(DeviceHandle(id="cpu0", cpus=(0,))), str)
+        assert isinstance(library.device.probe(DeviceHandle(id="cpu0", cpus=(0,))), str)
 
     def test_a_step_raises_nothing(self, turns: list[Turn]) -> None:
         """A candidate's fault is a failed trial, a job's fault a failed result."""
@@ -206,20 +209,14 @@ class LibraryContract:
         tails = [result.output_tail for _, result in _pairs(turns) if not result.ok]
         assert any({(job, name) for name in wanted} <= done for job in jobs), tails
 
-    def test_every_job_ends(self, library: Library, turns: list[Turn]) -> None:
-        """`next_step` names a step or None, and leads to an end."""
-        assert len(turns) < MAX_STEPS
-        names = [step.name for step in library.steps]
-        for _, result in _pairs(turns):
-            assert library.next_step(result, names) in (None, *names)
-
     def test_trials_have_an_index_each_and_an_outcome(
         self, library: Library, turns: list[Turn]
     ) -> None:
         """A failed trial has a cause and no time; of a good measured item at least one trial is
         good. No result has more than the job may report."""
         for item, result in _pairs(turns):
-            assert len(result.trials) <= library.most_trials(item.options)
+            most = job_options.read(library.options, item.options).max_trials
+            assert len(result.trials) <= most
             indices = [trial.index for trial in result.trials]
             assert len(set(indices)) == len(indices)
             assert all(trial.time_ms is None for trial in result.trials if trial.cause)
@@ -293,7 +290,7 @@ class LibraryContract:
         """A shell splits it into the words that it was made of, with or without a candidate."""
         for item in (item for turn in turns for item in turn.items):
             for index in (None, 0):
-                line = library.reproduce(item, index)
+                line = command_line(library, item, index)
                 words = shlex.split(line)
                 assert words[:2] == ["tuna", "reproduce"]
                 assert shlex.join(words) == line
@@ -307,7 +304,7 @@ class LibraryContract:
             assert library.name not in registry.names()
             return
         item = _last_good(turns)
-        words = shlex.split(library.reproduce(item))
+        words = shlex.split(command_line(library, item))
         done = subprocess.run(
             [sys.executable, "-m", "tuna", *words[1:], "--json"],
             env={"TUNA_HOME": str(tmp_path), **os.environ},
@@ -318,7 +315,7 @@ class LibraryContract:
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         results = [StepResult.model_validate(result) for result in json.loads(done.stdout)]
-        assert [result.step for result in results] == list(library.path_to(item.step))
+        assert [result.step for result in results] == list(steps_to(library, item.step))
         assert all(result.ok for result in results)
 
     def test_it_can_be_closed_twice(self, library: Library, turns: list[Turn]) -> None:

@@ -14,6 +14,7 @@ from tuna.configs import Config
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.discovery import CPU
@@ -36,7 +37,7 @@ class NoopLibrary(Library):
 
     name = "noop"
     kinds: tuple[str, ...] = ("convolution", "gemm")
-    device_kind = CPU
+    device: DeviceUse = DeviceUse(CPU)
     options = NoopOptions
     steps: tuple[Step, ...] = (
         Step("build", Resource.CPU, chunk=50),

@@ -15,10 +15,11 @@ from tuna.configs import Config
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
+from tuna.libraries.steps import find_step, next_step
 from tuna.sandbox.cores import eval_cpus
 
 #: Maximum of steps of a job, against endless loops
-MAX_STEPS = 100
+_MAX_STEPS = 100
 
 
 def run_context(folder: Path) -> RunContext:
@@ -64,8 +65,8 @@ def rehearse(
     waiting = {item.job_id: item for item in _first_items(library, configs, options, max_jobs)}
     names = [step.name for step in library.steps]
     turns: list[Turn] = []
-    while waiting and len(turns) < MAX_STEPS:
-        step = library.step(next(iter(waiting.values())).step)
+    while waiting and len(turns) < _MAX_STEPS:
+        step = find_step(library, next(iter(waiting.values())).step)
         items = [item for item in waiting.values() if item.step == step.name]
         turn = Turn(step, items, [item.model_dump_json() for item in items])
         turns.append(turn)
@@ -77,9 +78,7 @@ def rehearse(
             turn.error = traceback.format_exc()
         # One result per job goes on: what is doubled or foreign is found by the suite.
         for item, result in {item.job_id: (item, result) for item, result in turn.pairs()}.values():
-            following = (
-                library.next_step(result, names) if result.ok and result.step in names else None
-            )
+            following = next_step(result, names) if result.ok and result.step in names else None
             if following is not None:
                 waiting[item.job_id] = follow(item, result, following)
     return turns

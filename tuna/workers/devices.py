@@ -30,9 +30,9 @@ def device_for(
 ) -> DeviceHandle:
     """The handle of the first device of the library's kind that is visible; `found` stands in for
     `discovery.discover`."""
-    if elsewhere := library.own_device():
+    if elsewhere := library.device.own_device():
         return elsewhere
-    cpus, kind = eval_cpus(settings), library.device_kind
+    cpus, kind = eval_cpus(settings), library.device.kind
     cores = DeviceHandle(f"cpu{','.join(map(str, cpus))}", cpus=cpus)
     if kind == CPU:
         return cores

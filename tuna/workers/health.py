@@ -23,13 +23,14 @@ from tuna.errors import LibraryMissing, StorageFull, StoreUnavailable
 from tuna.libraries.base import Again, Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem, tail
+from tuna.libraries.steps import find_step
 from tuna.sandbox.processes import ChildCancelled, ChildNotStarted
 from tuna.vocabulary import Cause
 from tuna.workers.link import Elsewhere
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for `Library.probe`
+#: Seconds for `DeviceUse.probe`
 PROBE_S = 60.0
 #: Number of different jobs that fail in a row here while others succeed elsewhere
 IN_A_ROW = 3
@@ -218,7 +219,7 @@ class Health:
         self._charged += 1
         # A final failure is confirmed by another worker, where there is one.
         final = (
-            library.retry(result.cause or Cause.INFRA).again in _FINAL
+            find_step(library, result.step).retry(result.cause or Cause.INFRA).again in _FINAL
             and elsewhere().succeeds is False
         )
         if self._charged < self._repeat_at and not final:
@@ -337,7 +338,7 @@ def does_again(library: Library, item: WorkItem, context: RunContext) -> bool | 
         context, cancelled=lambda: context.cancelled() or time.monotonic() >= until
     )
     try:
-        results = list(library.run(library.step(item.step), [item], in_time))
+        results = list(library.run(find_step(library, item.step), [item], in_time))
     except (StorageFull, StoreUnavailable):
         return None
     except ChildCancelled:
@@ -364,13 +365,13 @@ def _write_to(folder: Path) -> None:
 
 
 def _probe(library: Library, device: DeviceHandle, ending: Callable[[], bool]) -> str:
-    """Return the answer of `Library.probe`; one that raises or does not answer, also by the time of
-    `ending`, is as good as a bad one."""
+    """Return the answer of `DeviceUse.probe`; one that raises or does not answer, also by the time
+    of `ending`, is as good as a bad one."""
     said: list[str] = []
 
     def ask() -> None:
         try:
-            said.append(library.probe(device))
+            said.append(library.device.probe(device))
         except Exception as error:  # the library's own code
             said.append(f"{type(error).__name__}: {error}")
 

@@ -14,6 +14,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
+from tuna.libraries.steps import find_step, steps_to
 from tuna.sandbox.core_lending import BuildCores
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import get_settings
@@ -38,8 +39,8 @@ def run_steps(
         artifacts = Artifacts(folder_url(Path(folder, "artifacts")), Path(folder, "cache"))
         for data in given:
             artifacts.put(data)
-        for name in library.path_to(library.step(last).name):
-            step = library.step(name)
+        for name in steps_to(library, last):
+            step = find_step(library, name)
             device = (
                 device_for(library, get_settings()) if step.resource is Resource.DEVICE else None
             )

@@ -23,6 +23,7 @@ from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import ArtifactStore, RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of, tail
+from tuna.libraries.steps import find_step
 from tuna.queue.heartbeat import HeartbeatSender
 from tuna.queue.leases import WorkerLease
 from tuna.queue.messages import Chunk, Report, ReportKind, log_fields
@@ -133,7 +134,8 @@ class Runner:
                 return ChunkOutcome.LOST
             except Unfit as unfit:
                 limit_s = sum(
-                    library.time_limit_s(library.step(chunk.step), item) for item in chunk.items
+                    library.time_limit_s(find_step(library, chunk.step), item)
+                    for item in chunk.items
                 )
                 left_s = started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
                 self._quarantine(unfit.fault, chunk, library, left_s)
@@ -155,7 +157,7 @@ class Runner:
             self._announcer.begin([item.job_id for item in chunk.items])
         try:
             with Renewals(lease) as renewals:
-                run = _Run(chunk, library, library.step(chunk.step), lease, store, renewals)
+                run = _Run(chunk, library, find_step(library, chunk.step), lease, store, renewals)
                 outcome = self._outcome(run, refusal)
             done = len(chunk.items) if outcome is ChunkOutcome.FINISHED else 0
             return outcome

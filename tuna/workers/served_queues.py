@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tuna.errors import BadInput, TunaError
+from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.base import Environment
 from tuna.libraries.boards import installed_boards
 from tuna.libraries.registry import get_library, names
@@ -69,7 +70,7 @@ def _queue_of(name: str, *, on_device: bool) -> str | Unavailable:
     try:
         library = get_library(name)
         return queue_name(
-            on_device, library.toolchain(), library.environment().machine_key if on_device else ""
+            on_device, toolchain_of(library), library.environment().machine_key if on_device else ""
         )
     except TunaError as error:
         return Unavailable(str(error))
@@ -96,8 +97,8 @@ def session_queue(text: str, *, on_device: bool) -> str:
     library = get_library(wanted.library)
     if on_device:
         different = differences(wanted, library.environment())
-    elif library.toolchain() != wanted.toolchain:
-        different = [f"toolchain {wanted.toolchain}, here {library.toolchain()}"]
+    elif toolchain_of(library) != wanted.toolchain:
+        different = [f"toolchain {wanted.toolchain}, here {toolchain_of(library)}"]
     else:
         different = []
     if different:

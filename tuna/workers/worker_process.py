@@ -22,6 +22,7 @@ from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
+from tuna.libraries.steps import find_step
 from tuna.queue.heartbeat import HeartbeatSender, WorkerStatus
 from tuna.queue.messages import Chunk
 from tuna.sandbox.core_lending import BuildCores, offer
@@ -69,7 +70,7 @@ class WorkerProcess:
         try:
             parsed = Chunk.model_validate_json(chunk)
             library = get_library(parsed.library)
-            library.step(parsed.step)
+            find_step(library, parsed.step)
         except ValidationError as error:
             return _unreadable(error.errors()[0]["msg"])
         except TunaError as error:
@@ -122,7 +123,7 @@ class WorkerProcess:
         for name in set(libraries).intersection(names()):
             for on_device in (False, True):
                 if self._served.queue_of(name, on_device=on_device) in queues:
-                    get_library(name).warm_up(self._context(get_library(name), on_device))
+                    get_library(name).device.warm_up(self._context(get_library(name), on_device))
 
     def leave(self) -> None:
         """Remove the heartbeat of this process, which ends, and lend no more cores."""

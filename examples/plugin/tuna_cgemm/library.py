@@ -11,10 +11,16 @@ from tuna.configs import Config, DataType, GemmConfig
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.params_text import ParamsText, json_object
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.processes import run
 
 SOLVER = "CGemmTiled"
+
+
+def readable(params: str) -> str:
+    """Params as reports show them, such as `tile 32, unroll 4`."""
+    return ", ".join(f"{name} {value}" for name, value in json_object(params).items())
 
 
 class CGemmLibrary(CandidateLibrary):
@@ -22,6 +28,7 @@ class CGemmLibrary(CandidateLibrary):
 
     name = "cgemm"
     kinds = ("gemm",)
+    params = ParamsText(readable)
     builder = "tuna_cgemm.kernel:CGemm"
     loader = "tuna_cgemm.kernel:CGemm"
     forkable = True

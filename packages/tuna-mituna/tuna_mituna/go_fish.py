@@ -14,6 +14,7 @@ from tuna.cli import options, seeds, show, work
 from tuna.cli.console import say
 from tuna.common.messages import counted
 from tuna.errors import BadInput
+from tuna.libraries.steps import find_step
 from tuna.vocabulary import Resource
 from tuna_mituna import db_files, layer_jobs, yaml_steps
 
@@ -138,7 +139,7 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
     number = seeds.required(given["session_id"], "--session_id")
     api.session_library(number, library)
     steps = options.split(given["fin_steps"])
-    resources = {api.get_library(library).step(step).resource for step in steps}
+    resources = {find_step(api.get_library(library), step).resource for step in steps}
     if given["enqueue_only"]:
         return 1 if work.work_through([number], steps) else 0
     if len(resources) != 1:

@@ -57,7 +57,7 @@ class ModelWork:
     @property
     def runs_here(self) -> bool:
         """Whether it measures on cores of this machine."""
-        return self.own and get_library("tvm").own_device() is None
+        return self.own and get_library("tvm").device.own_device() is None
 
     def session_id(self) -> int:
         """The session, which is made if it is not there."""

@@ -48,4 +48,4 @@ def _tables(seen: Seen) -> list[Table]:
 
 
 def _evaluated(tables: list[Table], seen: Seen, seed: int) -> Evaluation:
-    return evaluate(tables, get_library(seen.library).built_in_prior(), seed)
+    return evaluate(tables, get_library(seen.library).params.prior(), seed)

@@ -68,7 +68,7 @@ def trials_of(connection: sa.Connection, library: Library, seen: Seen) -> list[T
         query = query.where(trial.c.measured_at >= seen.since)
     found: dict[tuple[str, ...], dict[tuple[str, str], TimedCandidate]] = defaultdict(dict)
     for row in connection.execute(query):
-        facts = library.candidate_facts(row.params)
+        facts = library.params.facts(row.params)
         if facts is not None:
             place = row.json, row.key, row.arch, row.device
             name = row.name, facts.name or row.params

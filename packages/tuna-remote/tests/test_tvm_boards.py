@@ -129,7 +129,9 @@ def test_candidates_are_checked_and_timed_on_the_board(
         )
         assert not result.simulated
     assert [device for device, _ in groupby(used)] == [f"pi at 127.0.0.1:{board.port}", ""] * 2
-    assert bench.library.probe(bench.library.own_device()) == "", "the session was given back"
+    assert bench.library.device.probe(bench.library.device.own_device()) == "", (
+        "the session was given back"
+    )
 
 
 def test_the_best_are_measured_again_in_sessions_of_their_own_on_the_same_board(
@@ -213,7 +215,7 @@ def test_a_board_that_vanishes_is_lost_and_no_candidate_is_blamed(
         own.kill()
     assert (result.ok, result.cause, result.trials) == (False, Cause.DEVICE_LOST, ())
     assert "vanished" in result.output_tail
-    assert "does not answer" in bench.library.probe(bench.library.own_device())
+    assert "does not answer" in bench.library.device.probe(bench.library.device.own_device())
 
 
 @pytest.mark.parametrize(("ends", "there"), [("refuses", True), ("is busy", True), ("dies", False)])

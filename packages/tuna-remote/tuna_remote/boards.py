@@ -221,7 +221,7 @@ class BoardSession(BoardProcesses):
             self._own = environment_of(ask(self._boards), target, self._boards.key)
         return self._own
 
-    def device(self) -> DeviceHandle:
+    def own_device(self) -> DeviceHandle:
         """Return a handle of whichever board the tracker gives this process."""
         return DeviceHandle(f"{self._boards}#{os.getpid()}")
 

@@ -25,6 +25,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput
+from tuna.libraries.abilities import environment_of
 from tuna.libraries.base import FINALS
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
@@ -194,7 +195,7 @@ def _session(
     if trace.header is None:
         return init_session(plan.library, plan.table, facts).id, False
     library = get_library(plan.library)
-    here = library.environment_by_hand(facts) if facts else library.environment()
+    here = environment_of(library, facts)
     if here.key != trace.header.environment.key:
         of = trace.header.environment
         raise BadInput(

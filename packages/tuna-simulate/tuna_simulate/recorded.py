@@ -18,6 +18,7 @@ from tuna.errors import BadInput
 from tuna.jobs.waiting_rounds import weights
 from tuna.libraries.base import Environment, Library
 from tuna.libraries.registry import find_library
+from tuna.libraries.steps import every_step
 from tuna.vocabulary import Resource, queue_name
 from tuna_simulate.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
 
@@ -63,7 +64,7 @@ class _Recording:
         """The queue of a step: by the library, or if it is not installed, by whether its results
         name a device."""
         library = self.library
-        resources = {one.name: one.resource for one in library.every_step} if library else {}
+        resources = {one.name: one.resource for one in every_step(library)} if library else {}
         on_device = (
             resources.get(step, Resource.DEVICE if self.devices[step] else Resource.CPU)
             is Resource.DEVICE
@@ -107,7 +108,7 @@ class _Recording:
     def _search(self, search: _Search, found: Mapping[int, _Round]) -> Jobs | None:
         """A search, without what was not completed at its end; None if nothing is known of its
         first round."""
-        solver, library = search.solver, self.library
+        solver, rules = search.solver, self.library.search if self.library else None
         steps = [
             step for step in search.steps.split(",") if any(step in one for one in found.values())
         ]
@@ -125,7 +126,7 @@ class _Recording:
         return Jobs(
             solver=solver,
             rounds=count,
-            look_ahead=library.look_ahead(json.loads(search.options)) if library else 1,
+            look_ahead=rules.look_ahead(json.loads(search.options)) if rules else 1,
             steps=tuple(
                 self._stage(
                     solver,

@@ -2,7 +2,7 @@
 and `optuna`, the journal of an Optuna storage.
 
 The parameters of a candidate are values by name as far as its library names them
-(`Library.params_by_name`); else the whole text is one, `params`. Trials without a candidate, or
+(`Library.params.by_name`); else the whole text is one, `params`. Trials without a candidate, or
 that a machine's fault ended, are left out.
 """
 
@@ -118,7 +118,7 @@ def _belongs(trial: TrialRecord, tally: ExportTally) -> bool:
 
 def _naming(library: str) -> _Naming:
     try:
-        by_name = registry.get_library(library).params_by_name
+        by_name = registry.get_library(library).params.by_name
     except (NotFound, LibraryMissing):  # it need not be installed here
         return lambda params: {"params": params}
     return lambda params: by_name(params) or {"params": params}

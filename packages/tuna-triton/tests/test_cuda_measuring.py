@@ -20,6 +20,7 @@ from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.measuring_processes import StartedProcesses
+from tuna.libraries.steps import find_step
 from tuna.testing.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 from tuna_triton.library import TritonLibrary
@@ -76,12 +77,12 @@ class CudaToys:
             options={**asked, **options},
             **facts,
         )
-        (built,) = self.library.run(self.library.step("compile"), [item], self.context)
+        (built,) = self.library.run(find_step(self.library, "compile"), [item], self.context)
         assert built.ok, built.output_tail
         return follow(item, built, "eval")
 
     def measured(self, *items: WorkItem) -> list[StepResult]:
-        return list(self.library.run(self.library.step("eval"), items, self.context))
+        return list(self.library.run(find_step(self.library, "eval"), items, self.context))
 
     @property
     def starts(self) -> int:
@@ -140,19 +141,19 @@ def test_a_lost_device_is_no_candidates_fault(toys: CudaToys, fake: Path) -> Non
     assert (before.ok, after.ok) == (True, True)
     assert (failed.ok, failed.cause, failed.trials) == (False, Cause.DEVICE_LOST, ())
     assert "CUDA_ERROR_ECC_UNCORRECTABLE" in failed.output_tail
-    assert toys.library.probe(toys.device) == ""
+    assert toys.library.device.probe(toys.device) == ""
     (fake / "lost").touch()
     (failed,) = toys.measured(good)
     assert failed.cause is Cause.DEVICE_LOST
-    assert "no CUDA-capable device is detected" in toys.library.probe(toys.device)
+    assert "no CUDA-capable device is detected" in toys.library.device.probe(toys.device)
     (fake / "lost").unlink()
-    assert toys.library.probe(toys.device) == ""
+    assert toys.library.device.probe(toys.device) == ""
     assert toys.measured(good)[0].ok
 
 
 def test_a_machine_without_the_driver_says_so(toys: CudaToys, fake: Path) -> None:
     (fake / "libcuda.so.1").write_bytes(b"")
-    assert "libcuda.so.1" in toys.library.probe(toys.device)
+    assert "libcuda.so.1" in toys.library.device.probe(toys.device)
 
 
 def test_inputs_that_do_not_fit_are_named_and_others_are_measured(toys: CudaToys) -> None:
@@ -200,7 +201,7 @@ def test_the_best_are_measured_again_in_a_fresh_process_and_in_finals(toys: Cuda
         for one in item.candidates[:2]
     )
     (finals,) = toys.library.run(
-        toys.library.step(FINALS),
+        find_step(toys.library, FINALS),
         [item.model_copy(update={"step": FINALS, "rivals": rivals})],
         toys.context,
     )

@@ -14,9 +14,11 @@ from typing import ClassVar
 from tuna.common.messages import install_extra
 from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.base import Environment, Solver
+from tuna.libraries.abilities import CrossCompiling, check_facts
+from tuna.libraries.base import Environment, Finals, Solver
 from tuna.libraries.contest import Budgets
 from tuna.libraries.options import Condition
+from tuna.libraries.params_text import ParamsText
 from tuna.libraries.searching import SearchingLibrary
 from tuna.sandbox.discovery import Device, discover
 from tuna.vocabulary import BASELINE
@@ -34,7 +36,16 @@ from tuna_triton.triton_kernel import TritonKernelConfig
 _SHORT = dict(zip(AXES, ("m", "n", "k", "group ", "warps ", "stages "), strict=True))
 
 
-class TritonLibrary(SearchingLibrary):
+def readable(params: str) -> str:
+    """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""
+    try:
+        tile = dict(json.loads(params))
+    except (ValueError, TypeError):
+        return params
+    return " ".join(f"{_SHORT.get(name, name + ' ')}{value}" for name, value in tile.items())
+
+
+class TritonLibrary(SearchingLibrary, CrossCompiling):
     """Compiles kernels for NVIDIA's and AMD's GPUs on machines that have none."""
 
     name = "triton"
@@ -56,8 +67,9 @@ class TritonLibrary(SearchingLibrary):
     #: NVIDIA's driver maps private memory for what it shares with the device
     memory_bytes: ClassVar[int] = 64 << 30
     suffix: ClassVar[str] = ".tkb"
-    baselines_in_finals = True
-    finals_after_rounds = False  #: opening the device takes a second, and its times are steadier
+    #: not after rounds: opening the device takes a second, and its times are steadier
+    finals = Finals(baselines=True)
+    params = ParamsText(readable)
     #: Repeats on a device are steadier, and a fresh process, which opens the device anew, takes a
     #: second: there is one for each layer's finals.
     budgets: ClassVar[Budgets] = Budgets(
@@ -92,7 +104,7 @@ class TritonLibrary(SearchingLibrary):
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """Return the environment with this arch, num_cu (multiprocessors or compute units) and
         device_name."""
-        self.check_facts(facts, "arch", "num_cu", "device_name")
+        check_facts(self, facts, "arch", "num_cu", "device_name")
         arch, units = facts.get("arch", ""), facts.get("num_cu", "")
         if arch not in TARGETS:
             raise BadInput(
@@ -148,14 +160,6 @@ class TritonLibrary(SearchingLibrary):
             fit = [one.name for one in kernels if one.family.fits(config, target, one.package)]
             fit += [USER_KERNEL] if isinstance(config, TritonKernelConfig) else []
             yield config, [name for one in fit for name in (one, one + DEFAULT)]
-
-    def readable_params(self, params: str) -> str:
-        """Return the tile in a line such as `m64 n128 k128 group 16 warps 4 stages 3`."""
-        try:
-            tile = dict(json.loads(params))
-        except (ValueError, TypeError):
-            return params
-        return " ".join(f"{_SHORT.get(name, name + ' ')}{value}" for name, value in tile.items())
 
 
 def triton_version() -> str:

@@ -10,6 +10,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
@@ -31,7 +32,7 @@ def claim_chunks(
         return claim.claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            LIBRARY.step(step),
+            find_step(LIBRARY, step),
             limit,
             size,
             most,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,16 @@ from tuna.db.models import DeadLetter, Job, StepResultRow
 from tuna.jobs.failures import release
 from tuna.jobs.serving import SessionWork
 from tuna.libraries import registry
-from tuna.libraries.base import Library
+from tuna.libraries.base import Library, Retry
 from tuna.libraries.items import WIRE_VERSION, DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk, claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream
 from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
 
@@ -45,14 +48,14 @@ def _claim(engine: sa.Engine, session_id: int, limit: int = 1000) -> list[Claime
         return claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            LIBRARY.step("build"),
+            find_step(LIBRARY, "build"),
             limit,
         )
 
 
-def _report(client: redis.Redis, chunk: ClaimedChunk) -> None:
+def _report(client: redis.Redis, chunk: ClaimedChunk, *, ok: bool = True) -> None:
     results = tuple(
-        Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=True) for i in chunk.items
+        Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=ok) for i in chunk.items
     )
     report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
     client.xadd("results", {"r": report.model_dump_json()})
@@ -250,16 +253,19 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
     make: Callable[[], Drain],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> str:
-        raise RuntimeError("a bug of a plug-in")
+    class Failing(dict[Cause, Retry]):
+        def get(self, *_: object) -> Retry:
+            raise RuntimeError("a bug of a plug-in")
 
     theirs, mine = _claim(engine, _other_session(engine)), _claim(engine, make_jobs(engine, 1))
     broken = NoopLibrary()
-    monkeypatch.setattr(broken, "next_step", fail)
+    broken.steps = tuple(replace(step, retries=Failing()) for step in broken.steps)
     monkeypatch.setattr(
         "tuna.jobs.serving.find_library", lambda name: broken if name == "example" else LIBRARY
     )
-    for chunk in (*theirs, *mine):
+    for chunk in theirs:
+        _report(redis_client, chunk, ok=False)
+    for chunk in mine:
         _report(redis_client, chunk)
     drain = make()
     while drain.once():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import socket
 import tempfile
 import time
@@ -24,8 +23,10 @@ from pydantic import Field
 from tuna.configs import BatchNormConfig, Config, ConvConfig
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
+from tuna.libraries.abilities import CrossCompiling, check_facts
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import (
     CodeObject,
     DeviceReport,
@@ -47,6 +48,7 @@ from tuna.libraries.miopen.fin_protocol import BadAnswer, SolverMeasurement
 from tuna.libraries.miopen.formats.database_file import device_name
 from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.options import JobOptions
+from tuna.libraries.params_text import ParamsText
 from tuna.sandbox.cores import compile_cpus
 from tuna.sandbox.discovery import AMD
 from tuna.vocabulary import Cause, Resource
@@ -71,22 +73,40 @@ class MiopenOptions(JobOptions):
     )
 
 
-class MiopenLibrary(Library):
+def _probe(_: DeviceHandle) -> str:
+    """Whether ROCm still shows a GPU of the architecture that it showed when this process began."""
+    try:
+        found = environment.find_gpu()
+    except LibraryMissing as error:
+        return str(error)
+    expected = environment.visible_gpu()
+    return (
+        "" if found == expected else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
+    )
+
+
+def _pair(name: str, chunk: int, *, compile_s: float, eval_s: float) -> tuple[Step, Step]:
+    """A compile step stands alone, an eval step needs its own."""
+    compiles = Step(f"{name}_compile", Resource.CPU, chunk, compile_s, needs=())
+    needs = (compiles.name,)
+    return compiles, Step(f"{name}_eval", Resource.DEVICE, chunk, eval_s, needs=needs)
+
+
+class MiopenLibrary(Library, CrossCompiling):
     """The tuner for MIOpen: params first (perf), then times and kernels with those params
     (find)."""
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
-    device_kind = AMD
+    device = DeviceUse(AMD, probe=_probe)
+    one_candidate = True
     options = MiopenOptions
     #: steps with the time limits of one call of fin, which the job option `timeout_s` replaces
     steps = (
-        Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=3600.0),
-        Step("miopen_perf_eval", Resource.DEVICE, chunk=4, time_limit_s=1800.0),
-        Step("miopen_find_compile", Resource.CPU, chunk=8, time_limit_s=600.0),
-        Step("miopen_find_eval", Resource.DEVICE, chunk=8, time_limit_s=300.0),
+        *_pair("miopen_perf", 4, compile_s=3600.0, eval_s=1800.0),
+        *_pair("miopen_find", 8, compile_s=600.0, eval_s=300.0),
     )
-    uses_known_params = True
+    params = ParamsText(uses_known=True)
     exporters = (FindExporter(), PerfExporter(), KernelExporter())
 
     def environment(self) -> Environment:
@@ -96,7 +116,7 @@ class MiopenLibrary(Library):
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """Return the environment with these arch, num_cu, rocm_v and miopen_v; the versions default
         to those installed here."""
-        self.check_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
+        check_facts(self, facts, "arch", "num_cu", "rocm_v", "miopen_v")
         return environment.from_options(facts)
 
     def toolchain(self) -> str:
@@ -128,20 +148,6 @@ class MiopenLibrary(Library):
                 for found in pool.map(lambda block: _applicable(block, environment, place), blocks):
                     yield from found
 
-    def probe(self, device: DeviceHandle) -> str:
-        """Whether ROCm still shows a GPU of the architecture that it showed when this process
-        began."""
-        try:
-            found = environment.find_gpu()
-        except LibraryMissing as error:
-            return str(error)
-        expected = environment.visible_gpu()
-        return (
-            ""
-            if found == expected
-            else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
-        )
-
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """Twice the limit of a call, for one that dies is repeated solver by solver."""
         return 2 * _timeout_s(step, item)
@@ -163,13 +169,9 @@ class MiopenLibrary(Library):
                 for result in _run(step, part, context):
                     yield result.model_copy(update={"simulated": simulated})
 
-    def path_to(self, step: str) -> Sequence[str]:
-        """A compile step stands alone, an eval step needs its own."""
-        return [step] if step.endswith("_compile") else [step.replace("_eval", "_compile"), step]
-
-    def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """Return the command line of every library, with the device as its target."""
-        return f"{super().reproduce(item)} --target {shlex.quote(item.target)}"
+    def names_target(self, item: WorkItem) -> bool:
+        """True: the target is the device."""
+        return True
 
 
 def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:

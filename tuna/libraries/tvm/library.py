@@ -4,22 +4,22 @@ do."""
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from tuna.configs import Config
+from tuna.libraries.abilities import CrossCompiling, ExplainsUnsupported, check_facts
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.boards import BoardProcesses, Boards, installed_boards
 from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.candidates import CandidateOptions
-from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.context import RunContext
 from tuna.libraries.items import WorkItem
-from tuna.libraries.kernels import CandidateFacts
 from tuna.libraries.measuring_processes import MeasuringProcesses
 from tuna.libraries.options import CACHES, LAYOUTS, Condition
+from tuna.libraries.params_text import ParamsText
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, readable
@@ -59,7 +59,7 @@ class TvmJobOptions(SearchOptions):
         return strategy
 
 
-class TvmLibrary(SearchingLibrary):
+class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     """The tuner for TVM on this machine's CPU, or on boards.
 
     Layers in fp32 have kernels of our own (`kernels/`), others are searched with MetaSchedule.
@@ -73,6 +73,7 @@ class TvmLibrary(SearchingLibrary):
     kinds = ("convolution", "gemm", "task", "model")
     device_kind = CPU
     options = TvmJobOptions
+    params = ParamsText(readable, by_name, facts_of, built_in_prior)
     in_rounds = frozenset(row.name for row in (*SEARCHED, FUNCTION))
     exporters = (TvmDatabaseExporter(),)
     conditions = (
@@ -104,10 +105,6 @@ class TvmLibrary(SearchingLibrary):
         board = self._on_boards.environment() if self._on_boards else None
         return self.environment_of_target() or board or toolchain.host_environment()
 
-    def own_device(self) -> DeviceHandle | None:
-        """Return this machine's cores, or whichever board this process gets."""
-        return self._on_boards.device() if self._on_boards else super().own_device()
-
     def environment_of_target(self) -> Environment | None:
         """The environment that the target alone describes, where TUNA_TVM_TARGET_ALONE says so."""
         settings = get_settings()
@@ -118,7 +115,7 @@ class TvmLibrary(SearchingLibrary):
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """Return the environment for `target`, on a board with `device_key` that the tracker
         `tvm_tracker` (HOST:PORT) has."""
-        self.check_facts(facts, "target", "tvm_tracker", "device_key")
+        check_facts(self, facts, "target", "tvm_tracker", "device_key")
         if facts.get("tvm_tracker") or facts.get("device_key"):
             found = installed_boards().environment_by_hand(facts)
         else:
@@ -145,27 +142,10 @@ class TvmLibrary(SearchingLibrary):
         """Apply the rules of the solvers' table."""
         return unsupported(config)
 
-    def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """Return the command line of every library, with the target if it is that of boards; to
-        measure there again needs the settings of their workers."""
-        words = super().reproduce(item, index)
-        return f"{words} --target {shlex.quote(item.target)}" if "mtriple" in item.target else words
-
-    def params_by_name(self, params: str) -> Mapping[str, Any]:
-        """Return the decisions of a record, or the parameters that it names itself."""
-        return by_name(params)
-
-    def readable_params(self, params: str) -> str:
-        """The decisions of the schedule."""
-        return readable(params)
-
-    def candidate_facts(self, params: str) -> CandidateFacts | None:
-        """Return the point of a kernel of ours, or the decisions of a schedule."""
-        return facts_of(params)
-
-    def built_in_prior(self) -> bytes | None:
-        """Return the prior of MetaSchedule's schedules on x86-64."""
-        return built_in_prior()
+    def names_target(self, item: WorkItem) -> bool:
+        """Whether it is that of boards; to measure there again needs the settings of their
+        workers."""
+        return "mtriple" in item.target
 
     def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
         """A model is timed run after run, as it is used, whatever the session says of caches: its

@@ -17,6 +17,7 @@ from tuna.db.benchmarks import ModelTime
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
+from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.cores import measuring_with, usable_count
@@ -154,7 +155,7 @@ def _place(
     memory = None if options.memory_mib is None else options.memory_mib << 20
     library = get_library("tvm")
     if board is not None:
-        library.toolchain()  # raises LibraryMissing
+        toolchain_of(library)  # raises LibraryMissing
         tracker = Tracker.parse(board.tracker)
         yield (
             BenchmarkDevice(

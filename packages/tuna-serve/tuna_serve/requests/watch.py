@@ -17,6 +17,7 @@ from tuna.db.models import ConfigTag, Job, TrialRow
 from tuna.db.types import utc_now
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
+from tuna.libraries.steps import find_step
 from tuna.vocabulary import SEARCH, RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
@@ -125,5 +126,5 @@ def unfinished(connection: sa.Connection, library: Library, session_id: int, tag
     for (steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
         if jobs.step_names(steps)[0] == SEARCH:
             rounds += count
-            open_rounds += count if is_open(state, library.step(step).resource) else 0
+            open_rounds += count if is_open(state, find_step(library, step).resource) else 0
     return replace(found, total=found.total + rounds, unfinished=found.unfinished + open_rounds)
