@@ -59,8 +59,8 @@ class FamilyKernel:
     workload: Callable[[Any], Any]  #: the IRModule before scheduling
     #: the same list for the same layer, the best by estimate first
     space: Callable[[Any], list[Any]]
-    #: estimated for a point of the space, comparable between families
-    cycles: Callable[[Any, Any], float]
+    #: a `machine.Work` for a point of the space, comparable between families
+    work: Callable[[Any, Any], Any]
     #: applies a point of the space to a schedule of the workload
     schedule: Callable[[Any, Any, Any], None]
 

@@ -23,6 +23,14 @@ STEP_SUMS = 48
 #: Arguments of LLVM's prefetch: for reading, into L2, data.
 _READ, _TO_L2, _DATA = 0, 2, 1
 
+_ASK = """
+define linkonce_odr i32 @tuna_ask(ptr %line) alwaysinline {
+  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 2, i32 1) memory(inaccessiblemem: readwrite)
+  ret i32 0
+}
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+"""
+
 Reader = Callable[..., Any]
 
 
@@ -250,9 +258,9 @@ def conversion_cycles(layer: Layer) -> float:
     return shape.batch * (values + 0.5 * shape.out_channels * shape.out_size[0] * shape.out_size[1])
 
 
-def asking_ahead(function: Any, name: str, axis: int, ahead: int) -> Any:
+def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list[Any]]) -> Any:
     """Return `function`, whose stage `name` copies weights into registers, with a prefetch of those
-    `ahead` further along `axis`, so that they are in L2 in time.
+    at the index that is `following` theirs, so that they are in L2 in time.
 
     There is one prefetch for each line of the cache: the last two axes of the array are a line. An
     address past the array's end is harmless. A CPU's own prefetcher stops at pages and between one
@@ -265,10 +273,15 @@ def asking_ahead(function: Any, name: str, axis: int, ahead: int) -> Any:
             return block
         *index, line, _ = block.body.value.indices
         zero = tirx.const(0, "int64")
-        index[axis] += ahead
-        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, [*index, zero, zero]))
-        asked = tirx.call_intrin("void", "tirx.prefetch", address, _READ, _TO_L2, _DATA)
-        first = tirx.IfThenElse(line == 0, tirx.Evaluate(asked), None)
+        wanted = [*following(index), zero, zero]
+        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, wanted))
+        asked = tirx.AttrStmt(
+            zero,
+            "pragma_import_llvm",
+            _ASK,
+            tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address)),
+        )
+        first = tirx.IfThenElse(line == 0, asked, None)
         both = tirx.SeqStmt([first, block.body])
         return s_tir.SBlock(
             block.iter_vars, block.reads, block.writes, name, both, annotations=block.annotations
