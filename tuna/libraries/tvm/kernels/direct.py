@@ -1,14 +1,16 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = copy of X with its padding, N C/b H W b    (or X itself, or in parts)       parallel
-    for n, block group of K, row, column group:    (or the rows before the blocks)  parallel
-        acc[blocks][rows][columns][b] = 0                                           registers
-        for C/b, rx, ry, channel in the block:                         by 1, 2 or 4 unrolled
-            for row, column of the tile:                                            unrolled
-                x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:                                             unrolled
-                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]        vector
-        Y = acc                                           and the epilogue
+    for part of K, n, band of rows:                                       on several cores, parallel
+        D = copy of the band of X with its padding, C/b H W b      (or X itself, or in parts)
+        for block group of K, row, column group:                  (or the rows before the blocks)
+            acc[blocks][rows][columns][b] = 0                                       registers
+            for C/b, rx, ry, channel in the block:                     by 1, 2 or 4 unrolled
+                ask for a line of the next weights                        (`asks_ahead`)  to L2
+                for row, column of the tile:                                        unrolled
+                    x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
+                    for block of the group:                                         unrolled
+                        acc[block][row][column] += x * W[block, c, rx, ry, i, :]    vector
+            Y = acc                                           and the epilogue
 
 A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for
 rows*columns*blocks multiply-adds, so that loads never are the bottleneck where blocks >= 2. The
@@ -18,10 +20,13 @@ unrolls the inner two loops, finds the same pixel under different columns of tap
 later and spills.
 
 Where neither the input nor the weights stay in L2, rows are grouped so that the input of a group
-does, and the weights are read once for each group; on one core D then is made for these rows alone,
-just before. Where not even the weights of a block group stay there, C/b goes outside of the rows:
+does, and the weights are read once for each group; D then is made for these rows alone, just
+before. Where not even the weights of a block group stay there, C/b goes outside of the rows:
 the sums of all pixels of a block group then lie in cache, LLVM keeps those of a tile in registers
 for one block of input channels, and each tile asks for the weights of the next block.
+
+Cores share the convolution once (`grid_of`): no core waits for another one, and nothing crosses
+from core to core but what the layer before has written.
 
 With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6
 wide. `rows_of` says what is done with the last tile of a row; rows of a 1x1 convolution are one row

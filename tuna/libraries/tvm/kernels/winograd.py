@@ -1,27 +1,30 @@
 """Winograd convolution F(m x m, 3 x 3) for stride 1: (m + 2)^2 products of matrices instead of nine
 sums for each m x m outputs.
 
-    for n, block of tile rows:
-        for C/b:                                                                    parallel
+    for group of K, n, block of tile rows:                                on several cores, parallel
+        for C/b:
             D = padded copy of the rows of X that the block reads                   L1
             for tile:                               a x a pixels, a = m + 2, of b channels
                 P = BT d            down the columns, u                       unrolled, registers
                 V[u][v][C/b][tile][b] = P B         along the rows, v               unrolled; to L2
-        for u, v:                                                                   parallel
+        for u, v:
           for block group of K, group of tiles:     (the last group may have fewer)
             acc[blocks][tiles][b] = 0                                               registers
             for C/b, channel in the block:                                by 1 or 4 unrolled
-                ask for a line of the next block group's U                          to L2
+                ask for a line of the U that this core reads next                   to L2
                 acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]   unrolled, vector
             M[u][v][K/b][tile][b] = acc                                             to L2
-        for K/b:                                                                    parallel
+        for K/b of the group:
             for tile:
                 Q = AT M            down, y                                   unrolled, registers
                 Z = Q A             along, x                                  unrolled, registers
                 Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the
-prefetch (`stages.asking_ahead`). V and M of a block have to stay in L2. Smaller tiles at the edges,
+prefetch (`stages.asking_ahead`). V and M of a block have to stay in L2. Cores share the work once:
+by blocks of rows, of which each core transforms its own, or by groups of K (`groups_of`), for each
+of which the input is transformed again, a tenth of the products' time or less. V and M never cross
+from core to core. Smaller tiles at the edges,
 by points that all tiles share so that U is the same, were tried: 16 % fewer products for 14x14
 outputs, but in smaller batches, and no less time.
 
