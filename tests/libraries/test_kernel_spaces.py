@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +32,7 @@ from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
-from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
+from tuna.libraries.tvm.problems import FamilyProblem, estimate, layer_of, ranked
 from tuna.sandbox.cpu import data_caches
 
 RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
@@ -143,6 +144,71 @@ def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(
         assert loop is not None, "weights are asked for ahead"
         assert len(re.findall(WIDTHS[name][2], loop[0])) >= 8
         assert not re.search(STORE, loop[0]), "the sums stay in registers"
+
+
+FEW = {"in_channels": 64, "out_channels": 64, "in_h": 7, "in_w": 7}
+
+
+def on_cores(target: Any, config: Config, cores: int, mode: Mode = Mode.NATIVE) -> Layer:
+    layer = layer_for(target, config, mode)
+    return replace(layer, machine=replace(layer.machine, cores=cores, l2_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
+@pytest.mark.parametrize(("kind", "changes"), [("winograd2", {}), ("direct", POINT)])
+def test_on_two_cores_sums_stay_in_registers_beside_a_prefetch(
+    name: str, kind: str, changes: dict[str, Any]
+) -> None:
+    """In a function for threads LLVM does not know that the weights are not the sums: a prefetch
+    that may read the sums would have them stored at each step."""
+    target, config = target_of(name), conv(**FEW, **changes)
+    problem = FamilyProblem(config, FAMILIES[kind], on_cores(target, config, 2))
+    text = assembly(target, problem.candidate(0).mod)
+    loops = [loop for loop in LOOP.findall(text) if len(re.findall(WIDTHS[name][2], loop)) >= 8]
+    assert loops, "weights are asked for ahead"
+    assert not any(re.search(STORE, loop) for loop in loops), "the sums stay in registers"
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("direct", conv(**FEW)),
+        ("direct", conv(**RESNET)),
+        ("direct", conv(**RESNET, **STRIDE)),
+        ("winograd2", conv(**FEW)),
+        ("winograd4", conv(**RESNET)),
+    ],
+)
+def test_cores_share_a_convolution_in_one_parallel_region(kind: str, config: Config) -> None:
+    """Each core copies and transforms the input that it needs: none waits for another one, and
+    nothing crosses from core to core."""
+    layer = on_cores(target_of("avx512"), config, 2)
+    text = str(FamilyProblem(config, FAMILIES[kind], layer).candidate(0).mod)
+    assert text.count("T.parallel") == 1
+
+
+@pytest.mark.parametrize("size", [7, 56])
+def test_estimates_of_all_families_are_of_the_busiest_core(size: int) -> None:
+    """In one currency: else the family that is divided by the number of cores looks better."""
+    config = conv(in_channels=64, out_channels=64, in_h=size, in_w=size)
+    one, two = (on_cores(target_of("avx512"), config, cores) for cores in (1, 2))
+    for name in ("direct", "winograd2", "winograd4"):
+        family = FAMILIES[name]
+        least = [
+            min(estimate(family, layer, point) for point in family.kernel.space(layer))
+            for layer in (one, two)
+        ]
+        assert 0.45 < least[1] / least[0] < 0.65
+
+
+def test_more_cores_halve_sums_and_streams_until_the_memory_is_full() -> None:
+    """Half of the shorter of both is hidden; what streams from memory does not from L3 too."""
+    work = machine.Work(sums=1000.0, around=100.0, streamed=2400.0)
+    assert work.cycles() == 1000 + 200 / 2 + 100
+    assert work.cycles(cold_bytes=4000.0) == 1000 + 500 / 2 + 100
+    assert work.cycles(cold_bytes=16000.0) == 2000 + 1000 / 2 + 100
+    assert work.cycles(cold_bytes=16000.0, cores=2) == 1000 + 1000 / 2 + 100
+    assert work.cycles(16000.0, cores=64) == work.cycles(16000.0, cores=4)
 
 
 def test_caches_of_a_cpu_that_is_not_this_one_are_small() -> None:

@@ -286,7 +286,7 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
     family, problem = FAMILIES[name], reference.make(config)
     made = FamilyProblem(config, family, layer)
     built = made.candidate(0)
-    assert "T.prefetch" in str(built.mod)
+    assert "tuna_ask" in str(built.mod)
     if sign == "order":
         assert family.kernel.space(layer)[0].order == direct.CHANNELS_OUTSIDE
     else:
@@ -335,7 +335,7 @@ def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) ->
     made = FamilyProblem(config, family, layer)
     built = made.candidate(0)
     loops = built.get_loops(built.get_sblock("sums_update"))
-    assert int(built.get(loops[3 if cores == 1 else 1]).extent) == 4, "rows, inside of the channels"
+    assert int(built.get(loops[3]).extent) == 4, "rows, inside of the channels"
     answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
     assert problem.error(answer) <= ROUNDING
 

@@ -124,7 +124,7 @@ class CandidateLibrary(Library):
     conditions: Sequence[Condition] = (CACHES,)
     suffix: ClassVar[str] = ".so"  #: suffix of the files that are built and loaded
     budgets: ClassVar[Budgets] = Budgets()
-    device_kind: ClassVar[str | None] = None  #: `DeviceUse.kind`
+    device_kind: ClassVar[str | None] = None  #: value of `DeviceUse.kind`
     builder: ClassVar[str]  #: name of the `Builder`, such as "my_package.kernel:MyBuilder"
     loader: ClassVar[str]  #: name of the `Loader`, such as "my_package.kernel:MyLoader"
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures

@@ -75,7 +75,9 @@ def work_items(
     solvers: dict[int, str] = {row.id: row.name for row in named}
     later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
     builds = find_step(work.library, step).resource is Resource.CPU
-    measures = [one.name for one in every_step(work.library) if one.resource is Resource.DEVICE]
+    measures = [
+        known.name for known in every_step(work.library) if known.resource is Resource.DEVICE
+    ]
     candidates = _candidates(connection, step, later, measures, builds=builds)
     later_rounds = [row for row in rows if row.round and not bare]
     rules = work.library.search if step == SEARCH else None

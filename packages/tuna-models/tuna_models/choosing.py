@@ -19,8 +19,6 @@ from tuna.configs import GemmConfig, TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Layer
-from tuna.libraries.tvm.problems import cold_cycles
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna_models import build
 from tuna_models.build import Planned, Record, TaskKernels
@@ -53,10 +51,9 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
         problem = problems.with_family(task, row.family, Mode(task.layouts), target)
         if problem is not None and problem.count(1):
             points = problem.family.kernel.space(problem.layer)
-            found[row.name] = float(problem.family.kernel.cycles(problem.layer, points[0]))
-            # products have one family, so that weights decide nothing
-            if isinstance(problem.layer, Layer):
-                found[row.name] += cold_cycles(problem.family, problem.layer.shape)
+            found[row.name] = problems.estimate(
+                problem.family, problem.layer, points[0], cold_weights=True
+            )
     return found
 
 

@@ -36,8 +36,6 @@ from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
 #: Factor over the least estimate beyond which the best point of a family is not tried early
 _FAR = 2.0
-#: Bytes a cycle by which weights that come from memory are slower than an estimate says, measured
-_MEMORY_BYTES = 8.0
 #: Share that each place in a family's own order adds to an estimate: the order also knows what has
 #: no estimate
 _LATER = 0.01
@@ -163,14 +161,22 @@ def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHI
     return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
 
 
-def cold_cycles(family: Family, sizes: ConvShape) -> float:
-    """Return the cycles that the family's packed weights take from memory.
+def estimate(
+    family: Family, layer: Layer | Product, point: Any, *, cold_weights: bool = False
+) -> float:
+    """Return the estimated cycles of a point of a family's space.
 
-    In a model they come from there at each call: its other layers have used the caches since the
-    last one.
+    With `cold_weights` the packed weights of a convolution come from memory, as in a model at each
+    call: its other layers have used the caches since the last one.
     """
+    cold = _weight_bytes(family, layer.shape) if cold_weights and isinstance(layer, Layer) else 0.0
+    return float(family.kernel.work(layer, point).cycles(cold, layer.machine.cores))
+
+
+def _weight_bytes(family: Family, sizes: ConvShape) -> float:
+    """Return the bytes of the family's packed weights."""
     channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
-    return 4 * family.packed_taps(sizes) * channels / _MEMORY_BYTES
+    return 4.0 * family.packed_taps(sizes) * channels
 
 
 def ranked(
@@ -179,17 +185,16 @@ def ranked(
     """Return the points of all families that apply, as (family, index in its space), by estimated
     cycles, the best first.
 
-    With `cold_weights` they come from memory, as in a model (`cold_cycles`). Estimates of different
+    With `cold_weights` they come from memory, as in a model (`estimate`). Estimates of different
     families are the less sure, so that the best of each that is not far behind the best of all
     comes before the rest.
     """
     found = []
     for family in families:
         if _fits(family, layer):
-            cold = cold_cycles(family, layer.shape) if cold_weights else 0.0
             for index, point in enumerate(family.kernel.space(layer)):
-                cycles = (family.kernel.cycles(layer, point) + cold) * (1 + _LATER * index)
-                found.append((cycles, index, family))
+                cycles = estimate(family, layer, point, cold_weights=cold_weights)
+                found.append((cycles * (1 + _LATER * index), index, family))
     least = min((cycles for cycles, *_ in found), default=0.0)
     found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
     return [(family, index) for _, index, family in found]

@@ -29,7 +29,7 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
-from tuna.libraries.tvm.kernels.machine import sum_cycles
+from tuna.libraries.tvm.kernels.machine import Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -152,13 +152,14 @@ def space(layer: Layer) -> list[BackwardDataParams]:
     return [BackwardDataParams(*tile, unroll, order) for tile, unroll, order in found][:_POINTS]
 
 
-def cycles(layer: Layer, params: BackwardDataParams) -> float:
-    """Estimated cycles of a run."""
+def work(layer: Layer, params: BackwardDataParams) -> Work:
+    """What a run takes of the busiest core."""
     shape, tile = layer.shape, (params.columns, params.blocks)
     taps = sum(rows.count * columns.count for rows, columns in _pairs(shape).values())
     positions = -(-shape.out_size[0] // shape.stride[0]) * _width(shape) * _padded(shape, tile)
     steps = shape.batch * shape.out_blocks * shape.in_blocks * shape.in_block * taps * positions
-    return steps * _cycles(layer, *tile) + stages.conversion_cycles(layer)
+    sums = steps * _cycles(layer, *tile) / layer.machine.cores
+    return Work(sums, stages.conversion_cycles(layer) / layer.machine.cores)
 
 
 def _phase_sums(

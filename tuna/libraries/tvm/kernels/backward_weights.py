@@ -27,7 +27,7 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.machine import sum_cycles
+from tuna.libraries.tvm.kernels.machine import Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import ConvShape, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -131,13 +131,14 @@ def space(layer: Layer) -> list[BackwardWeightsParams]:
     ]
 
 
-def cycles(layer: Layer, params: BackwardWeightsParams) -> float:
-    """Estimated cycles of a run."""
+def work(layer: Layer, params: BackwardWeightsParams) -> Work:
+    """What a run takes of the busiest core."""
     shape = layer.shape
     pixels = shape.batch * math.prod(shape.out_size)
     vectors = shape.out_blocks * shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    work = pixels * vectors * _cycles(layer, params.channels, params.taps, params.blocks)
-    return work + 1.5 * vectors * shape.block + stages.conversion_cycles(layer)
+    sums = pixels * vectors * _cycles(layer, params.channels, params.taps, params.blocks)
+    around = 1.5 * vectors * shape.block + stages.conversion_cycles(layer)
+    return Work(sums / layer.machine.cores, around / layer.machine.cores)
 
 
 def _gradient(dy: Any, shape: ConvShape, n: Any, channel: Any, h: Any, v: Any) -> Any:

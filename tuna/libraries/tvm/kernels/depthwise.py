@@ -27,6 +27,7 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.machine import Work
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -118,13 +119,14 @@ def space(layer: Layer) -> list[DepthwiseParams]:
     return [params for *_, params in sorted(found, key=lambda item: item[:3])][:_POINTS]
 
 
-def cycles(layer: Layer, params: DepthwiseParams) -> float:
-    """Estimated cycles of a run."""
+def work(layer: Layer, params: DepthwiseParams) -> Work:
+    """What a run takes of the busiest core."""
     shape = layer.shape
     sums = shape.batch * shape.out_blocks * math.prod(shape.out_size) * math.prod(shape.filter)
     spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0
-    work = sums * (0.5 + 0.2 * _loads(params, shape)) * spilled
-    return work + (0.3 if params.order else 0.0) + stages.conversion_cycles(layer)
+    cycles = sums * (0.5 + 0.2 * _loads(params, shape)) * spilled + (0.3 if params.order else 0.0)
+    part = layer.machine.part(shape.batch * shape.out_blocks)
+    return Work(cycles * part, stages.conversion_cycles(layer) * part)
 
 
 def _unrolled(params: DepthwiseParams, shape: ConvShape) -> int:

@@ -1,14 +1,16 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = copy of X with its padding, N C/b H W b    (or X itself, or in parts)       parallel
-    for n, block group of K, row, column group:    (or the rows before the blocks)  parallel
-        acc[blocks][rows][columns][b] = 0                                           registers
-        for C/b, rx, ry, channel in the block:                         by 1, 2 or 4 unrolled
-            for row, column of the tile:                                            unrolled
-                x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
-                for block of the group:                                             unrolled
-                    acc[block][row][column] += x * W[block, c, rx, ry, i, :]        vector
-        Y = acc                                           and the epilogue
+    for part of K, n, band of rows:                                       on several cores, parallel
+        D = copy of the band of X with its padding, C/b H W b      (or X itself, or in parts)
+        for block group of K, row, column group:                  (or the rows before the blocks)
+            acc[blocks][rows][columns][b] = 0                                       registers
+            for C/b, rx, ry, channel in the block:                     by 1, 2 or 4 unrolled
+                ask for a line of the next weights                        (`asks_ahead`)  to L2
+                for row, column of the tile:                                        unrolled
+                    x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
+                    for block of the group:                                         unrolled
+                        acc[block][row][column] += x * W[block, c, rx, ry, i, :]    vector
+            Y = acc                                           and the epilogue
 
 A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for
 rows*columns*blocks multiply-adds, so that loads never are the bottleneck where blocks >= 2. The
@@ -18,10 +20,13 @@ unrolls the inner two loops, finds the same pixel under different columns of tap
 later and spills.
 
 Where neither the input nor the weights stay in L2, rows are grouped so that the input of a group
-does, and the weights are read once for each group; on one core D then is made for these rows alone,
-just before. Where not even the weights of a block group stay there, C/b goes outside of the rows:
+does, and the weights are read once for each group; D then is made for these rows alone, just
+before. Where not even the weights of a block group stay there, C/b goes outside of the rows:
 the sums of all pixels of a block group then lie in cache, LLVM keeps those of a tile in registers
 for one block of input channels, and each tile asks for the weights of the next block.
+
+Cores share the convolution once (`grid_of`): no core waits for another one, and nothing crosses
+from core to core but what the layer before has written.
 
 With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6
 wide. `rows_of` says what is done with the last tile of a row; rows of a 1x1 convolution are one row
@@ -31,6 +36,7 @@ to the kernel, and so are those of a small image.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +46,7 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.machine import L3_BYTES, Work
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
@@ -57,6 +64,8 @@ _MERGED = 0.98
 _SUMS, _WEIGHTS = "sums", "weights"
 #: Maximum of pixels in one row of a tile
 _MAX_COLUMNS = 28
+#: Maximum of pixels of an answer whose tiles each ask for all of the next weights
+_FEW_PIXELS = 64
 #: Number of points in a space
 _POINTS = 16
 
@@ -79,8 +88,8 @@ def workload(layer: Layer) -> tvm.IRModule:
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
     w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W")
-    streamed = _order(layer) == CHANNELS_OUTSIDE
-    weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if streamed else w
+    asked = asks_ahead(layer)
+    weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if asked else w
     read = stages.reader(x, layer)
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
@@ -106,8 +115,19 @@ def workload(layer: Layer) -> tvm.IRModule:
     high = shape.out_size[0] // row.merged
     extents = (shape.batch, shape.out_blocks, high, row.computed, shape.block)
     arguments = [x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)]
-    change = functools.partial(asking_ahead, name=_WEIGHTS, axis=1, ahead=1) if streamed else None
+    following = functools.partial(_following, layer)
+    change = functools.partial(asking_ahead, name=_WEIGHTS, following=following) if asked else None
     return stages.module_of(arguments, change)
+
+
+def _following(layer: Layer, index: list[Any]) -> list[Any]:
+    """The place of the weights that the same core reads after those at `index`, and after all that
+    go with these."""
+    groups = max(1, space(layer)[0].blocks // layer.shape.paired)
+    if _order(layer) != CHANNELS_OUTSIDE:
+        return [index[0] + groups, *index[1:]]
+    last = tirx.Select(index[1] == layer.shape.in_blocks - 1, groups - 1, 0)
+    return [index[0] + tirx.Cast("int64", last), index[1] + 1, *index[2:]]
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
@@ -120,16 +140,29 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     i, step = sch.split(i, [None, params.unroll])
     inside = [step, hn, vn, kn]
     together = _rows_in_l2(layer, params.rows) if params.order == ROWS_OUTSIDE else 1
+    shared = layer.machine.cores > 1
+    row = h
     if params.order == ROWS_OUTSIDE:
         h, row = sch.split(h, [None, together])
-        outer = [n, h, k, row, v, c]
-    else:
-        outer = [n, k, h, v, c] if params.order == BLOCKS_OUTSIDE else [n, k, c, h, v]
-    sch.reorder(*outer, rx, ry, i, *inside, lane)
+    first = [n]
+    if shared:
+        groups, bands = grid_of(layer, params)
+        group, k = sch.split(k, [groups, None])
+        band, h = sch.split(h, [bands, None])
+        first = [group, n, band]
+    outer = {
+        BLOCKS_OUTSIDE: [k, h, v, c],
+        ROWS_OUTSIDE: [h, k, row, v, c],
+        CHANNELS_OUTSIDE: [k, c, h, v],
+    }[params.order]
+    sch.reorder(*first, *outer, rx, ry, i, *inside, lane)
+    if shared:
+        n = sch.fuse(*first)
+        sch.parallel(n)
     for loop in [v, *inside] if tiles_unrolled(layer, params) else inside:
         sch.unroll(loop)
     sch.vectorize(lane)
-    if _order(layer) == CHANNELS_OUTSIDE:
+    if asks_ahead(layer):
         weights = sch.get_sblock(_WEIGHTS)
         sch.compute_at(weights, step, preserve_unit_loops=True)
         sch.set_scope(weights, 0, "local")
@@ -141,17 +174,53 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
             sch.vectorize(sch.get_loops(block)[-1])
     else:
         sch.set_scope(sums, 0, "local")
-        depth = len(outer) - 1
+        depth = len(outer)
         stages.schedule_answer(sch, layer, v, depth, merged)
-        if layer.machine.cores > 1:
-            sch.parallel(sch.fuse(*outer[:3]))
-            depth -= 2
         stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), depth)
     if copies(layer):
-        placed = together > 1 and layer.machine.cores == 1
+        placed = together > 1 or shared
         if placed:
-            sch.compute_at(sch.get_sblock(stages.PAD), h, preserve_unit_loops=True)
+            at = h if together > 1 else n
+            sch.compute_at(sch.get_sblock(stages.PAD), at, preserve_unit_loops=True)
         stages.schedule_pad(sch, layer, placed=placed)
+
+
+@functools.lru_cache(maxsize=1024)
+def grid_of(layer: Layer, params: DirectParams) -> tuple[int, int]:
+    """Return the groups of output channels and the bands of rows that cores share.
+
+    Each core reads the weights of its groups and the input of its bands, and copies this input for
+    itself: bands where the input is the larger, groups where the weights are.
+    """
+    shape, machine = layer.shape, layer.machine
+    together = _rows_in_l2(layer, params.rows) if params.order == ROWS_OUTSIDE else 1
+    down = shape.out_size[0] // rows_of(layer).merged // params.rows // together
+    most = 4 * machine.cores
+    read = _data_bytes(shape) / L3_BYTES * (1 if shape.image else shape.group_count)
+    if copies(layer):
+        read *= 3
+    halo = (shape.filter[0] - 1) / shape.in_size[0]
+
+    def cost(parts: tuple[int, int]) -> float:
+        groups, bands = parts
+        items = shape.batch * groups * bands
+        part = machine.part(items)
+        weights = _weight_bytes(shape) / L3_BYTES / groups
+        own = items * part * (read * (1 / bands + halo) + weights)
+        return part * _sum_cycles(layer, params) + own
+
+    return min(
+        itertools.product(divisors(shape.out_blocks // params.blocks, most), divisors(down, most)),
+        key=cost,
+    )
+
+
+def asks_ahead(layer: Layer) -> bool:
+    """Whether weights are asked for ahead: those of the next input channels where the sums of all
+    pixels are in cache, else those of the next block group, which each tile asks for, so that
+    there may only be few."""
+    few = math.prod(layer.shape.out_size) <= _FEW_PIXELS
+    return _order(layer) == CHANNELS_OUTSIDE or (few and layer.shape.group_count == 1)
 
 
 def copies(layer: Layer) -> bool:
@@ -221,20 +290,26 @@ def space(layer: Layer) -> list[DirectParams]:
     if rows.merged < shape.out_size[0] or order == CHANNELS_OUTSIDE:  # not the same
         orders += [other for other in (ROWS_OUTSIDE, BLOCKS_OUTSIDE) if other != order]
     points = [(tile, unroll, order) for order in orders for unroll in unrolls for tile in tiles[:6]]
-    if order == CHANNELS_OUTSIDE:
+    if asks_ahead(layer):
         points = [point for point in points if point[1] * math.prod(point[0]) <= STEP_SUMS]
     return [DirectParams(*tile, unroll, order) for tile, unroll, order in points][:_POINTS]
 
 
-def cycles(layer: Layer, params: DirectParams) -> float:
-    """Estimated cycles of a run."""
+def work(layer: Layer, params: DirectParams) -> Work:
+    """What a run takes of the busiest core."""
+    groups, bands = grid_of(layer, params)
+    part = layer.machine.part(layer.shape.batch * groups * bands)
+    return Work(part * _sum_cycles(layer, params), part * stages.conversion_cycles(layer))
+
+
+def _sum_cycles(layer: Layer, params: DirectParams) -> float:
+    """Cycles of all sums on one core."""
     shape, rows = layer.shape, rows_of(layer)
     steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
     pixels = math.prod(shape.out_size) * rows.computed / rows.pixels
     vectors = shape.batch * shape.out_blocks * pixels
     tile = (params.rows, params.columns, params.blocks)
-    work = vectors * steps * _row_cycles(tile, rows.computed, layer)
-    return work + stages.conversion_cycles(layer)
+    return vectors * steps * _row_cycles(tile, rows.computed, layer)
 
 
 def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
@@ -275,7 +350,7 @@ def _order(layer: Layer) -> int:
     data, weights, half = _data_bytes(shape), _weight_bytes(shape), machine.l2_bytes / 2
     rows = shape.out_size[0] // rows_of(layer).merged
     overflows = weights > half * shape.out_blocks / 2  # already the weights of two blocks
-    if overflows and machine.cores == 1 and not shape.pointwise:
+    if overflows and not shape.pointwise:
         return CHANNELS_OUTSIDE
     rows_last = weights + (data * shape.group_out_blocks / 2 if data > half else data)
     rows_first = data + (weights * rows / _rows_in_l2(layer, 1) if weights > half else weights)

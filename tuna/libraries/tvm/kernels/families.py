@@ -59,8 +59,8 @@ class FamilyKernel:
     workload: Callable[[Any], Any]  #: function that returns the IRModule before scheduling
     #: function that returns the points, always the same for a layer, the best by estimate first
     space: Callable[[Any], list[Any]]
-    #: function that estimates the cycles of a point of the space, comparable between families
-    cycles: Callable[[Any, Any], float]
+    #: function that returns a `machine.Work` for a point of the space, comparable between families
+    work: Callable[[Any, Any], Any]
     #: function that applies a point of the space to a schedule of the workload
     schedule: Callable[[Any, Any, Any], None]
 

@@ -32,7 +32,7 @@ from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import column_blocks
-from tuna.libraries.tvm.kernels.machine import Machine, sum_cycles
+from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
@@ -181,18 +181,20 @@ def space(product: Product) -> list[GemmParams]:
     return found[:_POINTS]
 
 
-def cycles(product: Product, params: GemmParams) -> float:
-    """Estimated cycles of a run, copies at two cycles for a vector."""
+def work(product: Product, params: GemmParams) -> Work:
+    """What a run takes of the busiest core, copies at two cycles for a vector."""
     config, size = product.config, product.machine.floats
     blocks = column_blocks(product.config.n, product.machine.floats)
-    work = _row_count(product) * blocks * config.k * sum_cycles(params.rows, params.blocks)
+    sums = _row_count(product) * blocks * config.k * sum_cycles(params.rows, params.blocks)
     copied = 2.0 * config.k * blocks if params.copy_panels else 0.0
     if params.copy_rows:
         times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
         copied += 2.0 * config.m * config.k / size * times
     if params.passes > 1:
         copied += 2.0 * config.m * blocks * params.passes
-    return config.batch_count * (work + copied)
+    groups = config.batch_count * (blocks // (params.blocks * params.group))
+    own = config.batch_count * product.machine.part(groups)
+    return Work(own * sums, own * copied)
 
 
 def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:

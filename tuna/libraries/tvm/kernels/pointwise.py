@@ -23,6 +23,7 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.families import FAMILIES, group_size
+from tuna.libraries.tvm.kernels.machine import Work
 from tuna.libraries.tvm.kernels.shape import ConvShape, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -105,11 +106,13 @@ def space(layer: Layer) -> list[PointwiseParams]:
     return [PointwiseParams(*tile, unroll) for tile in tiles for unroll in unrolls][:_POINTS]
 
 
-def cycles(layer: Layer, params: PointwiseParams) -> float:
-    """Estimated cycles of a run."""
+def work(layer: Layer, params: PointwiseParams) -> Work:
+    """What a run takes of the busiest core."""
     shape = layer.shape
     vectors = shape.batch * _padded_rows(shape) * _pixels(shape) // shape.block
-    return vectors * _tile_cycles(params.rows, params.vectors, layer)
+    groups = shape.batch * _pixels(shape) // shape.block // params.vectors
+    cycles = vectors * _tile_cycles(params.rows, params.vectors, layer)
+    return Work(cycles * layer.machine.part(groups))
 
 
 def _tile_cycles(rows: int, vectors: int, layer: Layer) -> float:

@@ -20,8 +20,16 @@ PAD, OUT, FLAT = "pad", "out", "flat"
 #: Maximum of multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers
 #: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
-#: Arguments of LLVM's prefetch: for reading, into L2, data
-_READ, _TO_L2, _DATA = 0, 2, 1
+#: A prefetch of data into L2, for reading, that touches no memory of the program: where arrays may
+#: overlap, as for all that LLVM knows in a function for threads, sums otherwise are stored before
+#: each, for it may read them.
+_ASK = """
+define linkonce_odr i32 @tuna_ask(ptr %line) alwaysinline {
+  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 2, i32 1) memory(inaccessiblemem: readwrite)
+  ret i32 0
+}
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+"""
 
 Reader = Callable[..., Any]
 
@@ -250,14 +258,14 @@ def conversion_cycles(layer: Layer) -> float:
     return shape.batch * (values + 0.5 * shape.out_channels * shape.out_size[0] * shape.out_size[1])
 
 
-def asking_ahead(function: Any, name: str, axis: int, ahead: int) -> Any:
+def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list[Any]]) -> Any:
     """Return `function`, whose stage `name` copies weights into registers, with a prefetch of those
-    `ahead` further along `axis`, so that they are in L2 in time.
+    at the index that is `following` theirs, so that they are in L2 in time.
 
     There is one prefetch for each line of the cache: the last two axes of the array are a line. An
     address past the array's end is harmless. A CPU's own prefetcher stops at pages and between one
     panel of weights and the next: code that streams from beyond L2 then waits for the memory at
-    each. No schedule can add the instruction, so that it is part of the workload.
+    each. No schedule can add the instruction, so that it is part of the workload, as LLVM's text.
     """
 
     def replaced(block: Any) -> Any:
@@ -265,10 +273,11 @@ def asking_ahead(function: Any, name: str, axis: int, ahead: int) -> Any:
             return block
         *index, line, _ = block.body.value.indices
         zero = tirx.const(0, "int64")
-        index[axis] += ahead
-        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, [*index, zero, zero]))
-        asked = tirx.call_intrin("void", "tirx.prefetch", address, _READ, _TO_L2, _DATA)
-        first = tirx.IfThenElse(line == 0, tirx.Evaluate(asked), None)
+        wanted = [*following(index), zero, zero]
+        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, wanted))
+        asked = tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address))
+        imported = tirx.AttrStmt(zero, "pragma_import_llvm", _ASK, asked)
+        first = tirx.IfThenElse(line == 0, imported, None)
         both = tirx.SeqStmt([first, block.body])
         return s_tir.SBlock(
             block.iter_vars, block.reads, block.writes, name, both, annotations=block.annotations

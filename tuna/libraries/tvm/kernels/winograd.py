@@ -1,27 +1,30 @@
 """Winograd convolution F(m x m, 3 x 3) for stride 1: (m + 2)^2 products of matrices instead of nine
 sums for each m x m outputs.
 
-    for n, block of tile rows:
-        for C/b:                                                                    parallel
+    for group of K, n, block of tile rows:                                on several cores, parallel
+        for C/b:
             D = padded copy of the rows of X that the block reads                   L1
             for tile:                               a x a pixels, a = m + 2, of b channels
                 P = BT d            down the columns, u                       unrolled, registers
                 V[u][v][C/b][tile][b] = P B         along the rows, v               unrolled; to L2
-        for u, v:                                                                   parallel
+        for u, v:
           for block group of K, group of tiles:     (the last group may have fewer)
             acc[blocks][tiles][b] = 0                                               registers
             for C/b, channel in the block:                                by 1 or 4 unrolled
-                ask for a line of the next block group's U                          to L2
+                ask for a line of the U that this core reads next                   to L2
                 acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]   unrolled, vector
             M[u][v][K/b][tile][b] = acc                                             to L2
-        for K/b:                                                                    parallel
+        for K/b of the group:
             for tile:
                 Q = AT M            down, y                                   unrolled, registers
                 Z = Q A             along, x                                  unrolled, registers
                 Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the
-prefetch (`stages.asking_ahead`). V and M of a block have to stay in L2. Smaller tiles at the edges,
+prefetch (`stages.asking_ahead`). V and M of a block have to stay in L2. Cores share the work once:
+by blocks of rows, of which each core transforms its own, or by groups of K (`groups_of`), for each
+of which the input is transformed again, a tenth of the products' time or less. V and M never cross
+from core to core. Smaller tiles at the edges,
 by points that all tiles share so that U is the same, were tried: 16 % fewer products for 14x14
 outputs, but in smaller batches, and no less time.
 
@@ -32,6 +35,7 @@ sums have about 1e-6; it grows with m because the points' powers do.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -45,13 +49,12 @@ from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
+from tuna.libraries.tvm.kernels.machine import Work
 from tuna.libraries.tvm.kernels.shape import divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
 #: Maximum of tiles in a register tile, and of groups of them with code of their own
 _MAX_TILES, _UNROLLED_GROUPS = 28, 6
-#: Bytes a cycle that a core streams from beyond its L2
-_L3_BYTES = 12.0
 _UNROLLS = (4, 1)
 #: Maximum of tiles of an image for which weights are asked for ahead: each group of tiles asks for
 #: all of the next ones
@@ -129,8 +132,18 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     )
     # what one group of tiles reads, and all of its successors
     ahead = max(1, space(layer, m)[0].blocks // side)
+    panels = outs // side
+    own = panels // groups_of(layer, m)
+
+    def following(index: list[Any]) -> list[Any]:
+        """The panel that the same core reads after the next ones, maybe of the next product."""
+        panel = index[2]
+        skipped = tirx.Select(tirx.floormod(panel, own) + ahead >= own, panels - own, 0)
+        index[2] = panel + ahead + (tirx.Cast("int64", skipped) if own < panels else 0)
+        return index
+
     arguments = [x, u, *stages.answer(along, layer)]
-    change = partial(asking_ahead, name=_WEIGHTS, axis=2, ahead=ahead)
+    change = partial(asking_ahead, name=_WEIGHTS, following=following)
     return stages.module_of(arguments, change if high * wide <= _FEW_TILES else None)
 
 
@@ -139,13 +152,13 @@ def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> No
     block = sch.get_sblock
     along = block(_ALONG)
     n, k, h, w, lane = sch.get_loops(along)
+    share, k = sch.split(k, [groups_of(layer, outputs), None])
     rows, h, y = sch.split(h, [None, params.rows, outputs])
     w, x = sch.split(w, [None, outputs])
-    sch.reorder(n, rows, k, h, w, y, x, lane)
-    rows = sch.fuse(n, rows)
-    shared = layer.machine.cores > 1
-    if shared:
-        sch.parallel(k)
+    sch.reorder(share, n, rows, k, h, w, y, x, lane)
+    rows = sch.fuse(share, n, rows)
+    if layer.machine.cores > 1:
+        sch.parallel(rows)
     sch.compute_at(block(_UP), w, preserve_unit_loops=True)
     for name in (_UP, _ALONG):
         sch.set_scope(block(name), 0, "local")
@@ -156,8 +169,6 @@ def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> No
     sch.compute_at(block(_ACROSS), rows, preserve_unit_loops=True)
     row, col, c, t, i = sch.get_loops(block(_ACROSS))[-5:]
     sch.reorder(c, t, row, col, i)
-    if shared:
-        sch.parallel(c)
     sch.compute_at(block(_DOWN), t, preserve_unit_loops=True)
     sch.set_scope(block(_DOWN), 0, "local")
     stages.unroll_and_vectorize(sch, block(_DOWN), len(sch.get_loops(block(_ACROSS))) - 3)
@@ -191,9 +202,7 @@ def _schedule_product(
     weights = sch.get_sblock(_WEIGHTS)
     sch.compute_at(weights, step, preserve_unit_loops=True)
     sch.set_scope(weights, 0, "local")
-    batched = sch.fuse(row, col)
-    if layer.machine.cores > 1:
-        sch.parallel(batched)
+    sch.fuse(row, col)
     depth = len(sch.get_loops(product)) - 6
     stages.unroll_and_vectorize(sch, written, depth)
     for loop in (step, tile, kn, *([group] if count % params.tiles else [])):
@@ -216,12 +225,27 @@ def tile_counts(layer: Layer, outputs: int) -> tuple[int, int]:
     return high, wide
 
 
+@functools.lru_cache(maxsize=256)
+def groups_of(layer: Layer, outputs: int) -> int:
+    """Return the number of groups of output channels that cores share: with one, they share rows of
+    tiles, and each reads all weights; with more, each reads those of a group, and transforms the
+    input of its rows for them alone."""
+    most = layer.shape.out_blocks // layer.shape.paired
+    return min(
+        divisors(most, layer.machine.cores),
+        key=lambda groups: min(
+            _work(layer, outputs, tile, groups).cycles()
+            for tile in _register_tiles(layer, outputs, groups)
+        ),
+    )
+
+
 def space(layer: Layer, outputs: int) -> list[WinogradParams]:
     """The points worth trying, by estimate, the best first."""
-    high, wide = tile_counts(layer, outputs)
+    groups = groups_of(layer, outputs)
     ordered = sorted(
-        (_cycles(layer, outputs, tile), -tile[2], tile)
-        for tile in _register_tiles(layer, high, wide)
+        (_work(layer, outputs, tile, groups).cycles(), -tile[2], tile)
+        for tile in _register_tiles(layer, outputs, groups)
     )
     tiles = [tile for *_, tile in ordered]
     points = [(tile, _unrolls(layer, tile)) for tile in tiles[: _POINTS // 2]]
@@ -241,57 +265,55 @@ def _unrolls(layer: Layer, tile: tuple[int, int, int]) -> list[int]:
     ]
 
 
-def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
-    """Estimated cycles of a run, transforms included: about two operations a cycle, and a store for
-    each value."""
-    shape, size = layer.shape, outputs + _TAPS - 1
-    high, wide = tile_counts(layer, outputs)
+def work(layer: Layer, params: WinogradParams, outputs: int) -> Work:
+    """What a run takes of the busiest core."""
     tile = (params.rows, params.tiles, params.blocks)
-    inputs = shape.in_blocks * 2.5 * size * size
-    answers = shape.out_blocks * 2.0 * size * (size + outputs) / 2
-    transformed = high * wide * (inputs + answers)
-    products = _cycles(layer, outputs, tile)
-    return shape.batch * (products + transformed) + stages.conversion_cycles(layer)
+    return _work(layer, outputs, tile, groups_of(layer, outputs))
 
 
-def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
-    """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers.
+def _register_tiles(layer: Layer, outputs: int, groups: int) -> list[tuple[int, int, int]]:
+    """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers, in that
+    many groups of output channels.
 
     Where `tiles` do not divide those of a block of tile rows, every group of them is separate code,
     so they may only be few.
     """
-    side, outs, found = layer.shape.paired, layer.shape.out_blocks, []
+    (high, wide), side, found = tile_counts(layer, outputs), layer.shape.paired, []
     for rows in divisors(high, high):
         count = rows * wide
         for tiles in range(1, min(count, _MAX_TILES) + 1):
             few = count % tiles == 0 or count <= _UNROLLED_GROUPS * tiles
-            for blocks in divisors(outs, 6):
+            for blocks in divisors(layer.shape.out_blocks // groups, 6):
                 aligned = blocks == 1 or blocks % side == 0
                 if few and aligned and layer.machine.fits(tiles, blocks):
                     found.append((rows, tiles, blocks))
     return found
 
 
-def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
-    """Cycles of the products of one image, with what they stream from beyond L2."""
+def _work(layer: Layer, outputs: int, tile: tuple[int, int, int], groups: int) -> Work:
+    """What a run takes of the busiest core: products with what they stream from beyond L2, and
+    transforms at about two operations a cycle, and a store for each value."""
     shape, machine = layer.shape, layer.machine
     high, wide = tile_counts(layer, outputs)
     rows, tiles, blocks = tile
-    size = (outputs + _TAPS - 1) ** 2
-    ins, outs = shape.in_blocks * shape.in_block, shape.out_blocks * shape.block
-    groups, rest = divmod(rows * wide, tiles)
-    group = groups * machine.tile_cycles(tiles, blocks, ins)
-    if rest:
-        group += machine.tile_cycles(rest, blocks, ins)
-    products = size * (high / rows) * (shape.out_blocks / blocks) * group
-    between = 4 * size * rows * wide * (ins + outs)
+    length = outputs + _TAPS - 1
+    size, count = length**2, rows * wide
+    ins, outs = shape.in_blocks * shape.in_block, shape.out_blocks * shape.block / groups
+    group = count // tiles * machine.tile_cycles(tiles, blocks, ins)
+    if count % tiles:
+        group += machine.tile_cycles(count % tiles, blocks, ins)
+    products = size * (outs / shape.block / blocks) * group
+    between = 4 * size * count * (ins + outs)
     filters = 4 * size * ins * outs
-    streamed = 0.0
-    if between + filters > machine.l2_bytes:
-        streamed += filters * (high / rows)
+    streamed = filters if between + filters > machine.l2_bytes else 0.0
     if between > machine.l2_bytes * 3 // 4:
-        streamed += 2.0 * between * (high / rows)
-    return (products + streamed / _L3_BYTES) / machine.cores
+        streamed += 2.0 * between
+    inputs = shape.in_blocks * 2.5 * size
+    answers = outs / shape.block * 1.0 * length * (length + outputs)
+    items = shape.batch * (high // rows) * groups
+    own = items * machine.part(items)
+    around = own * count * (inputs + answers) + stages.conversion_cycles(layer) / machine.cores
+    return Work(own * products, around, own * streamed)
 
 
 def _input_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
