@@ -99,7 +99,7 @@ def test_the_folder_is_for_this_user_alone(temporary: Path) -> None:
 def test_what_another_user_put_in_its_place_stops_nobody(
     temporary: Path, tuna_home: Path, tmp_path_factory: pytest.TempPathFactory, theirs: str
 ) -> None:
-    """D10: a file of another user's, under a name that anyone can guess, failed every job."""
+    """Anyone can guess the name of the lock's folder and create a file of that name."""
     mine = temporary / f"tuna-{os.getuid()}"
     if theirs == "a file":
         mine.touch(mode=0o600)
@@ -129,7 +129,7 @@ def test_processes_that_know_different_folders_still_wait_for_each_other(
 
 
 def test_a_wait_for_a_device_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C5: `tune` waited for another process's measurement for minutes, and only a log said it."""
+    """`tune` says, not only in a log, that it waits for another process's measurement."""
     monkeypatch.setattr(locks, "_TOLD_S", 0.0)
     told = list[str]()
     with device_lock(["cpu1"]), waits.shown_by(told.append), pytest.raises(DeviceBusy):

@@ -116,8 +116,7 @@ SAID = [
 def test_a_disk_without_room_is_looked_for_where_a_program_said_so(
     output: str, trial_output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D19: fin died of a full disk, and 22 jobs were errored as `build_error`; its files were gone
-    with it."""
+    """A full disk is not a `build_error` of the job, although the files that filled it are gone."""
 
     def refuse(_fd: int, _offset: int, size_bytes: int) -> None:
         assert size_bytes > 1 << 20
