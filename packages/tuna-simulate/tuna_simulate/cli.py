@@ -95,26 +95,26 @@ def _names(found: list[Simulated]) -> dict[str, str]:
     }
 
 
-def _show(found: list[Simulated]) -> None:
-    names = _names(found)
+def _show(simulations: list[Simulated]) -> None:
+    names = _names(simulations)
     rows = [
         (
-            one.policy,
-            f"{one.makespan_s:,.1f}",
-            f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
-            f"{statistics.mean(each.ended_s - each.arrives_s for each in one.sessions):,.1f}",
-            f"{sum(session.waited_s for session in one.sessions):,.0f}",
-            ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in one.queues),
-            one.errored,
+            run.policy,
+            f"{run.makespan_s:,.1f}",
+            f"{run.makespan_s / run.lower_bound_s:.3f}" if run.lower_bound_s else "-",
+            f"{statistics.mean(each.ended_s - each.arrives_s for each in run.sessions):,.1f}",
+            f"{sum(session.waited_s for session in run.sessions):,.0f}",
+            ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in run.queues),
+            run.errored,
         )
-        for one in found
+        for run in simulations
     ]
     columns = ("policy", "all done s", "/ bound", "session s", "waited s", "busy", "errored")
     print_table(columns, rows, right=(1, 2, 3, 4, 6))
     missed = [
-        f"{one.policy}: {session.name or session.session_id}"
-        for one in found
-        for session in one.sessions
+        f"{run.policy}: {session.name or session.session_id}"
+        for run in simulations
+        for session in run.sessions
         if session.deadline_met is False
     ]
     if missed:
