@@ -92,7 +92,7 @@ class Trace:
     """A trace file that this process alone appends to."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadInput for a file that is no trace, or that another process holds."""
+        """Raise BadInput for a file that is not a trace, or that another process holds."""
         self.path = path
         self.header: TraceHeader | None = None
         self._written: dict[JobName, tuple[str, int]] = {}
@@ -136,7 +136,7 @@ class Trace:
                 found = None
             if not isinstance(found, dict):
                 if number == 1 and not (line.startswith(_HEAD) or _HEAD.startswith(line)):
-                    raise BadInput(f"{self.path} is no trace file.")
+                    raise BadInput(f"{self.path} is not a trace file.")
                 if self._file.read(1):
                     raise BadInput(f"{self.path}:{number}: this line of the trace file is damaged.")
                 self._file.truncate(end)
@@ -297,7 +297,7 @@ def plain(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:
     if line.get("format") != FORMAT:
-        raise BadInput(f"{path} is no trace file.")
+        raise BadInput(f"{path} is not a trace file.")
     if line.get("version") != VERSION:
         raise BadInput(
             f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read."

@@ -61,7 +61,7 @@ def prune_cache(
     with reading(engine) as connection:
         for key in keys:
             if not cache_entries.entries_of(connection, space, key):
-                raise NotFound(f"There is no key {key[:255]!a} in {space}.")
+                raise NotFound(f"Unknown key {key[:255]!a} in {space}.")
     if gone is not None:
         transaction(engine, cache_entries.let_go, space, cache_pack.held_by(gone))
     found = transaction(engine, cache_entries.prune, space, keys, unused_since)

@@ -57,7 +57,7 @@ class PackPlan:
             raise BadInput(f"The path {self.folder} is too long.")
         is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
         if self.folder.exists() and not is_empty and not (self.folder / _MANIFEST).exists():
-            raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
+            raise BadInput(f"{self.folder} exists and is not a pack.", hint="give another folder")
 
 
 def held_by(folder: Path) -> str:
@@ -148,6 +148,6 @@ def _read(path: Path, most_bytes: int) -> bytes:
     try:
         return read_plain(path, most_bytes)
     except NotPlain as error:
-        raise PackDamaged(f"{path} is no file of a pack: {error}.") from None
+        raise PackDamaged(f"{path} is not a file of a pack: {error}.") from None
     except OSError as error:
         raise PackDamaged(f"{path} cannot be read: {error.strerror}.") from None

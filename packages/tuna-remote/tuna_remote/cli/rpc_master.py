@@ -165,12 +165,12 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
     """
     target, port, table = wanted.rpc.target, wanted.rpc.port, wanted.table
     if wanted.tuner == "gridsearch":
-        raise BadInput(f"There is no gridsearch: {_GRID}.")
+        raise BadInput(f"The tuner gridsearch does not exist: {_GRID}.")
     workloads = [one for found in wanted.workloads for one in found]
     trace = wanted.trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
     if not workloads and not trace.exists():
         raise BadInput(
-            "There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml"
+            "No workload was given.", hint="use --workload, or name a file: @workloads.yaml"
         )
     given = {"candidates": wanted.ntrial, "strategy": _TUNERS[wanted.tuner]}
     plan = MasterPlan(

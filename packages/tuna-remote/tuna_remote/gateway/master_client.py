@@ -71,7 +71,7 @@ class MeasuringPlace:
 
         A master has a session of either kind: its machine's own, or that of a target alone. The
         likelier one is the first. Raises LibraryMissing where TVM is missing, or a compiler that
-        links for the target, or there is no such board.
+        links for the target, or the board.
         """
         toolchain.check(self.target)
         text = toolchain.to_text(self.target)

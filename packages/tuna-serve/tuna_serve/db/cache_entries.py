@@ -47,7 +47,7 @@ class EntryName:
         for what, name in (("key", self.key), ("file", self.file)):
             if not NAME.fullmatch(name):
                 raise BadInput(
-                    f"{name[:80]!a} is no name of a {what} in a cache.",
+                    f"{name[:80]!a} is not a name of a {what} in a cache.",
                     hint="up to 255 letters, digits, and . _ + = @ -",
                 )
 

@@ -185,7 +185,7 @@ def _answer_model(request: TuningRequest) -> None:
 def opened(request: TuningRequest, name: str | None = None) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the name and the content of one file of an answer, or of an archive of all.
 
-    Raises NotFound for an answer, or a file, that there is not.
+    Raises NotFound if the request has no answer, or no such file.
     """
     files = [file for file in request.files if name in (None, file.name)]
     if not files:

@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 _EVERY_S, _AT_A_TIME = 0.5, 2
 #: Seconds between two looks for files that killed processes left.
 _SWEEP_EVERY_S = 60.0
-#: Seconds until a process that ended too early is started again, doubled each time, and those
-#: after which it counts as one that works.
+#: Seconds until a process that ended too early is started again: the first pause and the longest
+#: one, doubled each time; then the age in seconds at which a process counts as one that works.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _WORKS_S = 0.5, 15.0, 30.0
 #: Times in a row that the process of a request may crash, or be killed by others.
 _MOST_CRASHES = 20
@@ -43,7 +43,7 @@ class _Child:
 
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
-    failures: int = 0  #: in a row
+    failures: int = 0  #: number of failures in a row
     told_to_end: bool = False
 
     @property

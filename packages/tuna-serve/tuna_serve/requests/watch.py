@@ -91,7 +91,7 @@ class Watch:
 
     @property
     def minutes_left(self) -> float | None:
-        """Minutes of the budget that are left; None: there is no bound."""
+        """Minutes of the budget that are left; None without a budget."""
         began_at = self.request.tuning_at
         if self._asked.minutes is None:
             return None

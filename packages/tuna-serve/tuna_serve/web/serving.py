@@ -62,7 +62,9 @@ class Address:
             raise BadInput(f"{text!r} is not of the form HOST:PORT.", hint="as 127.0.0.1:8080")
         for name in behind:
             if not _NAME.fullmatch(name):
-                raise BadInput(f"{name[:80]!a} is no name of a host.", hint="as tuna.example.org")
+                raise BadInput(
+                    f"{name[:80]!a} is not a name of a host.", hint="as tuna.example.org"
+                )
         if (certificate is None) != (key is None):
             raise BadInput("A certificate and its key belong together.")
         if not (_is_loopback(host) or certificate or behind):

@@ -196,7 +196,7 @@ def _put(
 def _check(visitor: Visitor, space: str) -> None:
     """Raise NotFound for a space that the visitor does not reach, as for one that is not there."""
     if visitor.role is not Role.ADMIN and visitor.space != space:
-        raise NotFound(f"There is no space {space[:80]!a}.")
+        raise NotFound(f"Unknown space {space[:80]!a}.")
 
 
 @router.put("/{space}/{key}/{file}", openapi_extra={"requestBody": _BODY})
@@ -239,7 +239,7 @@ async def get_entry(
     EntryName(space, key, file)
     found, content = await _read(request, space, key, [file])
     if not found:
-        raise NotFound(f"There is no {key}/{file} in {space}.")
+        raise NotFound(f"{space} has no {key}/{file}.")
     ((entry, signature),) = found
     return _sent(content, {"Tuna-Signature": signature, "ETag": f'"{entry.digest}"'})
 

@@ -24,10 +24,11 @@ pages = APIRouter(include_in_schema=False)
 class Twin:
     """A lookup, not yet read."""
 
-    answer: Callable[[], Response]  #: in JSON or CSV
+    answer: Callable[[], Response]  #: returns the result as JSON or CSV
     template: str
     title: str
-    facts: Callable[[str], Mapping[str, Any]]  #: of the template, for the address of the page
+    #: Returns the template's variables, given the page's address.
+    facts: Callable[[str], Mapping[str, Any]]
 
 
 def listing(
