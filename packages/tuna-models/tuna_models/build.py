@@ -71,14 +71,14 @@ def plan(
     Without `kernels` everything is done as TVM does it. A quantised model is planned as it is
     shipped, or in another `form` as it is checked.
     """
-    found, cuts = segments.split(graph.read(module), module)
-    found, ends = indices.checked(found), cuts
+    parts, cuts = segments.split(graph.read(module), module)
+    parts, ends = indices.checked(parts), cuts
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     block = machine.from_target(target).floats
     emitter = Emitter(
-        found,
-        groups.find(found, block),
+        parts,
+        groups.find(parts, block),
         kernels or (lambda _: None),
         block,
         ends,

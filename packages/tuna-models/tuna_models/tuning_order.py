@@ -68,7 +68,7 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
     functions with a schedule by rule that take little time.
     """
     total = sum(task.weight for task in tasks)
-    found: list[tuple[tuple[int, float], Wanted]] = []
+    ranked: list[tuple[tuple[int, float], Wanted]] = []
     for task in tasks:
         weight = task.weight
         small = total > 0 and weight < _SMALL * total
@@ -79,7 +79,7 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
                 if weight > 0 and weight >= _WORTH * total
             ]
             jobs = (Wanted(task.config_id, name, _MORE * candidates) for name in wanted)
-            found += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
+            ranked += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
             continue
         for rank, solver in enumerate(sorted(task.solvers, key=lambda name: _expected(task, name))):
             gain = _gain(task, solver)
@@ -89,8 +89,8 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
             job = Wanted(
                 task.config_id, solver, 1 if small else candidates, task.won.get(solver, "")
             )
-            found.append(((min(rank, 1), -worth), job))
-    return [job for _, job in sorted(found, key=lambda entry: entry[0])]
+            ranked.append(((min(rank, 1), -worth), job))
+    return [job for _, job in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def _expected(task: Tunable, solver: str) -> tuple[bool, float, str]:

@@ -76,7 +76,7 @@ def import_model(
         beside = {place: files.read_beside(path, place) for place in places}
         files.lay_out(copy, data, beside)
         fixed = {key: list(value) for key, value in (values or {}).items()}
-        found = process.call(
+        contents = process.call(
             ReadModel,
             "inspect",
             path=str(copy),
@@ -91,16 +91,16 @@ def import_model(
             file=artifacts.put(data),
             data={place: artifacts.put(weights) for place, weights in beside.items()},
             size_bytes=len(data) + sum(map(len, beside.values())),
-            opset=found.opset,
-            shapes={value.name: value.shape for value in found.inputs},
+            opset=contents.opset,
+            shapes={value.name: value.shape for value in contents.inputs},
             values=fixed,
             target=target,
-            tvm=found.tvm,
-            inputs=found.inputs,
-            tasks=found.tasks,
+            tvm=contents.tvm,
+            inputs=contents.inputs,
+            tasks=contents.tasks,
             text=artifacts.put(text.read_bytes()),
         )
-    bodies = {digest: body.encode() for digest, body in found.bodies.items()}
+    bodies = {digest: body.encode() for digest, body in contents.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
     with writing(engine) as connection:
         stored = store.save(connection, name, manifest, bodies)
@@ -152,7 +152,7 @@ def model_workloads(name: str) -> list[Workload]:
 def _read(path: Path) -> bytes:
     if path.suffix not in MODEL_ENDINGS:
         raise BadInput(
-            f"{path.name} is no model that can be imported.",
+            f"{path.name} is not a model that can be imported.",
             hint="*.onnx, or *.pt2 as torch.export.save writes it",
         )
     return files.read(path)
