@@ -203,9 +203,9 @@ def _session(
             hint="results of two environments do not compare: begin a new trace file",
         )
     with reading(engine) as connection:
-        found = session_of(connection, trace)
-    if found is not None:
-        return found, False
+        session_id = session_of(connection, trace)
+    if session_id is not None:
+        return session_id, False
     store = artifact_store(engine)
     store.prepare()
     return restore(engine, trace, store.put), True

@@ -64,13 +64,13 @@ def prune_cache(
                 raise NotFound(f"Unknown key {key[:255]!a} in {space}.")
     if gone is not None:
         transaction(engine, cache_entries.let_go, space, cache_pack.held_by(gone))
-    found = transaction(engine, cache_entries.prune, space, keys, unused_since)
-    digests = {one.digest for one in found}
+    pruned = transaction(engine, cache_entries.prune, space, keys, unused_since)
+    digests = {entry.digest for entry in pruned}
     with reading(engine) as connection:
         digests -= needed_artifacts.in_use(connection, digests)
     if digests:
         artifacts_of_models().remove(sorted(digests))
-    return found
+    return pruned
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,8 @@ def test_what_a_target_cannot_multiply_has_no_solver(triton: TritonLibrary) -> N
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"arch": "sm_70", "num_cu": "80"}, "no architecture"),
-        ({"arch": "sm_90"}, "no number of compute units"),
+        ({"arch": "sm_70", "num_cu": "80"}, "Unknown architecture"),
+        ({"arch": "sm_90"}, "not a number of compute units"),
         ({"rocm_v": "6"}, "takes no rocm_v"),
     ],
 )

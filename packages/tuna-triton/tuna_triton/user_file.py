@@ -303,7 +303,7 @@ def _axes(literal: object, kernel: KernelFile, name: str) -> dict[str, tuple[int
             raise BadInput(f"The axis {axis} in {name} needs a value or more, each of them once.")
         wrong = [value for value in values if axis == "num_warps" and not _is_warps(value)]
         if wrong:
-            raise BadInput(f"num_warps {wrong[0]} in {name} is not a power of 2 to {_MAX_WARPS}.")
+            raise BadInput(f"num_warps {wrong[0]} in {name} is not a power of 2 up to {_MAX_WARPS}")
         axes[axis] = tuple(values)
     points = math.prod(map(len, axes.values()))
     if points > _MAX_POINTS:

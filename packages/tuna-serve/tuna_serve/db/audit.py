@@ -57,7 +57,7 @@ def latest(
         query = query.where(ActionRow.id < before)
     if subject is not None:
         query = query.where(ActionRow.subject == subject)
-    found = [
+    actions = [
         Action(
             id=row.id,
             at=row.at,
@@ -69,4 +69,4 @@ def latest(
         )
         for row in connection.execute(query)
     ]
-    return RowPage.of(found, limit)
+    return RowPage.of(actions, limit)
