@@ -434,7 +434,7 @@ def test_celerys_limit_is_that_of_the_items(
     assert limit_s == 50 * 14_400 + 25 + DEVICE_WAIT_S + 30
 
 
-def test_it_waits_for_jobs_that_are_not_to_be_tried_yet_without_haste(
+def test_a_coordinator_waits_without_haste_for_jobs_that_are_not_due_yet(
     engine: sa.Engine, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with writing(engine) as connection:

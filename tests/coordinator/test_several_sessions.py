@@ -310,7 +310,7 @@ def test_coordinators_share_the_bound_of_a_queue(
     assert one._leases.published().waiting.total() == 4
 
 
-def test_it_knows_whose_work_is_done_first(
+def test_a_coordinator_knows_whose_work_is_done_first(
     engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
 ) -> None:
     """A run that stands still behind another session's messages names that session."""

@@ -30,7 +30,7 @@ def test_a_session_survives_the_faults_of_a_seed(
 @pytest.mark.drill(only=True)
 @pytest.mark.parametrize("seed", range(1, DRILLS + 1))
 @pytest.mark.parametrize("joined", [("compile",), ("eval",), ("compile", "eval")], ids="-".join)
-def test_a_session_survives_them_with_remote_workers_of_which_some_are_revoked(
+def test_a_session_survives_faults_and_the_revocation_of_remote_workers(
     joined: Sequence[str], seed: int, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
     knows_machine(tmp_path / "home")

@@ -172,7 +172,7 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says(repeats: in
     assert 0.92 <= held / rounds <= 0.99
 
 
-def test_the_command_shows_it_and_warns(type_in: Callable[..., object]) -> None:
+def test_compare_shows_both_sessions_and_warns(type_in: Callable[..., object]) -> None:
     with writing(open_database()) as connection:
         build = DatabaseBuilder(connection)
         ours, theirs = two_sessions(build)

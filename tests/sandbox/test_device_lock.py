@@ -45,7 +45,7 @@ def test_who_shares_a_single_core_waits() -> None:
         pass
 
 
-def test_it_is_taken_as_soon_as_it_is_free() -> None:
+def test_a_device_is_taken_as_soon_as_it_is_free() -> None:
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -69,7 +69,7 @@ def test_waiting_ends_when_nobody_wants_the_device_any_more() -> None:
             pass
 
 
-def test_a_holder_that_dies_frees_it(temporary: Path) -> None:
+def test_a_holder_that_dies_frees_its_device(temporary: Path) -> None:
     program = (
         "import os, sys\nfrom tuna.sandbox.device_lock import device_lock\n"
         "with device_lock(['GPU-1']):\n    print('held', flush=True)\n    sys.stdin.read()\n"

@@ -95,7 +95,7 @@ def test_where_memory_runs_out_the_kernel_ends_a_child_first(place: Place) -> No
     )
 
 
-def test_without_a_box_most_of_it_is_open(
+def test_without_a_box_most_places_are_open(
     acts: Path, place: Place, victim: psutil.Popen, listener: str
 ) -> None:
     """What the tests above and below would see if the box did not hold."""

@@ -252,14 +252,14 @@ def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) ->
     assert bench.run(item=mine) == "declined", "it failed again, and is left to others again"
 
 
-def test_without_another_worker_of_the_queue_it_is_tried_here_at_once(bench: Bench) -> None:
+def test_without_another_worker_of_the_queue_the_job_is_tried_here_at_once(bench: Bench) -> None:
     mine = ITEM.model_copy(update={"avoid": bench.runner.place})
     assert bench.run(item=mine) == "finished"
     bench.somebody("quite another environment")
     assert bench.run(item=mine) == "finished"
 
 
-def test_another_worker_takes_it_at_once(bench: Bench) -> None:
+def test_another_worker_takes_the_job_at_once(bench: Bench) -> None:
     bench.somebody("env")
     assert bench.run(item=ITEM.model_copy(update={"avoid": "other"})) == "finished"
 

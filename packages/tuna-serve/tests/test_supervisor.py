@@ -14,7 +14,7 @@ from tuna_serve.requests import supervisor
 from tuna_serve.requests.supervisor import RequestSupervisor
 
 
-def test_it_looks_through_the_connections_of_the_service(
+def test_the_supervisor_looks_through_the_connections_of_the_service(
     home: Path, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / ALIVE).touch()  # a coordinator is at work
