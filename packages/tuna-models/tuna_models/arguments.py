@@ -40,7 +40,7 @@ class Argument:
     extents: tuple[int | str, ...]  #: a text is the name of an open extent
     type: str
     bounds: tuple[int, int] | None = None  #: smallest and largest value to draw; None: any
-    label: str = ""  #: its name in a file of inputs, where the model's parameter has another
+    label: str = ""  #: name in a file of inputs; empty: `name`
 
     def __str__(self) -> str:
         name = ".".join((self.name, *map(str, self.place)))

@@ -39,7 +39,7 @@ class BenchmarkDevice:
     cpus: Sequence[int] = ()  #: Cores of this machine, also for the client of a board
     wait_s: float = 60.0  #: Seconds to wait for a free board
     limit_s: float = 600.0  #: Seconds that one call may take
-    memory_bytes: int | None = None  #: Limit of arguments; None: what the board has free
+    memory_bytes: int | None = None  #: Limit of all arguments; None: the board's free memory
 
     def __str__(self) -> str:
         return f"{self.device_key} at {self.tracker}" if self.tracker else "this machine"
@@ -51,9 +51,9 @@ class BenchmarkPoint:
 
     extents: Mapping[str, int]
     timings: Mapping[str, Timing]
-    errors: Mapping[str, float]  #: against the first model, relative to its largest magnitude
-    faults: Mapping[str, str]  #: what is wrong with outputs, of models of which some are
-    outputs: Sequence[Sequence[int]]  #: their shapes
+    errors: Mapping[str, float]  #: largest error against the first model, relative to its magnitude
+    faults: Mapping[str, str]  #: fault of the outputs; only of models that have one
+    outputs: Sequence[Sequence[int]]  #: shapes of the outputs
     emulator: str = ""  #: Name of the board's emulator, whose times are not a real device's
 
 

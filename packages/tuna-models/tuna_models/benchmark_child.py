@@ -47,7 +47,7 @@ class _Board:
     device: Any
     values: RemoteValues
     function: str
-    remote: bool  #: not this process
+    remote: bool  #: True for a board, False for this process
     machines: dict[str, Any] = field(default_factory=dict)  #: virtual machines by label
 
 

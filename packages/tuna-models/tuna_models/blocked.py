@@ -56,12 +56,12 @@ class Depth:
 class Window:
     """A copy of a tensor's images with something around them, several frames as one image."""
 
-    #: rows and columns before and after; after may be negative, where some are left out
+    #: Rows and columns added before and after; a negative number after leaves some out.
     rows: tuple[int, int] = (0, 0)
     columns: tuple[int, int] = (0, 0)
     depth: Depth | None = None  #: None: each frame is an image
-    blocked: bool = True  #: whether the source is in blocks
-    value: float = 0.0  #: around the images
+    blocked: bool = True  #: True if the source is in blocks
+    value: float = 0.0  #: fill value around the images
 
 
 def blocked_extents(shape: tuple[int, ...], block: int) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ class Planned:
     functions: dict[str, TaskConfig]  #: called functions by name
     calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
-    cuts: Sequence[Cut] = ()  #: its quantised tensors
+    cuts: Sequence[Cut] = ()  #: quantised tensors where it is cut
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
         """Each task with its count, in the order of the first call."""
@@ -167,7 +167,7 @@ class TaskKernels:
         self._target, self._records, self._winograd = target, records, winograd
         self._found: dict[str, Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: source of each kernel, by task key
-        self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
+        self.refused: dict[str, str] = {}  #: reason why a task's record could not be applied
         #: functions of tasks without a core as they were imported, by task key
         self.plain: dict[str, Any] = {}
 

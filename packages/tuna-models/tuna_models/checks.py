@@ -55,12 +55,12 @@ def check_recorded(path: Path) -> Path:
 class Checked:
     """Outcomes of the comparisons of a built model."""
 
-    #: what is wrong by the reference, and by runtimes; empty where nothing is
+    #: Faults found by the reference and by runtimes; empty if the answer is right.
     faults: Mapping[str, str]
-    doubts: Mapping[str, float]  #: errors of runtimes against the reference, of those that differ
-    unanswered: str = ""  #: why the reference has no answer
-    recorded: bool = False  #: on inputs of a file
-    winograd: bool = False  #: its sums may be the reason
+    doubts: Mapping[str, float]  #: errors against the reference of the runtimes that differ
+    unanswered: str = ""  #: reason why the reference has no answer; empty: it has
+    recorded: bool = False  #: True for inputs of a file, False for random ones
+    winograd: bool = False  #: True if Winograd's sums may be the reason
 
 
 def judge(opset: str, checked: Checked) -> str:

@@ -43,8 +43,8 @@ class ResultScope:
 
     session_id: int | None = None
     golden_id: int | None = None  #: Id of the row of `golden`
-    winograd: bool = True  #: without it only direct sums
-    simulated: bool = False  #: those of emulated devices, and no others
+    winograd: bool = True  #: False: direct sums alone
+    simulated: bool = False  #: True: results of emulated devices alone; False: of real ones
 
 
 def winners(

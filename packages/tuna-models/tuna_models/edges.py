@@ -46,8 +46,8 @@ _COMPARING = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 class Bound:
     """A constant beyond which an operator does something else."""
 
-    node: str  #: its title
-    operand: str  #: what is compared with it
+    node: str  #: title of the operator
+    operand: str  #: name of the operand that is compared with `value`
     value: float
 
     def reach(self, operand: Any) -> float:

@@ -202,7 +202,7 @@ class _Around:
     graph: Any
     known: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
-    by_input: bool  #: whether axes are inputs of operators, not attributes
+    by_input: bool  #: True if axes are inputs of operators, not attributes
 
     def constant(self, name: str, value: Any) -> str:
         """Add a constant; returns its name."""

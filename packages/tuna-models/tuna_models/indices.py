@@ -39,7 +39,7 @@ class _Use:
 
     place: tuple[int, ...]  #: Place of the argument, and in a tuple
     sizes: tuple[int | None, ...]  #: Sizes of the table, or by the last axis; None: not an index
-    from_end: bool = False  #: whether negative ones count from the end
+    from_end: bool = False  #: True if negative indices count from the end
 
     @property
     def tables(self) -> str:

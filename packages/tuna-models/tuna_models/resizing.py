@@ -29,7 +29,7 @@ class _Axis:
     axis: int
     size: int  #: Extent of the input
     resized: int
-    scale: float  #: that coordinates are divided by; `resized / size` unless it was given
+    scale: float  #: divisor of coordinates; `resized / size` unless it was given
     start: float = 0.0  #: Start of the region, as a part of the input
     end: float = 1.0
 

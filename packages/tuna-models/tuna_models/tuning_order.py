@@ -23,11 +23,11 @@ class Tunable:
 
     config_id: int
     count: int  #: Number of its calls in the model
-    solvers: frozenset[str]  #: that apply
+    solvers: frozenset[str]  #: names of the solvers that apply
     loaded: frozenset[str] = frozenset()  #: solvers with a job in this session
-    #: estimate for the best point of each solver
+    #: Estimated cycles of each solver's best point.
     cycles: Mapping[str, float] = field(default_factory=dict)
-    #: it has no core, and a schedule by rule, which a search may improve a little
+    #: True for a task without core that is scheduled by rule: a search may improve it a little.
     by_rule: bool = False
     #: winning points for the bare layer or a similar task, by solver, the fastest first
     won: Mapping[str, str] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class TimedCandidate:
     """A candidate of a layer, which was measured or has failed."""
 
     solver: str
-    #: the same for layers of other sizes; empty: it fits its own layer alone
+    #: Name that equal candidates of other layers share; empty: it fits its own layer alone.
     name: str
     features: Features
     time_ms: float | None
@@ -45,7 +45,7 @@ class Table:
     """All candidates of one layer in one environment, in a fixed order."""
 
     config: Config
-    environment: str  #: its key
+    environment: str  #: key of the environment
     arch: str
     device: str
     candidates: Sequence[TimedCandidate]

@@ -79,7 +79,7 @@ class VerifiedCache:
 
     checked: int
     size_bytes: int
-    damaged: tuple[CacheEntry, ...]  #: whose bytes are missing or others than they were
+    damaged: tuple[CacheEntry, ...]  #: entries whose bytes are missing or changed
 
 
 def verify_cache(space: str | None = None) -> VerifiedCache:

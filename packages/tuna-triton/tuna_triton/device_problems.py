@@ -115,7 +115,8 @@ class Places:
         generator = np.random.default_rng(height * width)
         #: rows from one that is read to the next: odd, so that they lie at any place of a tile
         self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
-        self.rows = np.arange((height - 1) % self.step, height, self.step)  #: that are read
+        #: Rows that are read back.
+        self.rows = np.arange((height - 1) % self.step, height, self.step)
         checked = _spread(generator, len(self.rows), _ROWS)
         most = _ROWS * _COLUMNS // len(checked) if is_known else _COLUMNS
         self.columns = _spread(generator, width, most)

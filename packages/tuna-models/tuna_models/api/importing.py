@@ -40,7 +40,7 @@ class ModelTask:
     key: str
     count: int
     core: bool
-    models: int  #: other imports that have it
+    models: int  #: number of other imports with this task
     winner: Winner | None
 
 

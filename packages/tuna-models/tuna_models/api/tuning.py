@@ -72,7 +72,7 @@ class TunedModel:
     wanted: int  #: Jobs that were missing
     added: int = 0  #: Jobs that were loaded: all, or as many as were needed or fitted in
     errored: int = 0  #: Jobs of the model that failed for good
-    reached: Reached | None = None  #: where a time was wanted
+    reached: Reached | None = None  #: how the wanted time was met; None: none was wanted
 
 
 def tune_model(

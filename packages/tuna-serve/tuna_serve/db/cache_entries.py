@@ -105,8 +105,8 @@ class PutOutcome(Enum):
     """Outcomes of putting an entry."""
 
     STORED = "stored"
-    SAME = "same"  #: the same bytes were there
-    OTHER = "other"  #: other bytes are there, and stay; counted
+    SAME = "same"  #: equal bytes were stored already
+    OTHER = "other"  #: other bytes were stored already, and stay; counted
 
 
 class CacheFull(TunaError):

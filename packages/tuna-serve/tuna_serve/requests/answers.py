@@ -42,9 +42,9 @@ class RequestAnswer:
     """The end of a request."""
 
     state: RequestState
-    #: contents by the names of files, or where they are
+    #: Content, or path, of each file by its name.
     documents: Mapping[str, bytes | Path]
-    message: str = ""  #: what was not reached
+    message: str = ""  #: sentence on what was not reached; empty: all was
 
 
 def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> None:
