@@ -33,7 +33,7 @@ sys.exit(7)
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_it_has_the_arguments_variables_files_and_parent_that_were_given(
+def test_a_fork_has_the_arguments_variables_files_and_parent_that_were_given(
     tmp_path: Path, session: bool
 ) -> None:
     read, write = os.pipe()
@@ -70,13 +70,13 @@ def test_a_module_and_a_script_run_as_typed(tmp_path: Path) -> None:
         assert done.stdout == f"__main__ ['x'] {tmp_path}\n"
 
 
-def test_it_is_killed_as_any_process() -> None:
+def test_a_fork_is_killed_as_any_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     process.kill()
     assert process.wait(10) == -signal.SIGKILL
 
 
-def test_an_error_ends_it_with_a_traceback() -> None:
+def test_an_error_ends_a_fork_with_a_traceback() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "1 / 0"], capture_output=True, text=True, check=False, timeout=60
     )

@@ -121,7 +121,7 @@ def test_what_cannot_be_is_raised_as_the_commands_raise_it(home: Path) -> None:
         (lambda: t.session("none").layers([LINE]).run(), NotFound, "none"),
         (lambda: t.query(since="yesterday"), BadInput, "'yesterday' is not a time"),
         (lambda: t.coverage("x", "znver5"), NotFound, "Unknown model or tag"),
-        (lambda: t.model("x"), NotFound, "no imported model"),
+        (lambda: t.model("x"), NotFound, "Unknown model"),
         (lambda: t.tune("x.tflite"), BadInput, "x.tflite"),
     ):
         with pytest.raises(error, match=sentence):  # type: ignore[arg-type]

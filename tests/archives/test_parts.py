@@ -67,7 +67,7 @@ def test_what_is_restored_from_a_url_is_what_was_archived(
     assert URL in str(refused.value) + refused.value.hint
 
 
-def test_one_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_whose_writer_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     write, written = Folder.write, list[str]()
 
     def dies(folder: Folder, name: str, data: bytes) -> None:

@@ -25,7 +25,7 @@ def _size(folder: Path) -> int:
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    """D8: 50 jobs left 400 files, and nothing ever deleted one."""
+    """The cache of a worker is bounded: 50 jobs once left 400 files."""
     cache, blobs = (
         ArtifactCache(tmp_path / "cache" / "key", 100_000),
         [bytes([n]) * 10_000 for n in range(30)],

@@ -212,7 +212,6 @@ def test_an_id_that_no_database_can_hold_is_a_bad_value(
 
 
 def test_an_import_that_cannot_be_read_leaves_no_session(type_in: Type, tmp_path: Path) -> None:
-    """U6"""
     (tmp_path / "gfx90a68.HIP.fdb.txt").write_text("")
     facts = ("--rocm-version", "6.2.0", "--miopen-version", "3.3.0")
     _refused(
@@ -224,7 +223,6 @@ def test_an_import_that_cannot_be_read_leaves_no_session(type_in: Type, tmp_path
 def test_a_settings_file_that_is_not_there_or_has_what_is_no_setting_is_refused(
     type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U13, U15"""
     monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "nosuch.toml"))
     get_settings.cache_clear()
     _refused(type_in("tuna", "status"), 2, "nosuch.toml")
@@ -257,7 +255,8 @@ def test_settings_of_a_distribution_that_is_not_installed_are_ignored_with_a_war
 def test_a_variable_that_looks_like_a_setting_is_warned_of(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U13. Others are no concern of ours: Kubernetes makes TUNA_REDIS_PORT of a service."""
+    """Variables that resemble no setting are ignored: Kubernetes sets TUNA_REDIS_PORT for a
+    service."""
     monkeypatch.setenv("TUNA_EVAL_CPU", "1")
     monkeypatch.setenv("TUNA_REDIS_PORT", "tcp://10.0.0.1:6379")
     ended = type_in("tuna", "status")
@@ -266,7 +265,6 @@ def test_a_variable_that_looks_like_a_setting_is_warned_of(
 
 
 def test_layers_are_read_from_standard_input(type_in: Type, layers: Path) -> None:
-    """U16"""
     with open(layers) as lines, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", lines)
         assert "2 accepted" in type_in("tuna", "import", "-", "-t", "a").out
@@ -275,7 +273,6 @@ def test_layers_are_read_from_standard_input(type_in: Type, layers: Path) -> Non
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_done(
     loaded: Type, empty_folder: Path
 ) -> None:
-    """U14"""
     for words in (
         ("report", "--session-id", 1, "-o", empty_folder / "nosuch" / "r.html"),
         ("export", "--session-id", 1, "--form", "json", "-d", empty_folder / "no" / "such"),
@@ -294,7 +291,6 @@ def empty_folder(tmp_path: Path) -> Path:
 
 
 def test_what_commands_write_by_default_is_not_offered_to_git() -> None:
-    """U17"""
     names = (
         "gfx90878.HIP.fdb.txt gfx90878.db gfx90878.db.txt gfx90878.kdb gfx90878.HIP.fdb.txt.bz2"
         " session-1.html"

@@ -307,7 +307,7 @@ def test_the_doctor_measures_noise_and_says_what_follows(
 
 @pytest.mark.service
 def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U15: it fails the check of the cores and each library that measures on them."""
+    """The setting fails the check of the cores and each library that measures on them."""
     from tuna.settings import get_settings
 
     monkeypatch.setenv("TUNA_EVAL_CPUS", "4000")
@@ -321,7 +321,7 @@ def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.M
 def test_the_doctor_writes_to_the_artifact_store_each_time(
     type_in: Type, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U15: what it had written before was there to be read."""
+    """A file of an earlier check, which can still be read, proves nothing about writing."""
     from tuna.artifacts.files import StoreUnavailable
     from tuna.artifacts.store import Artifacts
 

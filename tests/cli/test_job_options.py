@@ -57,7 +57,7 @@ def test_the_options_are_listed(type_in: Callable[..., Ended]) -> None:
     }
 
 
-def test_reproduce_refuses_them_too(type_in: Callable[..., Ended]) -> None:
+def test_reproduce_refuses_unknown_options_too(type_in: Callable[..., Ended]) -> None:
     words = ["--library", "noop", "--solver", "Noop1", "--step", "build", "--option", "nosuch=1"]
     refused = type_in(
         "tuna", "reproduce", "./bin/MIOpenDriver gemm --a_h 1 --a_w 8 --b_w 8", *words

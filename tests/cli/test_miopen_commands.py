@@ -216,7 +216,7 @@ def test_import_options(fish: TypeIn) -> None:
     assert query(sa.select(ConfigTag.recurrent).where(ConfigTag.tag == "no_tag")) == [True]
     assert fish("go_fish", "miopen", "--update_applicability", "--session_id", 1).code == 0
     again = ("load_job", "--session_id", 1, "--all_configs", "--recurrent", "-l", "release")
-    assert fish(*again).code == 0, "D18: the mark is used"
+    assert fish(*again).code == 0, "the mark is used"
     marked = sa.select(ConfigTag.config_id).where(ConfigTag.recurrent.is_(True))
     assert set(query(sa.select(Job.config_id))) == set(query(marked))
     only = fish(
@@ -277,7 +277,7 @@ def test_tables_are_added_twice_without_harm(home: Path, type_in: TypeIn) -> Non
 def test_the_yaml_of_the_documents_fills_its_session(
     home: Path, type_in: TypeIn, rocm: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """U9: all of it but the steps that wait for workers."""
+    """All of it but the steps that wait for workers."""
     rocm()
     page = (ROOT / "docs" / "miopen.md").read_text().split("## YAML")[1]
     lines = [line[4:] for line in page.splitlines() if line.startswith("    ")]
@@ -289,7 +289,6 @@ def test_the_yaml_of_the_documents_fills_its_session(
 
 
 def test_a_program_says_which_python_to_use_where_packages_are_missing() -> None:
-    """U16"""
     for name in (
         "go_fish.py",
         "load_job.py",

@@ -231,7 +231,7 @@ def test_what_is_waited_for_is_on_the_line_at_once(capsys: pytest.CaptureFixture
 def test_status_is_a_table_at_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """M6: it was a paragraph for each session."""
+    """Each session is a row, not a paragraph."""
     monkeypatch.setattr(show, "table_width", lambda: 80)
     jobs = {"evaluated": 700, "eval_queued": 20, "errored": 3}
     show.sessions([Overview(1, "tvm", "quickstart of an evening", "k", "znver4", jobs, ())])

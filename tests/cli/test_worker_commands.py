@@ -80,7 +80,7 @@ def test_the_line_may_come_from_a_file_or_the_environment(
 def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_flight(
     client: redis.Redis, type_in: Callable
 ) -> None:
-    """R8: only `tuna workers` said it, and a session stood still."""
+    """`tuna status` says why the session stands still, as `tuna workers` does."""
     engine = open_database()
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)

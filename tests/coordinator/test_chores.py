@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return stepped
 
 
-def test_it_is_due_at_once_and_then_after_its_period(clock: Clock) -> None:
+def test_a_throttle_is_due_at_once_and_then_after_its_period(clock: Clock) -> None:
     one = Throttle(2.0)
     assert one.is_due
     with one.running():
@@ -60,7 +60,7 @@ def test_what_fails_is_due_again_at_once(clock: Clock) -> None:
     assert one.is_due
 
 
-def test_it_waits_as_long_as_it_is_told(clock: Clock) -> None:
+def test_a_throttle_waits_as_long_as_it_is_told(clock: Clock) -> None:
     one = Throttle(2.0)
     one.wait(5.0)
     clock.now += 4.9

@@ -166,8 +166,7 @@ def test_a_round_that_was_opened_is_published_at_once(
 def test_a_later_step_is_published_before_earlier_ones(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D14: of 1,000 jobs with four steps, the third step of the first began after the first step of
-    all."""
+    """The third of four steps does not wait until the first step of all jobs is done."""
     sent: list[str] = []
     with writing(engine) as connection:
         some = connection.execute(sa.select(Job.id).limit(100)).scalars().all()
@@ -189,7 +188,7 @@ def test_a_later_step_is_published_before_earlier_ones(
 def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_once(
     engine: sa.Engine, make: Callable[[], Coordinator], redis_client: redis.Redis
 ) -> None:
-    """R1: a traceback from its constructor, exit code 1."""
+    """Its constructor raises nothing: the start is an outage like any other."""
     redis_client.replicaof("127.0.0.1", "1")  # of a primary that is away
     ticks: list[float] = []
 
@@ -418,7 +417,7 @@ def test_while_the_artifact_store_is_away_an_coordinator_waits(
 def test_celerys_events_name_library_step_session_solver_and_layer(
     make: Callable[[], Coordinator],
 ) -> None:
-    """U18: Flower shows the name and the arguments that a task was sent with."""
+    """Flower shows the name and the arguments that a task was sent with."""
     coordinator = make()
     coordinator.publish()
     name, arguments = sorted(coordinator.publisher._celery.shown)[0]  # type: ignore[attr-defined]
@@ -430,7 +429,7 @@ def test_celerys_events_name_library_step_session_solver_and_layer(
 def test_celerys_limit_is_that_of_the_items(
     make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D7: a job option gave fin four hours, and Celery killed the worker after one."""
+    """Celery does not kill a worker after an hour whose job gives fin four."""
     monkeypatch.setattr(
         LIBRARY, "time_limit_s", lambda step, item: 14_400.0 + item.job_id % 2, raising=False
     )
@@ -441,7 +440,7 @@ def test_celerys_limit_is_that_of_the_items(
 
 
 @pytest.mark.both_databases_in_drills
-def test_it_waits_for_jobs_that_are_not_to_be_tried_yet_without_haste(
+def test_a_coordinator_waits_without_haste_for_jobs_that_are_not_due_yet(
     engine: sa.Engine, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with writing(engine) as connection:

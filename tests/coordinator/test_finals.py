@@ -218,7 +218,7 @@ def test_jobs_that_ask_for_no_finalists_have_no_finals(scene: Callable[..., Scen
     assert one.load() == 0
 
 
-def test_a_coordinator_makes_them_and_is_done_after_them(
+def test_a_coordinator_makes_finals_and_is_done_after_them(
     scene: Callable[..., Scene],
     redis_client: redis.Redis,
     tuna_home: Path,
@@ -274,7 +274,7 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
 
 
 @pytest.mark.both_databases_in_drills
-def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(
+def test_a_solver_that_is_close_only_now_takes_part_in_finals_of_its_own(
     scene: Callable[..., Scene],
 ) -> None:
     """The machine got so slow that Noop3 seems the fastest, which was not in the finals."""

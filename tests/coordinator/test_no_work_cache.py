@@ -122,7 +122,7 @@ def test_only_the_jobs_that_are_meant_count(
     assert first not in empty
 
 
-def test_it_is_asked_at_once_whether_the_jobs_that_are_expected_are_those_that_are_meant(
+def test_publisher_rechecks_expected_steps_at_once(
     engine: sa.Engine,
 ) -> None:
     """Each round that a policy chooses was followed by a claim for the session's other jobs, in

@@ -235,8 +235,7 @@ def test_turns_are_counted_in_each_queue_for_itself(
 def test_jobs_are_claimed_late(
     engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
 ) -> None:
-    """P7: 2,600 of 3,000 jobs were in Redis 14 s after the start, so that nothing could be decided
-    late."""
+    """Jobs in Redis cannot change their order: 2,600 of 3,000 after 14 s are too many."""
     first = make_jobs(engine, 120)
     coordinator = make(Silent(), works_of(engine, [first]))
     coordinator.publish()
@@ -315,10 +314,10 @@ def test_coordinators_share_the_bound_of_a_queue(
     assert one._leases.published().waiting.total() == 4
 
 
-def test_it_knows_whose_work_is_done_first(
+def test_a_coordinator_knows_whose_work_is_done_first(
     engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
 ) -> None:
-    """P7: a run stood still behind another session's messages, and no line said so."""
+    """A run that stands still behind another session's messages names that session."""
     first = make_jobs(engine, 10)
     second = make_session(engine, "second")
     theirs, mine = (make(Silent(), works_of(engine, [one])) for one in (first, second))

@@ -59,7 +59,7 @@ def stay(
     )
 
 
-def test_it_serves_what_appears_until_it_is_told_to_end(
+def test_a_staying_coordinator_serves_new_sessions_until_it_is_told_to_end(
     engine: sa.Engine, stay: Stay, tuna_home: Path
 ) -> None:
     stop, ended = threading.Event(), list[Progress]()
@@ -104,7 +104,7 @@ def test_finals_that_a_killed_coordinator_did_not_make_are_made(
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_it_waits_for_a_server_without_a_limit_and_logs_it_once(
+def test_a_staying_coordinator_waits_for_a_server_without_a_limit_and_logs_it_once(
     make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch, tuna_home: Path, stays: bool
 ) -> None:
     coordinator, attempts = make(), list[float]()
@@ -135,7 +135,7 @@ def test_it_waits_for_a_server_without_a_limit_and_logs_it_once(
 
 
 @pytest.mark.both_databases_in_drills
-def test_an_upgrade_of_the_schema_ends_it_with_a_sentence(
+def test_an_upgrade_of_the_schema_ends_a_coordinator_with_a_sentence(
     engine: sa.Engine, make: Callable[[], Coordinator]
 ) -> None:
     with writing(engine) as connection:

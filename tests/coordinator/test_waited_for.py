@@ -69,7 +69,7 @@ def test_a_coordinator_and_status_say_the_same(
     make: Callable[..., Coordinator],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """C5: a run stood still, and only a log said why."""
+    """The reason why a run stands still is shown, not only logged."""
     monkeypatch.setattr(redis_client_module, "single_attempt_client", lambda *_: redis_client)
     first = make_jobs(engine, 10)
     coordinator = make(Silent(), works_of(engine, [first]))

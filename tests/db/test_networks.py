@@ -37,7 +37,7 @@ def test_what_is_no_name_is_refused(engine: sa.Engine, item: Named) -> None:
         networks.add_model(connection, item)
 
 
-def test_one_that_was_not_added_is_named_with_those_that_were(engine: sa.Engine) -> None:
+def test_a_network_that_was_not_added_is_named_with_those_that_were(engine: sa.Engine) -> None:
     with writing(engine) as connection:
         networks.add_model(connection, Named("Resnet50", "1"))
         networks.add_framework(connection, Named("Pytorch", "1"))

@@ -53,7 +53,6 @@ def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
 
 
 def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -> None:
-    """U17"""
     fill(engine, 2000)
     with writing(engine) as connection:
         failed = sa.select(StepResultRow.job_id).where(StepResultRow.cause == "run_timeout")

@@ -183,8 +183,7 @@ def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Dra
 
 
 def test_a_chunk_that_holds_other_jobs_too_ends_and_these_are_taken_back(engine: sa.Engine) -> None:
-    """D6: a job that was canceled alone ran to its end, and those after it in the chunk waited for
-    it."""
+    """The jobs after a canceled one in the chunk do not wait until that one has run to its end."""
     session_id = make_jobs(engine, 1)
     chunk = _claim(engine, session_id)[0]
     first = chunk.items[0].job_id

@@ -75,7 +75,7 @@ def test_secrets_are_never_overwritten(secrets: Path) -> None:
 
 
 def test_an_address_can_be_given_later(tmp_path: Path) -> None:
-    """U8: the passwords stay, and workers of other machines get a file for the address."""
+    """The passwords stay, and workers of other machines get a file for the address."""
     shutil.copy(DOCKER / "make-secrets", tmp_path)
     subprocess.run([tmp_path / "make-secrets"], capture_output=True, check=True)
     before = {path: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}

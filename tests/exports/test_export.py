@@ -175,7 +175,7 @@ def test_what_is_no_time_is_never_exported(
     assert not (tmp_path / "out").exists()
 
 
-def test_backward_layers_with_the_same_perf_row_share_it(
+def test_backward_layers_with_the_same_perf_key_share_a_row(
     build: DatabaseBuilder, tmp_path: Path
 ) -> None:
     """Stride 2 maps inputs of 13 and of 14 to the same output; only the find db tells them
@@ -232,7 +232,7 @@ def test_the_tvm_database_has_the_checked_winner_first_and_nothing_that_seemed_f
     assert report.entries == 3
 
 
-def test_layers_of_one_workload_share_it(build: DatabaseBuilder, tmp_path: Path) -> None:
+def test_layers_of_one_workload_share_its_record(build: DatabaseBuilder, tmp_path: Path) -> None:
     session, solver, kept = build.session(), build.solver("A"), build.kernel(workload("same"))
     for driver in DRIVERS[:2]:
         build.winner(session, build.config(driver), solver, 1.0, params=schedule(0), workload=kept)

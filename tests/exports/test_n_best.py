@@ -88,7 +88,7 @@ def test_the_n_best_are_exported_in_order_equal_ones_by_params(
 
 
 @pytest.mark.parametrize("exporter", BOTH, ids=lambda one: one.form)
-def test_the_best_of_them_is_imported(
+def test_the_best_of_n_trials_is_imported(
     sqlite_engine: sa.Engine, session: int, tmp_path: Path, exporter: JsonExporter | CsvExporter
 ) -> None:
     with reading(sqlite_engine) as connection:

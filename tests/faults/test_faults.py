@@ -31,7 +31,7 @@ def test_a_session_survives_the_faults_of_a_seed(
 @pytest.mark.drill(only=True)
 @pytest.mark.parametrize("seed", range(1, DRILLS + 1))
 @pytest.mark.parametrize("joined", [("compile",), ("eval",), ("compile", "eval")], ids="-".join)
-def test_a_session_survives_them_with_remote_workers_of_which_some_are_revoked(
+def test_a_session_survives_faults_and_the_revocation_of_remote_workers(
     joined: Sequence[str], seed: int, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
     knows_machine(tmp_path / "home")
@@ -79,8 +79,7 @@ def test_a_coordinator_that_stays_is_killed_ten_times_and_nothing_is_done_twice(
 def test_a_redis_that_refuses_writes_for_8_s_costs_no_attempt(
     error: str, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """P4: the coordinator ended with a traceback, and a finished chunk was lost and later
-    charged."""
+    """The coordinator goes on, and a chunk that finished meanwhile is neither lost nor charged."""
     knows_machine(tmp_path / "home")
     fault = Fault(0.1, False, Kind.REDIS_REFUSES, "redis", lasts_s=8.0, error=error)
     report = drill.run(0, tmp_path, 1000, [fault])
@@ -113,8 +112,8 @@ def test_keys_that_are_rotated_and_rotations_that_are_killed_cost_no_attempt(
 def test_a_read_only_redis_that_holds_the_artifacts_costs_no_attempt(
     when: str, tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """R1, R2: a traceback at the start; all open jobs of a chunk were charged with `infra` in the
-    middle of an artifact."""
+    """Neither does the coordinator end at the start, nor is an open job of a chunk charged with
+    `infra` in the middle of an artifact."""
     knows_machine(tmp_path / "home")
     number, lasts_s = {
         "at the start": (0, 0.0),
@@ -131,7 +130,7 @@ def test_a_read_only_redis_that_holds_the_artifacts_costs_no_attempt(
 def test_a_broken_toolchain_costs_no_job_while_another_worker_of_the_machine_works(
     tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """R3: 124 of 600 jobs errored."""
+    """The fault is the worker's: once it made 124 of 600 jobs errored."""
     knows_machine(tmp_path / "home")
     report = drill.run(0, tmp_path, 600, [], more=[BROKEN_COMPILE])
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
@@ -143,7 +142,7 @@ def test_a_broken_toolchain_costs_no_job_while_another_worker_of_the_machine_wor
 def test_a_device_that_is_alone_and_fails_everything_for_a_minute_costs_no_job(
     tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """R8: it answers, and nobody else was there to tell its fault from that of the jobs."""
+    """The device answers, and nobody else is there to tell its fault from that of the jobs."""
     knows_machine(tmp_path / "home")
     report = drill.run(0, tmp_path, 600, [Fault(1.0, False, Kind.DEVICE_FAILS, "device", 60.0)])
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
@@ -157,7 +156,7 @@ def test_a_device_that_is_alone_and_fails_everything_for_a_minute_costs_no_job(
 def test_workers_that_are_killed_make_few_chunks_more_and_what_was_lost_is_done_soon(
     tmp_path: Path, knows_machine: Callable[[Path], None]
 ) -> None:
-    """R9: 288 compile chunks in the place of 25, and the jobs that were lost came last."""
+    """About 25 compile chunks, not 288, and the jobs that were lost do not come last."""
     knows_machine(tmp_path / "home")
     faults = [Fault(2.5, False, Kind.KILL_CHILD, "compile") for _ in range(5)]
     report = drill.run(0, tmp_path, 600, faults, slow=True)

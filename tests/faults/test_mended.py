@@ -121,7 +121,7 @@ def _refusing(client: redis.Redis, words: str) -> Iterator[None]:
 def test_an_artifact_that_redis_refuses_is_no_jobs_fault(
     words: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R2: all open jobs of the chunk were charged with `infra` and a traceback."""
+    """No open job of the chunk is charged with `infra`."""
     monkeypatch.setattr(runner, "_BACKOFF_S", 0.0)
     items = tuple(_item(number) for number in (1, 2, 3))
     leases, store = (

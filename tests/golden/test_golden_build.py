@@ -182,7 +182,7 @@ def test_overwriting_a_draft_with_a_base_keeps_what_neither_replaces(scene: Scen
     assert (report.from_base, report.from_session, report.entries) == (1, 1, 3)
 
 
-def test_overwrite_of_what_is_not_there_builds_it(scene: Scene) -> None:
+def test_overwrite_of_a_missing_version_builds_it(scene: Scene) -> None:
     assert scene.build(1, scene.session({(A, ASM): 1.0}), overwrite=True).new
 
 

@@ -84,8 +84,8 @@ def measured(index: int, time_ms: float | None) -> Trial:
 
 @pytest.mark.both_databases_in_drills
 def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -> None:
-    """D1: its candidates had the causes of the first one, so that it got none: a false
-    `not_applicable`."""
+    """A cause that the first attempt gave a candidate does not exclude it from the second: the job
+    would end as a false `not_applicable`."""
     built = tuple(Candidate(index=index, artifact=bench.code) for index in (0, 1))
     bench.built()
     for attempt in (2, 3):
@@ -153,7 +153,7 @@ def test_the_best_of_a_solvers_jobs_is_kept(
     kept: tuple[str, float],
     together: bool,
 ) -> None:
-    """D13: 1.0 ms, then 5.0 ms from another job, gave 5.0."""
+    """The faster result stays: 1.0 ms, although another job measures 5.0 ms later."""
     with writing(bench.engine) as connection:
         request = jobs.JobRequest(
             bench.session_id, "noop", ["measure"], "x", "new", solvers=["Noop1"]

@@ -53,7 +53,7 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     eventually: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D6: fin ran on until its end, up to an hour."""
+    """Cancelling ends fin at once, which may run for an hour."""
     monkeypatch.setenv("TUNA_SANDBOX", "off")  # in the box nothing leaves its process group
     get_settings.cache_clear()
     fin = rocm(options={"sleep_s": 600}) / "bin" / "fin"

@@ -96,7 +96,7 @@ def after_failure(
     return outcome.after
 
 
-def test_by_default_it_is_tried_again_and_charged() -> None:
+def test_by_default_a_failed_job_is_tried_again_and_charged() -> None:
     assert after(Retry()) == NextState(State.COMPILED, "measure", failures=1)
     assert after(Retry(), JOB._replace(failures=MAX - 1)) == NextState(
         State.ERRORED, "measure", failures=MAX
@@ -147,7 +147,7 @@ def test_what_is_permanent_ends_whoever_is_charged() -> None:
     )
 
 
-def test_it_goes_back_to_the_first_step() -> None:
+def test_a_failed_job_goes_back_to_the_first_step() -> None:
     assert after(Retry(first_step=True)) == NextState(State.NEW, "build", failures=1)
 
 

@@ -36,7 +36,7 @@ class TwoLooks(NoopLibrary):
 
 
 def test_a_step_whose_name_begins_another_gets_what_that_made(engine: sa.Engine) -> None:
-    """D12: it was taken for the first step, and got no candidates."""
+    """The second step is not taken for the first one, which gets no candidates."""
     assert jobs.step_names("measure_quick,measure") == ("measure_quick", "measure")
     session_id = make_jobs(engine, 1, steps="measure_quick,measure")
     with writing(engine) as connection:

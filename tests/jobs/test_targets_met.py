@@ -73,7 +73,7 @@ def test_what_was_not_measured_well_meets_nothing(
     assert end(engine, sessions[1], 1.5) == []
 
 
-def test_a_golden_version_ends_them_once_it_is_promoted(
+def test_a_golden_version_ends_its_layers_jobs_once_it_is_promoted(
     engine: sa.Engine, sessions: tuple[int, int]
 ) -> None:
     first, second = sessions

@@ -302,7 +302,7 @@ def test_a_search_that_began_without_siblings_goes_on_without(room: Room) -> Non
 
 
 @pytest.mark.parametrize("options", [{"warm_start": False}, {}])
-def test_an_option_leaves_it_out(room: Room, options: dict[str, Any]) -> None:
+def test_an_option_leaves_warm_starts_out(room: Room, options: dict[str, Any]) -> None:
     room.search(room.session_id, replace(LAYER, in_channels=128))
     room.open(options=options)
     assert len(room.claim().siblings) == (0 if options else 1)

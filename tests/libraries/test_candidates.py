@@ -297,7 +297,7 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_what_is_checked_is_what_is_loaded(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """M13: whoever can write to a shared folder changes each file in it as soon as it was read."""
+    """Whoever can write to a shared folder changes each file in it as soon as it was read."""
     item, built = toys.compile("good")
     store = toys.context.artifacts
     assert isinstance(store, Artifacts)

@@ -320,7 +320,7 @@ def test_without_fin_the_error_names_where_it_should_be(
 
 
 def test_rdna_counts_work_group_processors() -> None:
-    """F5: gfx11 and gfx12 too, whose databases would have had names that MIOpen does not look
+    """gfx11 and gfx12 too: databases named by compute units are ones that MIOpen does not look
     for."""
     agents = [("gfx1030", 72), ("gfx90a", 104), ("gfx1100", 96), ("gfx1151", 40), ("gfx1201", 64)]
     text = "".join(

@@ -87,7 +87,7 @@ def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
 def test_the_kernels_that_were_checked_are_what_fin_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """M13: whoever can write to a shared folder changes each file in it as soon as it was read."""
+    """Whoever can write to a shared folder changes each file in it as soon as it was read."""
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
     code = tuple(
         CodeObject(artifact=store.put(data), name="k", args="") for data in (b"one", b"two")

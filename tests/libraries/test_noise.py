@@ -124,7 +124,7 @@ def test_kernels_are_timed_beside_builds_and_without_them(tmp_path: Path, toy_bu
     assert (found.library, found.builds, found.pairs) == ("toy", 1, 2)
 
 
-def test_where_nothing_can_be_built_it_says_so(
+def test_noise_says_where_nothing_can_be_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noise, "names", lambda: [])

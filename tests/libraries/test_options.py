@@ -82,7 +82,7 @@ def _item(step: str, **given: Any) -> WorkItem:
 
 
 def test_a_users_limit_is_the_limit() -> None:
-    """D7: with `timeout_s=14400` Celery killed the worker after 3,630 s."""
+    """Celery does not kill a worker after 3,630 s whose job has `timeout_s=14400`."""
     library = MiopenLibrary()
     step = find_step(library, "miopen_find_eval")
     assert library.time_limit_s(step, _item(step.name)) == 600.0

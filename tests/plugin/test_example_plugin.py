@@ -33,7 +33,7 @@ def site(installed: Path, home: Path, quick_timing: None, monkeypatch: pytest.Mo
     return installed / "site"
 
 
-def test_it_has_at_most_150_lines_of_python() -> None:
+def test_the_example_has_at_most_150_lines_of_python() -> None:
     lines = {
         path: len(path.read_text().splitlines())
         for path in PLUGIN.rglob("*.py")
@@ -54,7 +54,7 @@ def test_its_own_tests_run_the_contract(
 
 
 @pytest.mark.drill(only=True)  # test_own_kind.py shows it of another plug-in
-def test_it_is_tuned_by_real_workers_reported_and_exported(
+def test_the_example_is_tuned_by_real_workers_reported_and_exported(
     site: Path,
     home: Path,
     type_in: Callable[..., Ended],

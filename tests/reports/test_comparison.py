@@ -193,7 +193,7 @@ def test_a_layer_is_one_line_at_80_columns(
     assert "layer, all 1x1 s1 p0 NCHW fp32 F" in capsys.readouterr().out
 
 
-def test_the_command_shows_it_and_warns(type_in: Callable[..., object]) -> None:
+def test_compare_shows_both_sessions_and_warns(type_in: Callable[..., object]) -> None:
     with writing(open_database()) as connection:
         build = DatabaseBuilder(connection)
         ours, theirs = two_sessions(build)

@@ -227,7 +227,7 @@ def _get(url: str) -> Any:
     return urllib.request.urlopen(url)  # noqa: S310 (http, of our own server)
 
 
-def test_it_is_served_at_metrics_and_nowhere_else(served: str) -> None:
+def test_the_page_is_served_at_metrics_and_nowhere_else(served: str) -> None:
     with _get(f"{served}/metrics") as answer:
         assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
         assert _read(answer.read().decode())['tuna_jobs{session="1",state="new"}'] == 10

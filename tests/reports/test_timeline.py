@@ -182,7 +182,7 @@ def test_a_session_of_which_nothing_was_done_has_none(
 
 
 @pytest.mark.drill(only=True)
-def test_one_with_100_000_items_is_small_and_takes_no_memory(
+def test_a_timeline_with_100_000_items_is_small_and_takes_no_memory(
     engine: sa.Engine, tmp_path: Path
 ) -> None:
     session_id = make_jobs(engine, 5000)

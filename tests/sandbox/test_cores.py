@@ -34,7 +34,7 @@ def test_what_does_not_measure_compiles(
     assert cores.compile_cpus(settings) == compiling
 
 
-def test_one_core_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_core_measures_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "available_cpus", lambda: (3,))
     assert (
         cores.eval_cpus(Settings(eval_cpus=""))

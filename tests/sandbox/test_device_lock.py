@@ -45,7 +45,7 @@ def test_who_shares_a_single_core_waits() -> None:
         pass
 
 
-def test_it_is_taken_as_soon_as_it_is_free() -> None:
+def test_a_device_is_taken_as_soon_as_it_is_free() -> None:
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -69,7 +69,7 @@ def test_waiting_ends_when_nobody_wants_the_device_any_more() -> None:
             pass
 
 
-def test_a_holder_that_dies_frees_it(temporary: Path) -> None:
+def test_a_holder_that_dies_frees_its_device(temporary: Path) -> None:
     program = (
         "import os, sys\nfrom tuna.sandbox.device_lock import device_lock\n"
         "with device_lock(['GPU-1']):\n    print('held', flush=True)\n    sys.stdin.read()\n"
@@ -99,7 +99,7 @@ def test_the_folder_is_for_this_user_alone(temporary: Path) -> None:
 def test_what_another_user_put_in_its_place_stops_nobody(
     temporary: Path, tuna_home: Path, tmp_path_factory: pytest.TempPathFactory, theirs: str
 ) -> None:
-    """D10: a file of another user's, under a name that anyone can guess, failed every job."""
+    """Anyone can guess the name of the lock's folder and create a file of that name."""
     mine = temporary / f"tuna-{os.getuid()}"
     if theirs == "a file":
         mine.touch(mode=0o600)
@@ -129,7 +129,7 @@ def test_processes_that_know_different_folders_still_wait_for_each_other(
 
 
 def test_a_wait_for_a_device_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C5: `tune` waited for another process's measurement for minutes, and only a log said it."""
+    """`tune` says, not only in a log, that it waits for another process's measurement."""
     monkeypatch.setattr(locks, "_TOLD_S", 0.0)
     told = list[str]()
     with device_lock(["cpu1"]), waits.shown_by(told.append), pytest.raises(DeviceBusy):

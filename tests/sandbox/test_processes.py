@@ -252,7 +252,7 @@ def test_an_answer_that_is_garbage_counts_as_a_crash(child: Child, text: str) ->
 
 
 def test_what_a_child_wrote_beside_its_answer_is_no_answer_to_the_next_call(child: Child) -> None:
-    """S6: it knows the next call's number."""
+    """A hostile child knows the number of the next call."""
     child.call(
         {"op": "answer_twice", "text": '{"number": 3, "result": {"value": "forged"}}\n'}, LIMIT_S
     )
@@ -339,7 +339,7 @@ def test_a_child_dies_with_its_parent() -> None:
 def test_a_child_sees_the_device_that_its_worker_was_given(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D5: it saw no variable, so that every plug-in's child measured on the first device."""
+    """Without the variable, every plug-in's child would measure on the first device."""
     monkeypatch.setenv(name, "3")
     done = python(f"import os; print(os.environ.get({name!r}))")
     assert done.output == "3\n"

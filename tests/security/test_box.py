@@ -50,7 +50,7 @@ def interface(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_a_program_reaches_no_file_process_or_socket_outside(
     acts: Path, place: Place, victim: psutil.Popen, listener: str, interface: int
 ) -> None:
-    """M9, on every kernel: the broker's password is in an environment and in TUNA_HOME, the signing
+    """On every kernel: the broker's password is in an environment and in TUNA_HOME, the signing
     key in the database."""
     with socket.socket(socket.AF_UNIX) as server:
         address = place.home / "redis.sock"
@@ -80,7 +80,7 @@ def test_a_program_reaches_no_file_process_or_socket_outside(
 
 
 def test_memory_that_no_limit_counts_is_for_gpus_alone(acts: Path, place: Place) -> None:
-    """S10: RLIMIT_DATA counts private memory."""
+    """RLIMIT_DATA counts private memory."""
     wanted = {"memfd": 0, "map-shared": 0, "list": "/dev", "read": "/dev/zero"}
     assert [name for name, said in perform(acts, wanted, place).items() if said == "DONE"] == []
     place.box = replace(place.box, gpus=True)
@@ -95,7 +95,7 @@ def test_where_memory_runs_out_the_kernel_ends_a_child_first(place: Place) -> No
     )
 
 
-def test_without_a_box_most_of_it_is_open(
+def test_without_a_box_most_places_are_open(
     acts: Path, place: Place, victim: psutil.Popen, listener: str
 ) -> None:
     """What the tests above and below would see if the box did not hold."""

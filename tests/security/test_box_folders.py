@@ -44,8 +44,8 @@ def test_a_home_inside_a_folder_of_libraries_stays_closed(
 def test_of_a_checkout_only_packages_are_open(
     acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch, named: tuple[Path, ...]
 ) -> None:
-    """S9: docker/secrets and .git/config could be read, for a child's PYTHONPATH is the
-    checkout."""
+    """docker/secrets and .git/config cannot be read, although the checkout is in a child's
+    PYTHONPATH."""
     monkeypatch.setenv("TUNA_SANDBOX_READ", os.pathsep.join(map(str, named)))
     get_settings.cache_clear()
     git = ROOT / ".git"

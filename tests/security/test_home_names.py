@@ -21,7 +21,7 @@ def test_a_home_keeps_its_database_and_its_artifacts(
     monkeypatch: pytest.MonkeyPatch,
     type_in: Callable[..., Ended],
 ) -> None:
-    """R10: SQLite's file was cut off at the question mark, and artifacts lay in `a%20b`."""
+    """SQLite's file is not cut off at the question mark, nor do artifacts lie in `a%20b`."""
     odd = tmp_path / "homes" / name
     odd.parent.mkdir()
     monkeypatch.setenv("TUNA_HOME", str(odd))

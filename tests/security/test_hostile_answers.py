@@ -112,7 +112,7 @@ _MEASURED = {"error": 0.0, "tolerance": 1e-4, "timing": _TIMING, "ended_early": 
 
 
 def test_answers_of_a_wrong_type_harm_no_candidate(measure: Measure) -> None:
-    """S6: 5, {} and "abc" left the worker's loop as TypeError and ValidationError."""
+    """5, {} and "abc" do not end the worker's loop as TypeError or ValidationError."""
     lies = [
         repr(5),
         "{}",
@@ -177,7 +177,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_candidate_holds_no_more_memory_than_its_limit(
     little_memory: None, measure: Measure, needs_a_box: None
 ) -> None:
-    """S10: the limit of private memory does not count what was written and is read-only now."""
+    """The limit of private memory does not count what was written and is read-only now."""
     program = """
 import ctypes, mmap
 once = "held" in globals()

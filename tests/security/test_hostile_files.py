@@ -381,7 +381,7 @@ _HEADER = {
 def test_an_archive_that_unpacks_to_gigabytes_is_refused_in_little_memory(
     tmp_path: Path, in_little_memory: Little, start: bytes, repeated: bytes, words: str
 ) -> None:
-    """S11: 13.7 MB took 2.9 GB before they were refused."""
+    """13.7 MB of such an archive would fill 2.9 GB before they were refused."""
     times = 2048 if words.startswith("more") else 60
     head = json.dumps(["tuna-session", _HEADER]).encode() + b"\n" + start
     members = [gzip.compress(head, 1), *[gzip.compress(repeated, 1)] * times, gzip.compress(b"\n")]

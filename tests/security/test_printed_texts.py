@@ -42,7 +42,7 @@ def test_sequences_vanish_with_what_they_say() -> None:
     assert inert("Größe\t3 × 5\n→ ok") == "Größe\t3 × 5\n→ ok"
 
 
-def test_one_line_is_one_and_bounded() -> None:
+def test_one_line_stays_one_and_bounded() -> None:
     assert "\n" not in one_line(f"a{FORGED}")
     assert len(one_line("x" * 10_000_000)) == 2000
     assert one_line("x" * 2000) == "x" * 2000

@@ -145,7 +145,7 @@ def test_a_server_that_cannot_prove_its_name_hears_nothing(
 
 @pytest.mark.parametrize("with_ca", [True, False])
 @pytest.mark.parametrize(("scheme", "use"), WAYS)
-def test_one_that_proves_its_name_is_spoken_to(
+def test_a_server_that_proves_its_name_is_spoken_to(
     recorder: Callable[[str], Recorder],
     authority: Authority,
     monkeypatch: pytest.MonkeyPatch,
@@ -229,7 +229,7 @@ def test_celery_works_with_a_redis_that_asks_for_a_certificate(
 @pytest.mark.parametrize(
     "query", ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_check_hostname=false"]
 )
-def test_a_url_cannot_turn_it_off(
+def test_a_url_cannot_turn_verification_off(
     monkeypatch: pytest.MonkeyPatch, variable: str, query: str
 ) -> None:
     monkeypatch.setenv(variable, f"rediss://:{PASSWORD}@h/0?{query}")

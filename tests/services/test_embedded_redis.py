@@ -58,7 +58,7 @@ def _client(server: EmbeddedRedis) -> redis.Redis:
     return redis.Redis.from_url(server.url, socket_timeout=5)
 
 
-def test_the_last_user_stops_it(
+def test_the_last_user_stops_the_embedded_redis(
     server: EmbeddedRedis, run_dir: Path, eventually: Eventually
 ) -> None:
     process, other = _process(server), EmbeddedRedis(run_dir)
@@ -92,7 +92,7 @@ def test_a_forked_child_that_still_lives_is_no_user(
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_it_ends_though_its_users_were_killed(
+def test_the_embedded_redis_ends_though_its_users_were_killed(
     run_dir: Path, eventually: Eventually, frozen: bool
 ) -> None:
     users = [
@@ -193,7 +193,7 @@ def test_another_is_started_in_place_of_a_killed_one(
 
 
 @pytest.mark.parametrize("killed", ["server", "its parent"])
-def test_whoever_uses_it_starts_another_in_place_of_a_killed_one(
+def test_a_user_starts_another_redis_in_place_of_a_killed_one(
     server: EmbeddedRedis, eventually: Eventually, killed: str
 ) -> None:
     process = _process(server)
@@ -228,7 +228,7 @@ def _answers(server: EmbeddedRedis) -> int | None:
     return None
 
 
-def test_one_that_ends_at_once_is_refused_with_its_own_words(
+def test_a_redis_that_ends_at_once_is_refused_with_its_own_words(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded_redis, "_OPTIONS", {"maxmemory-policy": "none"})

@@ -63,7 +63,7 @@ def test_the_shell_sees_134_and_the_output_is_empty(tmp_path: Path) -> None:
     assert run("-i", f"{tmp_path}/in", "-o", f"{tmp_path}/none/out").returncode == ABORTED
 
 
-def test_it_tells_its_environment(fin: Fin) -> None:
+def test_fin_tells_its_environment(fin: Fin) -> None:
     fin.answers({"steps": []}, env={"SECRET": "x=ü"})
     assert "SECRET=x=ü" in json.loads(fin.target.read_text())[0]["process_env"]
 
@@ -352,7 +352,7 @@ def test_equal_calls_give_equal_bytes(fin: Fin) -> None:
     assert texts[0] == texts[1]
 
 
-def test_it_wipes_the_cache_and_leaves_everything_else(fin: Fin) -> None:
+def test_fin_wipes_the_cache_and_leaves_everything_else(fin: Fin) -> None:
     (fin.cache / "old").mkdir(parents=True)
     (fin.cache / "old" / "kernel").touch()
     fin.answer(job("applicability"))

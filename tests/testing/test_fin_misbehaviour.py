@@ -78,7 +78,7 @@ def test_a_solver_that_hangs(fin: Fin, option: str) -> None:
     assert fin.target.read_bytes() == b""
 
 
-def test_it_can_take_its_time(fin: Fin) -> None:
+def test_fin_can_take_its_time(fin: Fin) -> None:
     lines = [*fin.answers(job("miopen_find_compile", solvers=[SOLVER]), sleep_s=0.01)]
     assert succeeded(lines[0]["miopen_find_compile_result"])
 
@@ -92,7 +92,7 @@ def test_output_that_is_cut_or_empty_with_exit_code_0(fin: Fin) -> None:
     assert fin.target.read_bytes() == b""
 
 
-def test_it_logs_its_calls(fin: Fin) -> None:
+def test_fin_logs_its_calls(fin: Fin) -> None:
     log = fin.folder / "log"
     process = fin.start(
         {"steps": ["get_solvers"]}, job("applicability", "miopen_find_compile"), log_file=str(log)
@@ -184,7 +184,7 @@ def test_two_processes_cannot_share_a_cache(fin: Fin, eventually: Wait) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 @pytest.mark.parametrize("solvers", [[SOLVER], [SOLVER, "GemmFwdRest"]])
-def test_a_cache_that_vanishes_aborts_it(
+def test_a_cache_that_vanishes_aborts_fin(
     fin: Fin, eventually: Wait, how: str, solvers: list[str]
 ) -> None:
     process = fin.start(job("miopen_find_compile", solvers=solvers), sleep_s=1.0)

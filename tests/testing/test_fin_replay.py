@@ -72,7 +72,7 @@ def replay(fin: Fin, recorded: dict[str, Any]) -> dict[str, Any]:
     return fin.answer(question, env=env)
 
 
-def test_it_knows_all_solvers_in_fins_order(fin: Fin) -> None:
+def test_the_double_knows_all_solvers_in_fins_order(fin: Fin) -> None:
     recorded = load("real_get_solvers.out")[1]
     assert len(recorded["all_solvers"]) == 114
     assert fin.answer({"steps": ["get_solvers"]}) == recorded
@@ -156,7 +156,7 @@ def test_its_keys_are_those_of_tuna() -> None:
 
 
 @pytest.mark.parametrize("name", DEAD)
-def test_inputs_of_old_formats_abort_it(fin: Fin, name: str) -> None:
+def test_inputs_of_old_formats_abort_fin(fin: Fin, name: str) -> None:
     code, errors = fin.code(*load(name))
     assert code == ABORTED
     assert "what()" in errors

@@ -68,16 +68,14 @@ def test_a_device_that_only_its_variable_tells_of_is_known_by_it() -> None:
     cpu = [Device(CPU, "CPU")]
     first, second = (device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": n}, cpu) for n in "01")
     assert first.variables == {"HIP_VISIBLE_DEVICES": "0"}
-    assert first.locks != second.locks, (
-        "D9: they waited for each other, for they shared the last core"
-    )
+    assert first.locks != second.locks, "two GPUs do not wait for one core"
     assert device_for(OnAmd(), SETTINGS, {}, cpu).locks == ("amd0",)
 
 
 def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
     tmp_path: Path, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D5, D9: workers as the seeds start them, with HIP_VISIBLE_DEVICES alone."""
+    """Workers as the seeds start them, with HIP_VISIBLE_DEVICES alone."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     program = (
         "import os, pathlib, sys, time\nmine ="

@@ -1,4 +1,4 @@
-"""P9: winners' artifacts are read from the store before SQL's write transaction, several at a
+"""Winners' artifacts are read from the store before SQL's write transaction, several at a
 time."""
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_more_than_memory_should_hold_is_read_one_by_one(
 def test_what_is_checked_is_what_is_kept_for_exports_and_archives(
     scene: Any, tmp_path: Path
 ) -> None:
-    """M13: the file is changed in the store as soon as it was read."""
+    """The file is changed in the store as soon as it was read."""
     one = scene(3)
     files, read = one.store._files, one.store._files.read
 

@@ -120,8 +120,7 @@ SAID = [
 def test_a_disk_without_room_is_looked_for_where_a_program_said_so(
     output: str, trial_output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D19: fin died of a full disk, and 22 jobs were errored as `build_error`; its files were gone
-    with it."""
+    """A full disk is not a `build_error` of the job, although the files that filled it are gone."""
 
     def refuse(_fd: int, _offset: int, size_bytes: int) -> None:
         assert size_bytes > 1 << 20
@@ -246,7 +245,7 @@ def test_a_worker_that_has_never_succeeded_is_aside_after_three_failures_and_cha
 
 
 @pytest.mark.parametrize("last", [SUCCEEDS, FAILS])
-def test_it_stays_aside_until_there_is_news_of_others(
+def test_a_worker_stays_in_quarantine_until_there_is_news_of_others(
     last: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: None)
@@ -299,7 +298,7 @@ def test_a_final_failure_that_others_are_there_to_confirm_needs_no_repetition() 
     assert proven([], GPU).judge(result, Card(), lambda: NO_NEWS, never) is None
 
 
-def test_it_stays_aside_until_the_device_repeats_what_it_did(
+def test_a_worker_stays_in_quarantine_until_the_device_repeats_what_it_did(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: None)
@@ -320,7 +319,7 @@ def test_it_stays_aside_until_the_device_repeats_what_it_did(
         (None, True),
     ],
 )
-def test_what_it_means_how_a_repeated_item_ends(
+def test_the_end_of_a_repeated_item_decides_who_is_at_fault(
     end: Cause | Exception | None, again: bool | None, tmp_path: Path
 ) -> None:
     class Ends(Card):
@@ -362,7 +361,9 @@ def test_of_an_item_one_good_candidate_is_repeated_if_that_is_quick() -> None:
     assert healths.to_repeat(item, result, seconds + 1.0) is None
 
 
-def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_comes_back_by_itself_when_the_hook_has_helped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     card, pauses = Card(), list[float]()
     card.words = "fell off the bus"
 
@@ -378,7 +379,7 @@ def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.Mo
     assert health.fault is None
 
 
-def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_in_quarantine_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hangs(Card):
         def probe(self, device: DeviceHandle) -> str:
             threading.Event().wait(60)
@@ -394,7 +395,7 @@ def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> N
     assert time.monotonic() - started < 50
 
 
-def test_it_stays_aside_for_no_longer_than_it_may() -> None:
+def test_a_worker_stays_in_quarantine_for_no_longer_than_it_may() -> None:
     card = Card()
     card.words = "fell off the bus"
     health = Health([], GPU, first_pause_s=0.01)

@@ -127,7 +127,7 @@ def bench(
 def test_a_lost_lease_ends_the_child_that_works_for_it(
     bench: Bench, served: bool, eventually: Callable[..., None]
 ) -> None:
-    """D6: the lease was dropped at 1 s, and the worker went on for as long as the item took."""
+    """A worker whose lease was dropped does not go on until the item is done."""
     library, ended = Foreign(served=served), list[str]()
     worker = threading.Thread(target=lambda: ended.append(bench.run(library)))
     worker.start()
@@ -146,8 +146,8 @@ def test_on_another_host_too_what_runs_ends_at_once_with_all_that_it_started(
     eventually: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D6: `cancel` was noticed with the next heartbeat, a quarter of a lease later; what left the
-    group lived on."""
+    """`cancel` does not wait for the next heartbeat, a quarter of a lease later, and a process that
+    left the group ends too."""
     note = tmp_path / "pid"
     program = (
         "import os, subprocess, sys, time\n"
@@ -252,20 +252,20 @@ def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) ->
     assert bench.run(item=mine) == "declined", "it failed again, and is left to others again"
 
 
-def test_without_another_worker_of_the_queue_it_is_tried_here_at_once(bench: Bench) -> None:
+def test_without_another_worker_of_the_queue_the_job_is_tried_here_at_once(bench: Bench) -> None:
     mine = ITEM.model_copy(update={"avoid": bench.runner.place})
     assert bench.run(item=mine) == "finished"
     bench.somebody("quite another environment")
     assert bench.run(item=mine) == "finished"
 
 
-def test_another_worker_takes_it_at_once(bench: Bench) -> None:
+def test_another_worker_takes_the_job_at_once(bench: Bench) -> None:
     bench.somebody("env")
     assert bench.run(item=ITEM.model_copy(update={"avoid": "other"})) == "finished"
 
 
 def test_a_refusal_outlives_a_short_lease(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D15: the pause before it was without heartbeat."""
+    """The worker renews the lease during the pause before the refusal."""
     monkeypatch.setattr(running, "_BACKOFF_S", 1.5 * LEASE_S)
     bench.leases.open(["c"])
     chunk = Chunk(
@@ -326,7 +326,7 @@ def test_what_was_stored_for_a_chunk_that_was_canceled_is_reported(bench: Bench)
 def test_what_a_chunk_leaves_in_its_scratch_folder_is_removed_with_it(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """D8: an eval worker kept all that it had ever measured."""
+    """An eval worker keeps no file of what it measured."""
     folders: list[Path] = []
 
     class Litters(NoopLibrary):

@@ -72,7 +72,7 @@ def test_the_second_signal_ends_at_once() -> None:
     assert worker.did == ["gave back", "left with 0"]
 
 
-def test_without_its_parent_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_its_parent_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(lifetime.WITH_PARENT, "1" if os.getppid() != 1 else "2")
     worker = _Worker(bound_s=3600)
     worker.shutdown.ask()

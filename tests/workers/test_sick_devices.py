@@ -1,4 +1,4 @@
-"""D3, D19: a device or a machine that fails alone is put aside, hurts no job, and is back when it
+"""A device or a machine that fails alone is put aside, hurts no job, and is back when it
 is mended."""
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ def test_a_broken_toolchain_hurts_no_job_while_another_worker_of_the_machine_wor
     tuna_home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """R3: 124 of 600 jobs errored after one attempt, since their place was the machine, where
-    nobody else was; beside busy loops 80, since the other had no heartbeat yet."""
+    """The other worker counts although it is of the same machine and, beside busy loops, has no
+    heartbeat yet."""
     library = Farm("no compiler", tmp_path / "sick")
     monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: library)
     monkeypatch.setattr("tuna.workers.runner._BACKOFF_S", 0.005)
@@ -290,8 +290,7 @@ def alone(
 def test_a_device_that_is_alone_and_begins_to_fail_everything_hurts_no_job(
     alone: Scene, sickness: str
 ) -> None:
-    """R8: 16 jobs errored within 40 s, and more and more, for nobody was there to confirm that it
-    was the device."""
+    """Nobody else is there to confirm that the fault is the device's."""
     (worker,), library = alone.workers, alone.library
     board = HeartbeatBoard(alone.client, "n", 30)
     alone.work(JOBS // 3)

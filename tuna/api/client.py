@@ -300,13 +300,11 @@ class ModelHandle:
         on_progress: Callable[[Progress], None] | None = None,
     ) -> ModelHandle:
         """Tune its tasks, for so many minutes at most; what has a result is not measured again."""
-        tuned = api_of("models").tune_model(
-            self.name,
-            candidates=candidates,
-            winograd=self.winograd,
-            minutes=minutes,
-            events=RunEvents() if on_progress is None else RunEvents(on_progress),
-        )
+        models = api_of("models")
+        events = RunEvents() if on_progress is None else RunEvents(on_progress)
+        with models.open_work(model=self.name, events=events) as work:
+            limits = {"candidates": candidates, "minutes": minutes}
+            tuned = models.tune_model(self.name, winograd=self.winograd, work=work, **limits)
         return ModelHandle(self.name, winograd=self.winograd, errored=tuned.errored)
 
     def build(

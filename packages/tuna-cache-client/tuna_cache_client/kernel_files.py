@@ -11,7 +11,7 @@ NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+=@-]{1,255}", re.ASCII)
 #: Beginning of the name of the list of a kernel's files, which Triton puts last.
 INDEX = "__grp__"
 #: End of the name of the file that has all of them, behind the name of the metadata; as long as
-#: INDEX, so that the one is no longer than the other.
+#: INDEX, so that both names have the same length.
 KERNEL = ".kernel"
 _HEAD_END = b"\n\n"
 

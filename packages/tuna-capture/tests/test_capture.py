@@ -146,7 +146,7 @@ def test_the_logs_of_a_run_are_gone_after_it(
 
 
 def test_no_command_is_bad_input_from_python(home: Path) -> None:
-    with pytest.raises(BadInput, match="no command"):
+    with pytest.raises(BadInput, match="No command"):
         api.capture([], "x")
 
 

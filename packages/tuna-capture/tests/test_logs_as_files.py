@@ -154,7 +154,7 @@ def test_what_a_crash_leaves_in_a_log_is_named(tmp_path: Path) -> None:
     assert all(rejection.text.encode() for rejection in parsed.rejections)
 
 
-def test_the_same_in_a_file_that_is_no_log_refuses_it(tmp_path: Path) -> None:
+def test_a_damaged_line_refuses_a_file_that_is_not_a_log(tmp_path: Path) -> None:
     path = tmp_path / "layers"
     for data, reason in (
         (b"\0", "NUL"),

@@ -120,7 +120,7 @@ def test_only_its_own_forms_are_exported_and_only_when_allowed(type_in: TypeIn) 
     assert type_in("tuna", "export", "--form", "tunableop", "--allow-reported").code == 0
 
 
-def test_a_query_shows_them_marked_and_by_layer(type_in: TypeIn) -> None:
+def test_a_query_marks_reported_times_and_shows_them_by_layer(type_in: TypeIn) -> None:
     number = report_all()
     shown = type_in("tuna", "query", "--reported")
     assert shown.out.count("reported") == number + 1

@@ -24,7 +24,7 @@ from tuna_capture import passthrough
 
 #: The framework that captured models have in the database.
 _FRAMEWORK, _VERSION = "tuna capture", "1"
-#: What MIOpen's commands begin with on stderr; from ROCm 7 on there is no back-end in the prefix.
+#: Beginnings of MIOpen's commands on stderr; ROCm 7 and later name no back-end.
 _MIOPEN = (b"MIOpen(HIP): Command [", b"MIOpen(OpenCL): Command [", b"MIOpen: Command [")
 
 
@@ -32,11 +32,11 @@ _MIOPEN = (b"MIOpen(HIP): Command [", b"MIOpen(OpenCL): Command [", b"MIOpen: Co
 class CapturedProgram:
     """The exit status of a program, and the layers that it asked for."""
 
-    status: int  #: its exit status; -N: signal N ended it
-    layers: tuple[tuple[Config, int], ...]  #: with the number of times, most FLOPs in all first
-    imported: ImportedConfigs | None  #: None: there was no layer, and nothing was stored
-    parsed: ParsedFile  #: the account of the lines that were logged
-    stopped: str = ""  #: why later lines were not read; empty: all were
+    status: int  #: exit status; -N: signal N ended the program
+    layers: tuple[tuple[Config, int], ...]  #: layers, calls; most FLOPs in all first
+    imported: ImportedConfigs | None  #: None if no layer was logged: nothing is stored
+    parsed: ParsedFile  #: layers and counts of the logged lines
+    stopped: str = ""  #: reason why later lines were not read; empty if all were
 
     @property
     def exit_code(self) -> int:
@@ -63,10 +63,10 @@ def capture(
     check_tag(tag)
     if not command:
         raise BadInput(
-            "There is no command to run.", hint="such as: `tuna capture -t TAG -- python prog.py`"
+            "No command was given.", hint="such as: `tuna capture -t TAG -- python prog.py`"
         )
     if model is not None and not 0 < len(model.strip()) <= 128:
-        raise BadInput("A model has 1 to 128 characters.", hint="give it with --model")
+        raise BadInput("A model's name has 1 to 128 characters.", hint="give it with --model")
     open_database()  # before the program, which may take long
     log = _Log()
     with tempfile.TemporaryDirectory(prefix="tuna-capture-") as name:
@@ -119,7 +119,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.calls, self.rows = LineReader("log"), LineReader("log")
-        self.stopped = ""  #: why later lines were not read
+        self.stopped = ""  #: reason why later lines were not read; empty if all were
 
     def add(self, line: bytes, to: LineReader) -> None:
         """Count a line."""

@@ -19,7 +19,7 @@ _MAX_LAYERS = 30
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option(
-    "--model", help="The model that gets the numbers of calls as weights; default: the tag."
+    "--model", help="Model that stores the numbers of calls as weights; default: the tag."
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
@@ -30,47 +30,47 @@ def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
     started this in; only the lines of the logs are taken out. The exit code is that of COMMAND.
     What is printed here goes to stderr.
     """
-    found = run_and_import(command, tag, model=model, waiting=_say_waiting)
-    if found.status < 0:
+    program = run_and_import(command, tag, model=model, waiting=_say_waiting)
+    if program.status < 0:
         name = (
-            signal.Signals(-found.status).name
-            if -found.status in set(signal.Signals)
-            else f"signal {-found.status}"
+            signal.Signals(-program.status).name
+            if -program.status in set(signal.Signals)
+            else f"signal {-program.status}"
         )
         say(f"The program was ended by {name}; what it had logged until then counts.", err=True)
-    if found.stopped:
-        say(f"Later lines were not read: {found.stopped}", err=True)
-    show.rejections(found.parsed.rejections)
-    show.left_out(found.parsed.left_out)
-    if found.imported is None:
-        _say_nothing(found)
+    if program.stopped:
+        say(f"Later lines were not read: {program.stopped}", err=True)
+    show.rejections(program.parsed.rejections)
+    show.left_out(program.parsed.left_out)
+    if program.imported is None:
+        _say_nothing(program)
     else:
-        _show_layers(found, tag)
-    return found.exit_code
+        _show_layers(program, tag)
+    return program.exit_code
 
 
-def _show_layers(found: CapturedProgram, tag: str) -> None:
-    assert found.imported is not None
+def _show_layers(program: CapturedProgram, tag: str) -> None:
+    assert program.imported is not None
     rows = [
         (config.label, count, f"{config.flops * count / 1e9:.3f}")
-        for config, count in found.layers[:_MAX_LAYERS]
+        for config, count in program.layers[:_MAX_LAYERS]
     ]
     print_table(("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
-    if len(found.layers) > _MAX_LAYERS:
-        say(f"and {len(found.layers) - _MAX_LAYERS} more: `tuna configs -t {tag}`", err=True)
-    counts = found.parsed.counts
+    if len(program.layers) > _MAX_LAYERS:
+        say(f"and {len(program.layers) - _MAX_LAYERS} more: `tuna configs -t {tag}`", err=True)
+    counts = program.parsed.counts
     say(
-        f"{counted(sum(count for _, count in found.layers), 'call')} of"
-        f" {counted(len(found.layers), 'layer')} in"
+        f"{counted(sum(count for _, count in program.layers), 'call')} of"
+        f" {counted(len(program.layers), 'layer')} in"
         f" {counted(counts.total, 'logged line')} ({counts.unsupported} unsupported,"
-        f" {counts.rejected} rejected): {counted(found.imported.added, 'layer')} added,"
-        f" {found.imported.tagged} newly tagged {tag!r}",
+        f" {counts.rejected} rejected): {counted(program.imported.added, 'layer')} added,"
+        f" {program.imported.tagged} newly tagged {tag!r}",
         err=True,
     )
 
 
-def _say_nothing(found: CapturedProgram) -> None:
-    counts = found.parsed.counts
+def _say_nothing(program: CapturedProgram) -> None:
+    counts = program.parsed.counts
     if counts.total:
         say(
             f"Nothing was imported: none of {counts.total} logged lines names a layer that Tuna"

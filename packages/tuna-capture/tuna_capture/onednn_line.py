@@ -3,11 +3,11 @@
     onednn_verbose,v1,primitive,exec,cpu,PRIMITIVE,IMPLEMENTATION,PROP
     KIND,MEMORY,ATTRIBUTES,AUXILIARY,PROBLEM,TIME
 
-Before 3.3 there is no `v1`, before 3.1 no `primitive`, before 2.0 the first word is `dnnl_verbose`;
-a timestamp may follow it. Memory is `src:f32:a:blocked:acdb:STRIDES:f0` (name, type, properties,
-kind, tag, strides unless packed, flags), before 3.3 `src_f32:a:blocked:acdb:STRIDES:f0`, before 3.0
-without strides. The property `a` says that oneDNN chose the layout. Only `exec` lines count: a
-`create` line asks for nothing to be computed.
+Lines have no `v1` before 3.3 and no `primitive` before 3.1; before 2.0 the first word is
+`dnnl_verbose`; a timestamp may follow it. Memory is `src:f32:a:blocked:acdb:STRIDES:f0` (name,
+type, properties, kind, tag, strides unless packed, flags), before 3.3
+`src_f32:a:blocked:acdb:STRIDES:f0`, before 3.0 without strides. The property `a` says that
+oneDNN chose the layout. Only `exec` lines count: a `create` line asks for nothing to be computed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _MEMORY = re.compile(r"(?:diff_)?(src|wei|bia|dst)\d?[_:](undef|[a-z]+\d+(?:_e\d
 class Memory:
     """A tensor of a primitive."""
 
-    data_type: str  #: by oneDNN's name
-    is_any: bool  #: oneDNN chose the layout
+    data_type: str  #: oneDNN's name of the type, such as f32
+    is_any: bool  #: True if oneDNN chose the layout
     tag: str  #: `acdb`: the axes from the slowest to the fastest; capital letters are blocked axes
-    strides: tuple[int, ...] | None  #: in elements by axis; None: packed
+    strides: tuple[int, ...] | None  #: distance in elements along each axis; None: packed
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class ExecutedPrimitive:
 
     kind: str
     prop: str
-    memory: dict[str, Memory]  #: by src, wei, bia and dst
-    attributes: dict[str, str]  #: by name, such as attr-post-ops
+    memory: dict[str, Memory]  #: tensors; the keys are src, wei, bia, dst
+    attributes: dict[str, str]  #: values; the keys are names such as attr-post-ops
     problem: str
 
     @property

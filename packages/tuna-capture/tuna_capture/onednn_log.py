@@ -26,30 +26,30 @@ _COMPUTE = {"strict": None, "tf32": "TF32", "bf16": "BF16", "f16": "FP16"}
 
 def _read(line: str) -> list[Config]:
     """The layer that a line names; raises BadInput."""
-    found = primitive(line)
-    reader = _READERS.get(found.kind)
+    call = primitive(line)
+    reader = _READERS.get(call.kind)
     if reader is None:
-        raise UnsupportedLine(f"Tuna does not tune oneDNN's {found.kind[:40]}")
-    missing = [name for name in ("src", "wei", "dst") if name not in found.memory]
+        raise UnsupportedLine(f"Tuna does not tune oneDNN's {call.kind[:40]}")
+    missing = [name for name in ("src", "wei", "dst") if name not in call.memory]
     if missing:
-        raise BadInput(f"oneDNN's {found.kind} has no {missing[0]}")
-    return [reader(found)]
+        raise BadInput(f"oneDNN's {call.kind} has no {missing[0]}")
+    return [reader(call)]
 
 
-def _convolution(found: ExecutedPrimitive) -> ConvConfig:
+def _convolution(call: ExecutedPrimitive) -> ConvConfig:
     """Return the layer; both primitives have the forward layer's sizes and dilations from 0."""
-    sizes, transposed = found.numbers, found.kind == "deconvolution"
-    data_type, weights, answer = found.types()
+    sizes, transposed = call.numbers, call.kind == "deconvolution"
+    data_type, weights, answer = call.types()
     usual = DataType.INT32 if data_type is DataType.INT8 else data_type
     if (weights, answer) != (data_type, usual):
-        names = ", ".join(found.memory[name].data_type for name in ("src", "wei", "dst"))
-        raise UnsupportedLine(f"Tuna does not tune oneDNN's {found.kind} of {names}")
+        names = ", ".join(call.memory[name].data_type for name in ("src", "wei", "dst"))
+        raise UnsupportedLine(f"Tuna does not tune oneDNN's {call.kind} of {names}")
     three = "id" in sizes
     values: dict[str, Any] = {
         "spatial_dim": 3 if three else 2,
         "mode": "trans" if transposed else "conv",
         "group_count": sizes.get("g", 1),
-        "direction": found.direction,
+        "direction": call.direction,
         "data_type": data_type,
     }
     try:
@@ -62,9 +62,9 @@ def _convolution(found: ExecutedPrimitive) -> ConvConfig:
                 values |= {"in_h": 1, "fil_h": 1}
     except KeyError as error:
         raise BadInput(
-            f"oneDNN's {found.kind} has no {error.args[0]} in {found.problem[:80]}"
+            f"oneDNN's {call.kind} has no {error.args[0]} in {call.problem[:80]}"
         ) from None
-    values |= dict.fromkeys(("in_layout", "fil_layout", "out_layout"), _layout(found, three))
+    values |= dict.fromkeys(("in_layout", "fil_layout", "out_layout"), _layout(call, three))
     return ConvConfig.from_fields(values)  # type: ignore[return-value]
 
 
@@ -73,15 +73,15 @@ def _along(axis: str, sizes: dict[str, int], transposed: bool) -> dict[str, int]
     size, fil, stride = sizes["i" + axis], sizes["k" + axis], sizes["s" + axis]
     dilation, pad, out = sizes["d" + axis] + 1, sizes["p" + axis], sizes["o" + axis]
     reach = dilation * (fil - 1) + 1
-    found = {
+    fields = {
         f"in_{axis}": size,
         f"fil_{axis}": fil,
         f"conv_stride_{axis}": stride,
         f"dilation_{axis}": dilation,
     }
-    found[f"pad_{axis}"] = pad
+    fields[f"pad_{axis}"] = pad
     if transposed:
-        found[f"trans_output_pad_{axis}"] = beyond = out - ((size - 1) * stride + reach - 2 * pad)
+        fields[f"trans_output_pad_{axis}"] = beyond = out - ((size - 1) * stride + reach - 2 * pad)
         fits = 0 <= beyond < stride
     else:
         fits = stride > 0 and out == (size + 2 * pad - reach) // stride + 1
@@ -89,30 +89,30 @@ def _along(axis: str, sizes: dict[str, int], transposed: bool) -> dict[str, int]
         raise UnsupportedLine(
             "Tuna does not tune convolutions that are padded differently at their two ends"
         )
-    return found
+    return fields
 
 
-def _layout(found: ExecutedPrimitive, three: bool) -> str:
+def _layout(call: ExecutedPrimitive, three: bool) -> str:
     """Return the layout of src or dst; channels first where oneDNN chose both."""
     for name in ("src", "dst"):
-        memory = found.memory[name]
+        memory = call.memory[name]
         if not memory.is_any and memory.tag.islower() and memory.tag.isalpha():
             last = memory.tag in ("acb", "acdb", "acdeb")
             return ("NDHWC" if three else "NHWC") if last else ("NCDHW" if three else "NCHW")
     return "NCDHW" if three else "NCHW"
 
 
-def _product(found: ExecutedPrimitive, sizes: dict[str, int], **fields: Any) -> GemmConfig:
+def _product(call: ExecutedPrimitive, sizes: dict[str, int], **fields: Any) -> GemmConfig:
     """The config; scales of src, wei and dst are those of A, B and C."""
-    a, b, c = found.types()
+    a, b, c = call.types()
     fields |= sizes
     fields |= {"data_type": a, "b_type": b, "c_type": c}
-    mode = found.attributes.get("attr-fpmath", "strict").partition(":")[0]
+    mode = call.attributes.get("attr-fpmath", "strict").partition(":")[0]
     if a is DataType.FP32:
         if mode not in _COMPUTE:
             raise UnsupportedLine(f"Tuna does not tune products with oneDNN's fpmath {mode[:40]}")
         fields["compute_type"] = _COMPUTE[mode]
-    for text in filter(None, found.attributes.get("attr-scales", "").split("+")):
+    for text in filter(None, call.attributes.get("attr-scales", "").split("+")):
         name, *rest = text.split(":")
         letter = {"src": "a", "src0": "a", "wei": "b", "dst": "c"}.get(name)
         if letter is None or not rest:
@@ -129,89 +129,89 @@ def _scale(words: list[str]) -> str:
     return "tensor" if mask in ("0", "common") else "vector"
 
 
-def _inner_product(found: ExecutedPrimitive) -> GemmConfig:
+def _inner_product(call: ExecutedPrimitive) -> GemmConfig:
     """Return the product of an `inner_product`; K counts all elements of one input.
 
     Forward is src (mb x K) times wei (oc x K) transposed.
     """
-    sizes = found.numbers
+    sizes = call.numbers
     try:
         batch, out = sizes["mb"], sizes["oc"]
         inner = sizes["ic"] * prod(sizes.get(name, 1) for name in ("id", "ih", "iw"))
     except KeyError as error:
         raise BadInput(
-            f"oneDNN's inner_product has no {error.args[0]} in {found.problem[:80]}"
+            f"oneDNN's inner_product has no {error.args[0]} in {call.problem[:80]}"
         ) from None
-    if found.direction is Direction.FORWARD:
-        plain = not found.memory["wei"].is_any and found.memory["wei"].tag == "ba"
-        return _product(found, {"m": batch, "n": out, "k": inner}, trans_b=not plain)
-    if found.direction is Direction.BACKWARD_DATA:
-        return _swapped(found, ("dst", "wei", "src"), {"m": batch, "n": inner, "k": out})
-    return _swapped(found, ("dst", "src", "wei"), {"m": out, "n": inner, "k": batch}, trans_a=True)
+    if call.direction is Direction.FORWARD:
+        plain = not call.memory["wei"].is_any and call.memory["wei"].tag == "ba"
+        return _product(call, {"m": batch, "n": out, "k": inner}, trans_b=not plain)
+    if call.direction is Direction.BACKWARD_DATA:
+        return _swapped(call, ("dst", "wei", "src"), {"m": batch, "n": inner, "k": out})
+    return _swapped(call, ("dst", "src", "wei"), {"m": out, "n": inner, "k": batch}, trans_a=True)
 
 
 def _swapped(
-    found: ExecutedPrimitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any
+    call: ExecutedPrimitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any
 ) -> GemmConfig:
     """Return the product whose A, B and C are these tensors; training has no scales."""
-    memory = dict(zip(("src", "wei", "dst"), (found.memory[name] for name in names), strict=True))
-    attributes = {name: value for name, value in found.attributes.items() if name != "attr-scales"}
+    memory = dict(zip(("src", "wei", "dst"), (call.memory[name] for name in names), strict=True))
+    attributes = {name: value for name, value in call.attributes.items() if name != "attr-scales"}
     return _product(
-        ExecutedPrimitive(found.kind, found.prop, memory, attributes, found.problem),
+        ExecutedPrimitive(call.kind, call.prop, memory, attributes, call.problem),
         sizes,
         **fields,
     )
 
 
-def _gemm_api(found: ExecutedPrimitive) -> GemmConfig:
+def _gemm_api(call: ExecutedPrimitive) -> GemmConfig:
     """Return the product of a BLAS call such as `m1n2k3`.
 
     Leading dimensions are attributes, and absent for packed rows.
     """
-    sizes = found.numbers
+    sizes = call.numbers
     if not sizes.keys() >= {"m", "n", "k"}:
-        raise BadInput(f"oneDNN's gemm_api has no m, n, k in {found.problem[:80]}")
+        raise BadInput(f"oneDNN's gemm_api has no m, n, k in {call.problem[:80]}")
     leading = {
-        name: int(found.attributes[name]) for name in ("lda", "ldb") if name in found.attributes
+        name: int(call.attributes[name]) for name in ("lda", "ldb") if name in call.attributes
     }
     transposed = {
-        f"trans_{letter}": found.memory[name].tag == "ba"
+        f"trans_{letter}": call.memory[name].tag == "ba"
         for letter, name in (("a", "src"), ("b", "wei"))
     }
-    return _product(found, {name: sizes[name] for name in ("m", "n", "k")}, **transposed, **leading)
+    return _product(call, {name: sizes[name] for name in ("m", "n", "k")}, **transposed, **leading)
 
 
-def _matmul(found: ExecutedPrimitive) -> GemmConfig:
+def _matmul(call: ExecutedPrimitive) -> GemmConfig:
     """Return the product in `8x16x32:1x32x64`: shapes of src and wei, before 3.0 of dst too.
 
     All axes but the last two are the batch.
     """
     try:
-        shapes = [tuple(map(int, text.split("x"))) for text in found.problem.split(":")[:2]]
+        shapes = [tuple(map(int, text.split("x"))) for text in call.problem.split(":")[:2]]
     except ValueError:
         raise BadInput(
-            f"oneDNN's matmul has shapes that cannot be read: {found.problem[:80]}"
+            f"oneDNN's matmul has shapes that cannot be read: {call.problem[:80]}"
         ) from None
     if len(shapes) != 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 2:
-        raise BadInput(f"oneDNN's matmul has shapes that do not fit: {found.problem[:80]}")
+        raise BadInput(f"oneDNN's matmul has shapes that do not fit: {call.problem[:80]}")
     src, wei = shapes
-    lead = tuple(max(one, other) for one, other in zip(src[:-2], wei[:-2], strict=True))
+    lead = tuple(max(sizes) for sizes in zip(src[:-2], wei[:-2], strict=True))
     if src[-1] != wei[-2] or any(
         size not in (1, most) for s in shapes for size, most in zip(s, lead, strict=False)
     ):
-        raise BadInput(f"oneDNN's matmul has shapes that do not fit: {found.problem[:80]}")
+        raise BadInput(f"oneDNN's matmul has shapes that do not fit: {call.problem[:80]}")
     if min((*src, *wei)) < 1:
         raise UnsupportedLine("Tuna does not tune products of empty matrices")
     m, n, k = src[-2], wei[-1], src[-1]
-    trans_a, lda, stride_a = _stored(found.memory["src"], src, lead)
-    trans_b, ldb, stride_b = _stored(found.memory["wei"], wei, lead)
-    trans_c, ldc, stride_c = _stored(found.memory["dst"], (*lead, m, n), lead)
+    trans_a, lda, stride_a = _stored(call.memory["src"], src, lead)
+    trans_b, ldb, stride_b = _stored(call.memory["wei"], wei, lead)
+    trans_c, ldc, stride_c = _stored(call.memory["dst"], (*lead, m, n), lead)
     if trans_c:
         raise UnsupportedLine("Tuna does not tune products whose answer is stored transposed")
     sizes = {"m": m, "n": n, "k": k, "batch_count": prod(lead)}
     leading = {"lda": lda, "ldb": ldb, "ldc": ldc}
     strides = {"stride_a": stride_a, "stride_b": stride_b, "stride_c": stride_c}
-    return _product(found, sizes, trans_a=trans_a, trans_b=trans_b, **leading, **strides)
+    return _product(call, sizes, trans_a=trans_a, trans_b=trans_b, **leading, **strides)
 
 
 def _stored(
@@ -263,20 +263,20 @@ def _strides(memory: Memory, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         return None
     if memory.strides is not None and len(memory.strides) == len(shape):
         return memory.strides
-    step, found = 1, dict.fromkeys(axes, 0)
+    step, strides = 1, dict.fromkeys(axes, 0)
     for axis in reversed(memory.tag):
-        found[axis] = step
+        strides[axis] = step
         step *= shape[axes.index(axis)]
-    return tuple(found[axis] for axis in axes)
+    return tuple(strides[axis] for axis in axes)
 
 
 def _left_out(line: str) -> list[str]:
     """The bias and the attributes that a config does not hold."""
-    found = primitive(line)
-    bias = found.memory.get("bia")
+    call = primitive(line)
+    bias = call.memory.get("bia")
     beside = ["a bias"] if bias is not None and bias.data_type != "undef" else []
-    product = found.kind not in _CONVOLUTIONS
-    for name, value in found.attributes.items():
+    product = call.kind not in _CONVOLUTIONS
+    for name, value in call.attributes.items():
         if (
             not name.startswith("attr-")
             or name in _SILENT

@@ -58,8 +58,8 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         streams = []
-        for descriptor, found in ((1, markers.stdout), (2, markers.stderr)):
-            streams.append(_Stream(descriptor, LogFilter(found, take)))
+        for descriptor, beginnings in ((1, markers.stdout), (2, markers.stderr)):
+            streams.append(_Stream(descriptor, LogFilter(beginnings, take)))
             stack.callback(streams[-1].close)
         reader = _Fifo(fifo, take) if fifo is not None else None
         if reader is not None:
@@ -269,21 +269,21 @@ class LogFilter:
         passed: list[bytes] = []
         place = 0
         while True:
-            found = self._search(data, place)
-            if found is None:
+            marker = self._search(data, place)
+            if marker is None:
                 end = len(data) - self._beginning(data, place)
                 passed.append(data[place:end])
                 self._held = data[end:]
                 break
-            passed.append(data[place : found.start()])
-            end = data.find(b"\n", found.end())
+            passed.append(data[place : marker.start()])
+            end = data.find(b"\n", marker.end())
             if end < 0:
-                self._held = data[found.start() :]
+                self._held = data[marker.start() :]
                 if len(self._held) > LINE_BYTES:
                     passed.append(self._held)
                     self._held = b""
                 break
-            self._take(data[found.start() : end])
+            self._take(data[marker.start() : end])
             place = end + 1
         return b"".join(passed)
 

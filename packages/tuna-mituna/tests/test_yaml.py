@@ -139,7 +139,7 @@ def test_what_is_no_list_of_steps_is_refused(
     assert "Traceback" not in ended.err
 
 
-def test_nothing_else_may_stand_beside_it(tmp_path: Path, type_in: Callable[..., Any]) -> None:
+def test_no_argument_may_stand_beside_yaml(tmp_path: Path, type_in: Callable[..., Any]) -> None:
     (tmp_path / "steps.yaml").write_text("add_tables: {enabled: true}\n")
     assert (
         type_in("go_fish", "noop", "--yaml", tmp_path / "steps.yaml", "--session_id", 1).code == 2
@@ -165,7 +165,9 @@ load_job: {{enabled: true, tag: small, label: nightly, fin_steps: [build, measur
     assert "New jobs added: 20" in ended.out
 
 
-def test_the_first_step_that_fails_ends_it(tmp_path: Path, type_in: Callable[..., Any]) -> None:
+def test_the_first_step_that_fails_ends_a_yaml_file(
+    tmp_path: Path, type_in: Callable[..., Any]
+) -> None:
     path = tmp_path / "steps.yaml"
     path.write_text(
         "library: noop\nupdate_solvers: {enabled: true}\nlist_solvers: {enabled: true}\n"

@@ -279,7 +279,7 @@ def test_what_is_no_library_of_a_model_is_refused(
     foreign = Path(np._core._multiarray_umath.__file__)
     cut.write_bytes(foreign.read_bytes()[:5000])
     for path, said in (
-        (text, "is no shared library"),
+        (text, "is not a shared library"),
         (missing, "cannot be read"),
         (foreign, "cannot be loaded there"),
         (cut, "the child ended with SIG"),

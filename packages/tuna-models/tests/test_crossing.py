@@ -101,7 +101,7 @@ def alive(session: Any) -> bool:
      "hé", "x" * 70_000, b"", b"\0ab", tvm_ffi.dtype("float32")],
     ids=lambda value: repr(value)[:20],
 )  # fmt: skip
-def test_these_cross_by_value_both_ways(session: Any, value: Any) -> None:
+def test_values_cross_both_ways(session: Any, value: Any) -> None:
     found = session.get_function("testing.echo")(value)
     assert (found, type(found) in (type(value), tvm_ffi.core.String)) == (value, True)
 
@@ -127,7 +127,7 @@ def test_a_text_is_cut_at_its_nul(session: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_these_are_refused_before_they_are_sent_and_the_session_goes_on(
+def test_other_values_are_refused_before_they_are_sent_and_the_session_goes_on(
     session: Any, value: Any, said: str
 ) -> None:
     with pytest.raises(Exception, match=said):

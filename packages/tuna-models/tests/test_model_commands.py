@@ -189,7 +189,7 @@ def test_models_share_tasks_and_the_latest_import_of_a_name_counts() -> None:
         assert [entry.task for entry in first.manifest.tasks] == TASKS[:2]
         assert list(configs.tagged(connection, first.tag)) == TASKS[:2]
         assert store.counts(connection, first) == {TASKS[0].key: 0, TASKS[1].key: 1}
-        with pytest.raises(NotFound, match="no imported model 'c'") as missing:
+        with pytest.raises(NotFound, match="Unknown model 'c'") as missing:
             store.find(connection, "c")
     assert missing.value.hint.startswith("models: a, b;")
 
@@ -271,7 +271,8 @@ def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(running, "run", run)
     monkeypatch.setattr(tuning._Tuning, "_load", lambda *_: None)
-    tuned = models_api.tune_model("b", events=RunEvents(seen.append))
+    with models_api.open_work(model="b", events=RunEvents(seen.append)) as work:
+        tuned = models_api.tune_model("b", work=work)
     assert [(one.wanted, one.unfinished) for one in seen] == [(2, 2), (2, 0)]
     assert tuned.errored == 2
 

@@ -296,7 +296,7 @@ def test_an_input_that_is_no_tensor_of_numbers_is_refused(tmp_path: Path) -> Non
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"not a model")
-    with pytest.raises(BadInput, match=r"net\.onnx is no ONNX model"):
+    with pytest.raises(BadInput, match=r"net\.onnx is not an ONNX model"):
         importer.read_onnx(path, {})
 
 

@@ -76,14 +76,14 @@ def test_the_model_is_built_again_when_enough_should_be_known() -> None:
         (Scripted(12.0, 11.9, 11.8, jobs=4), Ending.DONE, 2),
     ],
 )
-def test_it_ends_where_the_time_cannot_be_met_or_nothing_is_left(
+def test_tuning_ends_where_the_time_cannot_be_met_or_nothing_is_left(
     scene: Scripted, ending: Ending, runs: int
 ) -> None:
     found = scene._meet(WANTED)
     assert (found.ending, scene.ran) == (ending, runs)
 
 
-def test_it_ends_with_the_budget_and_where_jobs_bring_nothing() -> None:
+def test_tuning_ends_with_the_budget_and_where_jobs_bring_nothing() -> None:
     late = Scripted(12.0)
     late._budget = Budget(1.0)
     assert late._meet(WANTED).ending is Ending.BUDGET

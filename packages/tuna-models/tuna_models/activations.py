@@ -9,7 +9,7 @@ these identities each way to write an activation has one form:
     clip(a u + b, l, h) = a clip(u, (l - b) / a, (h - b) / a) + b
     max(u, l) = clip(u, l, inf)      min(u, h) = clip(u, -inf, h)
 
-What has no form, such as a quotient of two variables, is no part of an activation. A constant that
+What has no form, such as a quotient of two variables, is not part of an activation. A constant that
 differs from the definition's by more than the rounding of fp32 makes another function.
 """
 

@@ -40,7 +40,7 @@ class Argument:
     extents: tuple[int | str, ...]  #: a text is the name of an open extent
     type: str
     bounds: tuple[int, int] | None = None  #: smallest and largest value to draw; None: any
-    label: str = ""  #: its name in a file of inputs, where the model's parameter has another
+    label: str = ""  #: name in a file of inputs; empty: `name`
 
     def __str__(self) -> str:
         name = ".".join((self.name, *map(str, self.place)))
@@ -95,7 +95,7 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
     Raises BadInput for an open extent without values, and for values of an extent that no argument
     has.
     """
-    found: dict[str, list[int]] = {}
+    sizes: dict[str, list[int]] = {}
     for text in texts:
         name, mark, numbers = text.partition("=")
         words = numbers.split(",")
@@ -103,25 +103,25 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
             re.fullmatch("[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words
         ):
             raise BadInput(f"{text!r} is not of the form n=1,4,8.")
-        found.setdefault(name, []).extend(map(int, words))
+        sizes.setdefault(name, []).extend(map(int, words))
     named = {
         extent for argument in arguments for extent in argument.extents if isinstance(extent, str)
     }
-    if missing := sorted(named - found.keys()):
+    if missing := sorted(named - sizes.keys()):
         raise BadInput(
             f"The extent {missing[0]} has no value.", hint=f"give it some: --shape {missing[0]}=1,8"
         )
-    if unused := sorted(found.keys() - named):
+    if unused := sorted(sizes.keys() - named):
         raise BadInput(
             f"No input has the open extent {unused[0]}.",
             hint=f"open extents: {', '.join(named) or 'none'}",
         )
-    count = math.prod(map(len, found.values()))
+    count = math.prod(map(len, sizes.values()))
     if count > _MAX_POINTS:
         raise BadInput(
             f"These are {count} combinations; at most {_MAX_POINTS} can be timed at once."
         )
-    return [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
+    return [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
 
 
 def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str,
 
 def chosen_extents(
     name: str,
-    given: Mapping[str, Sequence[int | str]],
+    exported: Mapping[str, Sequence[int | str]],
     shapes: Mapping[str, Sequence[int]],
     batch: int | None,
     *,
@@ -165,46 +165,46 @@ def chosen_extents(
 ) -> tuple[dict[str, int], dict[str, list[int | str]]]:
     """Return the values of open extents by their names, and the shapes of all inputs with them.
 
-    `given` are shapes with a name, or ? for one without, for each open extent; `shapes` the wanted
-    ones, and values for names of extents; `batch` is the first extent of other inputs. With `fixed`
-    no other extent can be chosen. Raises BadInput.
+    `exported` are shapes with a name, or ? for one without, for each open extent; `shapes` the
+    wanted ones, and values for names of extents; `batch` is the first extent of other inputs.
+    With `fixed` no other extent can be chosen. Raises BadInput.
     """
-    named = {one for extents in given.values() for one in extents if isinstance(one, str)} - {"?"}
+    named = {e for extents in exported.values() for e in extents if isinstance(e, str)} - {"?"}
     sizes = {
         extent: values[0]
         for extent, values in shapes.items()
         if extent in named and len(values) == 1
     }
-    if unknown := sorted(set(shapes) - set(given) - set(sizes)):
-        there = f"inputs: {', '.join(given)}" + (
+    if unknown := sorted(set(shapes) - set(exported) - set(sizes)):
+        known = f"inputs: {', '.join(exported)}" + (
             f"; open extents: {', '.join(sorted(named))}" if named else ""
         )
-        raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=there)
+        raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=known)
     chosen: dict[str, list[int | str]] = {}
-    for one, extents in given.items():
-        wanted = shapes.get(one) if one not in sizes else None
+    for label, extents in exported.items():
+        wanted = shapes.get(label) if label not in sizes else None
         if wanted is not None and len(wanted) != len(extents):
-            raise BadInput(f"The input {one} has {len(extents)} dimensions, not {len(wanted)}.")
+            raise BadInput(f"The input {label} has {len(extents)} dimensions, not {len(wanted)}.")
         if wanted is None:
             wanted = [batch] if batch is not None and extents else []
         for extent, value in zip(extents, wanted, strict=False):
             if fixed and isinstance(extent, int) and extent != value:
                 raise BadInput(
-                    f"The input {one} was exported with an extent of {extent}, not {value}.",
+                    f"The input {label} was exported with an extent of {extent}, not {value}.",
                     hint="export it again: torch.export.export(model, inputs, dynamic_shapes=...)",
                 )
             if isinstance(extent, str) and extent != "?":
                 said = sizes.setdefault(extent, value)
                 if said != value:
                     raise BadInput(
-                        f"The input {one} has the extent {extent}, which is {said}, not {value}."
+                        f"The input {label} has the extent {extent}, which is {said}, not {value}."
                     )
-        chosen[one] = [*wanted, *extents[len(wanted) :]]
+        chosen[label] = [*wanted, *extents[len(wanted) :]]
     return sizes, {
-        one: [
+        label: [
             sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents
         ]
-        for one, extents in chosen.items()
+        for label, extents in chosen.items()
     }
 
 
@@ -225,12 +225,12 @@ def refuse_obstacles(
         )
         parts.append(f"operators that cannot be imported: {listed}")
     still_open = {
-        given: extents
-        for given, extents in shapes.items()
+        label: extents
+        for label, extents in shapes.items()
         if any(isinstance(extent, str) for extent in extents)
     }
     if still_open:
-        shown = (f"{given}={','.join(map(str, extents))}" for given, extents in still_open.items())
+        shown = (f"{label}={','.join(map(str, extents))}" for label, extents in still_open.items())
         parts.append(
             "open extents in the shape of its"
             f" input{'s' if len(still_open) > 1 else ''} {' and '.join(shown)}"
@@ -242,10 +242,10 @@ def refuse_obstacles(
             if isinstance(extent, str)
         )
         hints += [f"--shape {shlex.quote(f'{extent}=N')}" for extent in named if extent != "?"]
-        for given, extents in still_open.items():
+        for label, extents in still_open.items():
             if "?" in extents:
-                wanted = ",".join("N" if one == "?" else str(one) for one in extents)
-                hints.append(f"--shape {shlex.quote(f'{given}={wanted}')}")
+                wanted = ",".join("N" if extent == "?" else str(extent) for extent in extents)
+                hints.append(f"--shape {shlex.quote(f'{label}={wanted}')}")
     hint = f"give them: {' '.join(hints)}" if hints else ""
     if any(isinstance(extents[0], str) for extents in still_open.values()):
         hint += "; --batch N is the first of every input"

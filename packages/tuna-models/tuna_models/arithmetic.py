@@ -133,13 +133,13 @@ def _softplus(node: Conversion) -> Any:
     part = node.emit(relax.op.divide(small, node.emit(relax.op.add(small, number(2.0)))))
     square = node.emit(relax.op.multiply(part, part))
     terms = 8 if wide == "float32" else 17
-    found = number(2 / (2 * terms + 1))
+    series = number(2 / (2 * terms + 1))
     for term in reversed(range(terms)):
-        higher = node.emit(relax.op.multiply(square, found))
-        found = node.emit(relax.op.add(higher, number(2 / (2 * term + 1))))
-    found = node.emit(relax.op.multiply(part, found))
+        higher = node.emit(relax.op.multiply(square, series))
+        series = node.emit(relax.op.add(higher, number(2 / (2 * term + 1))))
+    series = node.emit(relax.op.multiply(part, series))
     positive = node.emit(relax.op.maximum(x, number(0.0)))
-    return node.cast(node.emit(relax.op.add(positive, found)), kind)
+    return node.cast(node.emit(relax.op.add(positive, series)), kind)
 
 
 def _binary(node: Conversion) -> Any:
@@ -212,14 +212,14 @@ def _determinant(node: Conversion) -> Any:
     x = node.cast(x, "float64")  # terms of either sign cancel
 
     def expanded(read: Callable[[int, int], Any], columns: tuple[int, ...]) -> Any:
-        row, found = size - len(columns), tirx.const(0, "float64")
+        row, total = size - len(columns), tirx.const(0, "float64")
         if not columns:
             return tirx.const(1, "float64")
         for number, column in enumerate(columns):
             rest = expanded(read, columns[:number] + columns[number + 1 :])
             term = read(row, column) * rest
-            found = found - term if number % 2 else found + term
-        return found
+            total = total - term if number % 2 else total + term
+        return total
 
     def determinant(values: Any) -> Any:
         return te.compute(

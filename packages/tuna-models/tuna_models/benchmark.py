@@ -39,7 +39,7 @@ class BenchmarkDevice:
     cpus: Sequence[int] = ()  #: Cores of this machine, also for the client of a board
     wait_s: float = 60.0  #: Seconds to wait for a free board
     limit_s: float = 600.0  #: Seconds that one call may take
-    memory_bytes: int | None = None  #: Limit of arguments; None: what the board has free
+    memory_bytes: int | None = None  #: Limit of all arguments; None: the board's free memory
 
     def __str__(self) -> str:
         return f"{self.device_key} at {self.tracker}" if self.tracker else "this machine"
@@ -51,9 +51,9 @@ class BenchmarkPoint:
 
     extents: Mapping[str, int]
     timings: Mapping[str, Timing]
-    errors: Mapping[str, float]  #: against the first model, relative to its largest magnitude
-    faults: Mapping[str, str]  #: what is wrong with outputs, of models of which some are
-    outputs: Sequence[Sequence[int]]  #: their shapes
+    errors: Mapping[str, float]  #: largest error against the first model, relative to its magnitude
+    faults: Mapping[str, str]  #: fault of the outputs; only of models that have one
+    outputs: Sequence[Sequence[int]]  #: shapes of the outputs
     emulator: str = ""  #: Name of the board's emulator, whose times are not a real device's
 
 
@@ -158,12 +158,12 @@ class BenchmarkProcess:
         return found
 
     def _call(
-        self, kind: type[_Found], op: str, limit_s: float | None = None, **given: Any
+        self, kind: type[_Found], op: str, limit_s: float | None = None, **request: Any
     ) -> _Found:
         """Return the child's answer; raises its refusal, or ServiceError for no valid answer."""
         limit_s = limit_s or self._place.limit_s
         try:
-            return kind.model_validate(accepted(self._child.call({"op": op, **given}, limit_s)))
+            return kind.model_validate(accepted(self._child.call({"op": op, **request}, limit_s)))
         except ValidationError as error:
             raise ServiceError(f"{self._place} answered with garbage.") from error
         except ChildTimeout as error:
@@ -199,7 +199,7 @@ class BenchmarkInputs:
 def measure(
     place: BenchmarkDevice,
     models: Mapping[str, Path],
-    given: BenchmarkInputs,
+    inputs: BenchmarkInputs,
     points: Sequence[Mapping[str, int]],
     *,
     function: str = "main",
@@ -213,7 +213,7 @@ def measure(
     if place.tracker is not None:
         place.tracker.check_key(place.device_key, place.wait_s)
     lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
-    process = BenchmarkProcess(place, list(models.values()), given.recorded)
+    process = BenchmarkProcess(place, list(models.values()), inputs.recorded)
     with contextlib.closing(process):
         emulator = process.open(function, lease_s)
         order: list[str] = []
@@ -222,13 +222,13 @@ def measure(
             order = order or loaded
             if loaded != order:
                 raise BadInput(f"{path.name} takes {_listed(loaded)}, not {_listed(order)}.")
-        _check_names(order, given.arguments)
-        trees = [arguments.tree(given.arguments, extents) for extents in points]
+        _check_names(order, inputs.arguments)
+        trees = [arguments.tree(inputs.arguments, extents) for extents in points]
         for tree in trees:
             process.check(tree, order)
         for number, (extents, tree) in enumerate(zip(points, trees, strict=True)):
             on_point(number)
-            ran = process.run(tree, order, given.seed, given.tolerance)
+            ran = process.run(tree, order, inputs.seed, inputs.tolerance)
             if ran.errors.keys() != models.keys() or not ran.faults.keys() <= models.keys():
                 raise ServiceError(f"{place} answered with garbage.")
             timings = _timings(process, list(models))
@@ -243,7 +243,7 @@ def digest(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
     if not data.startswith(b"\x7fELF"):
         raise BadInput(
-            f"{path} is no shared library.", hint="`tuna model build NAME -o MODEL.so` makes one"
+            f"{path} is not a shared library.", hint="`tuna model build NAME -o MODEL.so` makes one"
         )
     return hashlib.sha256(data).hexdigest()
 

@@ -47,7 +47,7 @@ class _Board:
     device: Any
     values: RemoteValues
     function: str
-    remote: bool  #: not this process
+    remote: bool  #: True for a board, False for this process
     machines: dict[str, Any] = field(default_factory=dict)  #: virtual machines by label
 
 
@@ -143,15 +143,15 @@ def run(
         sent = board.values.send(*made, names=order)
     answers = {label: _answer(board, label, sent) for label in board.machines}
     first = next(iter(answers.values()))
-    found = {label: _compared(answer, first, tolerance) for label, answer in answers.items()}
+    comparisons = {label: _compared(answer, first, tolerance) for label, answer in answers.items()}
     return {
         "errors": {
             label: min(max((each.error for each in of), default=0.0), sys.float_info.max)
-            for label, of in found.items()
+            for label, of in comparisons.items()
         },
         "faults": {
             label: f"output {place} {each.why}"[:FAULT_CHARS]
-            for label, of in found.items()
+            for label, of in comparisons.items()
             for place, each in reversed(list(enumerate(of)))
             if each.why
         },

@@ -22,7 +22,7 @@ class BlockFunction:
     """A function on blocks, and what it reads."""
 
     name: str
-    key: tuple[Any, ...]  #: the same for the same function
+    key: tuple[Any, ...]  #: identity of the function: equal for equal functions
     make: Callable[[], Any]
     sources: Sequence[Any]  #: variables, in blocks
     plain: tuple[int, ...] | None = None  #: extents of an answer that is not in blocks

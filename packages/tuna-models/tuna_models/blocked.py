@@ -56,12 +56,12 @@ class Depth:
 class Window:
     """A copy of a tensor's images with something around them, several frames as one image."""
 
-    #: rows and columns before and after; after may be negative, where some are left out
+    #: Rows and columns added before and after; a negative number after leaves some out.
     rows: tuple[int, int] = (0, 0)
     columns: tuple[int, int] = (0, 0)
     depth: Depth | None = None  #: None: each frame is an image
-    blocked: bool = True  #: whether the source is in blocks
-    value: float = 0.0  #: around the images
+    blocked: bool = True  #: True if the source is in blocks
+    value: float = 0.0  #: fill value around the images
 
 
 def blocked_extents(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
@@ -122,12 +122,12 @@ def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = Fal
         if not cut.blocked and not image and total % block:
             inside.append(at < total)
         if cut.blocked:
-            found = x[n * depth + d, own, row, column, lane[0]]
+            read = x[n * depth + d, own, row, column, lane[0]]
         else:
             everything = (n, own, d, row, column)
-            found = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
+            read = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
         fill = tirx.const(cut.value, "float32")
-        return tirx.if_then_else(tirx.all(*inside), found, fill) if inside else found
+        return tirx.if_then_else(tirx.all(*inside), read, fill) if inside else read
 
     rows, columns = height + sum(cut.rows), width + sum(cut.columns)
     extents: tuple[int, ...] = (batch * frames.out, total, rows, columns)
@@ -229,7 +229,7 @@ def concatenation(extents: tuple[int, ...], parts: tuple[int, ...]) -> Any:
     One that begins inside of a block is copied channel by channel, any other in vectors.
     """
     batch, blocks, height, width, block = extents
-    given = [
+    tensors = [
         te.placeholder((batch, -(-count // block), height, width, block), "float32", f"X{number}")
         for number, count in enumerate(parts)
     ]
@@ -248,8 +248,8 @@ def concatenation(extents: tuple[int, ...], parts: tuple[int, ...]) -> Any:
                         T.buffer_store(out, zero, [n, blocks - 1, h, w, lane])
         return ib.get()
 
-    y = te.extern([extents], given, body, name=_OUT, dtype=["float32"])
-    return opaque(stages.module_of([*given, y])["main"])
+    y = te.extern([extents], tensors, body, name=_OUT, dtype=["float32"])
+    return opaque(stages.module_of([*tensors, y])["main"])
 
 
 def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:

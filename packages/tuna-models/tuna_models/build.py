@@ -43,7 +43,7 @@ class Planned:
     functions: dict[str, TaskConfig]  #: called functions by name
     calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
-    cuts: Sequence[Cut] = ()  #: its quantised tensors
+    cuts: Sequence[Cut] = ()  #: quantised tensors where it is cut
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
         """Each task with its count, in the order of the first call."""
@@ -71,14 +71,14 @@ def plan(
     Without `kernels` everything is done as TVM does it. A quantised model is planned as it is
     shipped, or in another `form` as it is checked.
     """
-    found, cuts = segments.split(graph.read(module), module)
-    found, ends = indices.checked(found), cuts
+    parts, cuts = segments.split(graph.read(module), module)
+    parts, ends = indices.checked(parts), cuts
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     block = machine.from_target(target).floats
     emitter = Emitter(
-        found,
-        groups.find(found, block),
+        parts,
+        groups.find(parts, block),
         kernels or (lambda _: None),
         block,
         ends,
@@ -167,7 +167,7 @@ class TaskKernels:
         self._target, self._records, self._winograd = target, records, winograd
         self._found: dict[str, Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: source of each kernel, by task key
-        self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
+        self.refused: dict[str, str] = {}  #: reason why a task's record could not be applied
         #: functions of tasks without a core as they were imported, by task key
         self.plain: dict[str, Any] = {}
 

@@ -95,7 +95,6 @@ class Build:
     manifest: Manifest  #: That of the model, for the target of the work
     records: Records
     winograd: bool
-    compare: bool
     checks: Checks
 
     @property
@@ -106,7 +105,6 @@ class Build:
             "environment": self.work.environment.machine_key,
             "records": self.records,
             "winograd": self.winograd,
-            "compare": self.compare,
             "checks": self.checks.key,
         }
 
@@ -127,13 +125,13 @@ class Build:
         ) as process:
             # the answers before anything is built, for inputs may be refused
             draft = _Draft(self, process, model_file)
-            plan = draft.plan(self.records, compare=self.compare)
+            plan = draft.plan(self.records, compare=self.checks.compare)
             verdict = draft.judged(plan)
             compared = {
                 task: _fastest(places, verdict.measured.parts_ms)
                 for task, places in plan.places.items()
             }
-            chosen = {task: one.chosen for task, one in compared.items()}
+            chosen = {task: task_times.chosen for task, task_times in compared.items()}
             if any(place != 0 for place in chosen.values()) or (compared and self.checks.untuned):
                 refused = plan.refused_records
                 plan = draft.plan(_with_chosen(self.records, chosen), compare=False)
@@ -213,7 +211,7 @@ class _Draft:
     def judged(self, plan: Plan) -> Verdict:
         """Have the planned model measured by a job, and compare its answer.
 
-        Where there is no reference, or it differs, onnxruntime is asked. Raises BadInput for a
+        Without a reference, or if it differs, onnxruntime is asked. Raises BadInput for a
         wrong answer.
         """
         build, results, doubts = self._build, dict[str, MeasuredModel](), dict[str, float]()

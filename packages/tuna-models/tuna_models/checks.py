@@ -20,14 +20,15 @@ _NPZ = b"PK\x03\x04"
 
 @dataclass(frozen=True)
 class Checks:
-    """Contenders and inputs of the check of a built model; raises BadInput for a file that has no
-    recorded inputs."""
+    """Contenders and inputs of the check and timing of a built model; raises BadInput for a file
+    that has no recorded inputs."""
 
-    #: onnxruntime and PyTorch, where they are installed, if the device is this machine
+    #: True: onnxruntime and PyTorch take part if they are installed and the device is here.
     rivals: bool = True
-    untuned: bool = False  #: what TVM makes of the model without tuning, which takes long
-    recorded: Path | None = None  #: an npz file with inputs by name, in the place of random ones
+    untuned: bool = False  #: True: TVM's untuned model takes part, which takes long
+    recorded: Path | None = None  #: npz file of inputs by name; None: random inputs
     seed: int = 0  #: Seed of the random inputs
+    compare: bool = True  #: Whether the fastest few kernels of each task are timed in the model
 
     def __post_init__(self) -> None:
         if self.recorded is not None:
@@ -39,7 +40,7 @@ class Checks:
         recorded = (
             "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
         )
-        return [self.rivals, self.untuned, recorded, self.seed]
+        return [self.rivals, self.untuned, recorded, self.seed, self.compare]
 
 
 def check_recorded(path: Path) -> Path:
@@ -47,19 +48,19 @@ def check_recorded(path: Path) -> Path:
     with contextlib.suppress(OSError), open(path, "rb") as stream:
         if stream.read(len(_NPZ)) == _NPZ:
             return path
-    raise BadInput(f"{path} is no file of NumPy arrays.", hint="write one with numpy.savez")
+    raise BadInput(f"{path} is not a file of NumPy arrays.", hint="write one with numpy.savez")
 
 
 @dataclass(frozen=True)
 class Checked:
     """Outcomes of the comparisons of a built model."""
 
-    #: what is wrong by the reference, and by runtimes; empty where nothing is
+    #: Faults found by the reference and by runtimes; empty if the answer is right.
     faults: Mapping[str, str]
-    doubts: Mapping[str, float]  #: errors of runtimes against the reference, of those that differ
-    unanswered: str = ""  #: why the reference has no answer
-    recorded: bool = False  #: on inputs of a file
-    winograd: bool = False  #: its sums may be the reason
+    doubts: Mapping[str, float]  #: errors against the reference of the runtimes that differ
+    unanswered: str = ""  #: reason why the reference has no answer; empty: it has
+    recorded: bool = False  #: True for inputs of a file, False for random ones
+    winograd: bool = False  #: True if Winograd's sums may be the reason
 
 
 def judge(opset: str, checked: Checked) -> str:

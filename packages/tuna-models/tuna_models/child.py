@@ -63,11 +63,11 @@ def inspect(
         opset=importer.opset(model),
         inputs=tuple(
             ModelTensor(
-                **given,
-                bounds=found["bounds"],
-                parameter=found["name"] if found["name"] != given["name"] else "",
+                **declared,
+                bounds=followed["bounds"],
+                parameter=followed["name"] if followed["name"] != declared["name"] else "",
             )
-            for given, found in zip(importer.inputs_of(model), inputs.of(module), strict=True)
+            for declared, followed in zip(importer.inputs_of(model), inputs.of(module), strict=True)
         ),
         tasks=tuple(
             ManifestTask(config=task.to_json(), count=count) for task, count in planned.tasks()
@@ -109,15 +109,15 @@ def plan(
     """
     code, file = _target(target), ModelFile.model_validate(model)
     module = importer.to_relax(_read(file), Path(file.path).name)
-    known = {key: [Record(*record) for record in found] for key, found in records.items()}
-    found = choosing.variants(module, known, code, winograd=winograd, compare=compare)
-    plain = build.plan(module, None, code) if untuned and len(found.planned) == 1 else None
-    first, kernels = found.planned[0], found.kernels
+    known = {key: [Record(*record) for record in variants] for key, variants in records.items()}
+    variants = choosing.variants(module, known, code, winograd=winograd, compare=compare)
+    plain = build.plan(module, None, code) if untuned and len(variants.planned) == 1 else None
+    first, kernels = variants.planned[0], variants.kernels
     # other tasks than those of the model are no part of what is said of it
     same = kernels.with_records({key: of[0] for key, of in known.items()})
     forms = (Form.TENSORS, Form.SEGMENTS) if first.cuts else ()
     checked = [build.plan(module, same, code, form) for form in forms]
-    made = Program.of(found.planned, plain, code, checked)
+    made = Program.of(variants.planned, plain, code, checked)
     classes = kernels.classes
     counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
     choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])
@@ -125,21 +125,21 @@ def plan(
     # the names of the tasks' functions, which differ between variants where kernels do
     functions = {
         made.names[f"timed_{number}"][name]: task.key
-        for number, planned in enumerate(found.planned)
+        for number, planned in enumerate(variants.planned)
         for name, task in planned.functions.items()
     }
     places: dict[str, dict[str, int | None]] = defaultdict(dict)
-    for number, planned in enumerate(found.planned):
+    for number, planned in enumerate(variants.planned):
         for name, task in planned.functions.items():
-            if task.key in found.records:
+            if task.key in variants.records:
                 own = made.names[f"timed_{number}"][name]
-                places[task.key].setdefault(own, found.records[task.key][number])
+                places[task.key].setdefault(own, variants.records[task.key][number])
     return Plan(
         classes=classes,
         functions=functions,
         calls=dict(made.calls),
         places=places,
-        refused_records=found.kernels.refused,
+        refused_records=variants.kernels.refused,
         operations=sum(task.flops * count for task, count in first.tasks()),
     )
 
@@ -156,20 +156,20 @@ def answer(
 
     `model` is a `ModelFile`, `given` are arguments of `inputs.values`.
     """
-    found, arrays = _read(ModelFile.model_validate(model)), inputs.values(**given)
-    near, why = rules.tolerance(found)
+    source, arrays = _read(ModelFile.model_validate(model)), inputs.values(**given)
+    near, why = rules.tolerance(source)
     titles = "random inputs"
     try:
         if by:
-            (run, *_) = runtimes.ALL[by](found, list(arrays.values()), 1)
-            named = zip(run(), rules.names(found), strict=True)
+            (run, *_) = runtimes.ALL[by](source, list(arrays.values()), 1)
+            named = zip(run(), rules.names(source), strict=True)
             cases = [Case(list(arrays.values()), [RightOutput(*pair) for pair in named])]
         elif given["recorded"]:
-            right = rules.of(found, arrays, near)
+            right = rules.of(source, arrays, near)
             cases = [Case(list(arrays.values()), right.outputs, right.quantised)]
             titles = "recorded inputs"
         else:
-            cases, titles = edges.cases(found, given["inputs"], arrays, near)
+            cases, titles = edges.cases(source, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
         return WrittenAnswers(unanswered=reason)

@@ -43,8 +43,8 @@ class ResultScope:
 
     session_id: int | None = None
     golden_id: int | None = None  #: Id of the row of `golden`
-    winograd: bool = True  #: without it only direct sums
-    simulated: bool = False  #: those of emulated devices, and no others
+    winograd: bool = True  #: False: direct sums alone
+    simulated: bool = False  #: True: results of emulated devices alone; False: of real ones
 
 
 def winners(
@@ -60,10 +60,10 @@ def finalists(
 ) -> dict[str, list[Winner]]:
     """The fastest kernels of each task by its key: the best of each solver first, then what came
     close to one of them."""
-    found = _results(connection, manifest, source, manifest.weights())
-    trials = _close_trials(connection, [winner for each in found.values() for winner in each])
+    winners = _results(connection, manifest, source, manifest.weights())
+    trials = _close_trials(connection, [winner for each in winners.values() for winner in each])
     chosen = {}
-    for key, each in found.items():
+    for key, each in winners.items():
         best_ms = each[0].time_ms
         close = [winner for winner in each if is_close(winner.time_ms, best_ms)]
         others = [
@@ -125,20 +125,20 @@ def _alike(
     `tasks`."""
     if not tasks:
         return {}
-    there = _others(connection, manifest, source, [task.core for task in tasks if task.core])
+    others = _others(connection, manifest, source, [task.core for task in tasks if task.core])
     chosen: dict[str, str] = {}
     for task in tasks:
         distances = [
             (distance, key)
-            for key, other in there
+            for key, other in others
             if key != task.key
             and (other_layouts or other.layouts == task.layouts)
             and (distance := _distance(task, other)) is not None
         ]
         if distances:
             _, chosen[task.key] = min(distances)
-    found = _results(connection, manifest, source, set(chosen.values()))
-    return {key: found[other] for key, other in chosen.items() if other in found}
+    winners = _results(connection, manifest, source, set(chosen.values()))
+    return {key: winners[other] for key, other in chosen.items() if other in winners}
 
 
 def _distance(task: TaskConfig, other: TaskConfig) -> tuple[int, float] | None:
@@ -189,17 +189,20 @@ def _results(
     columns = ["config_key", "solver", "params", "time_ms", "session_id", "target", "conditions"]
     query = results.select(*columns, *([] if results.released else ["job_id"]))
     same = json.loads(manifest.target)
-    found: dict[str, dict[tuple[bool, str], Winner]] = defaultdict(dict)
+    winners: dict[str, dict[tuple[bool, str], Winner]] = defaultdict(dict)
     for part in parts(sorted(keys)):
         for row in connection.execute(query.where(results["config_key"].in_(part))):
             if json.loads(row.target) == same:
                 place = (row.conditions or {}).get("caches") == "cold", row.solver
                 job_id = None if results.released else row.job_id
                 winner = Winner(row.solver, row.params, float(row.time_ms), row.session_id, job_id)
-                there = found[row.config_key].get(place)
-                if there is None or (winner.time_ms, winner.params) < (there.time_ms, there.params):
-                    found[row.config_key][place] = winner
-    return {key: _fastest_first(each) for key, each in found.items()}
+                known = winners[row.config_key].get(place)
+                if known is None or (winner.time_ms, winner.params) < (
+                    known.time_ms,
+                    known.params,
+                ):
+                    winners[row.config_key][place] = winner
+    return {key: _fastest_first(each) for key, each in winners.items()}
 
 
 def _fastest_first(found: Mapping[tuple[bool, str], Winner]) -> list[Winner]:

@@ -79,24 +79,23 @@ def variants(
 
     `records` are the best first.
     """
-    chosen = {key: found[0] for key, found in records.items()}
+    chosen = {key: kept[0] for key, kept in records.items()}
     first = TaskKernels(target, chosen, winograd=winograd)
     planned = [build.plan(module, first, target)]
     rivals: dict[str, list[int | None]] = {}
     for task, _ in planned[0].tasks() if compare else ():
         if first.classes.get(task.key) is Class.EXACT:
-            found = _different(task, records[task.key], first)
-            if len(found) > 1:
-                rivals[task.key] = found
+            kept = _different(task, records[task.key], first)
+            if len(kept) > 1:
+                rivals[task.key] = kept
     count = max(map(len, rivals.values()), default=1)
     by_variant = {
-        key: [found[number % len(found)] for number in range(count)]
-        for key, found in rivals.items()
+        key: [kept[number % len(kept)] for number in range(count)] for key, kept in rivals.items()
     }
     for number in range(1, count):
         others = dict(chosen)
-        for key, found in by_variant.items():
-            place = found[number]
+        for key, kept in by_variant.items():
+            place = kept[number]
             if place is None:
                 del others[key]
             else:

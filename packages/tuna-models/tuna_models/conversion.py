@@ -23,7 +23,7 @@ class Conversion:
     """One operator of the model: its arguments, and the writer of Relax."""
 
     operator: str
-    inputs: Any  #: None beyond the last
+    inputs: Any  #: variables; an index beyond the last gives None
     attributes: dict[str, Any]
     opset: int
     builder: Any

@@ -76,14 +76,14 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                     [known[value] if value in known else self._in_fp32(value) for value in inputs]
                 )
             if own is None:
-                found = super()._convert_operator(op_name, inputs, attrs, opset)
+                converted = super()._convert_operator(op_name, inputs, attrs, opset)
             else:
-                found = own(
+                converted = own(
                     QuantisedConversion(op_name, inputs, attrs, opset, self.bb, self._floats)
                 )
             outputs = attrs["tvm_custom"]["num_outputs"]
-            found = _checked(self.bb.normalize(found), outputs)
-            return self._in_fp16(found, outputs) if half else found
+            converted = _checked(self.bb.normalize(converted), outputs)
+            return self._in_fp16(converted, outputs) if half else converted
         except Exception as error:  # converters raise whatever they do
             raise NotConverted(op_name, attrs["tvm_custom"]["name"], error) from error
 

@@ -105,18 +105,18 @@ def find(node: Node, graph: Graph, block: int) -> Convolution | None:
 def _transposed(node: Node, weights: Any) -> Convolution | None:
     """A transposed one is the backward data of the convolution that makes its input from its
     answer."""
-    attrs, shape, found = node.attrs, extents(node.args[0]), extents(node.var)
+    attrs, shape, answer = node.attrs, extents(node.args[0]), extents(node.var)
     before = [int(pad) for pad in attrs.padding]
     assert shape is not None
-    assert found is not None
+    assert answer is not None
     if before[:2] != before[2:]:
         return None
     (sh, sw), (dh, dw) = ((int(a), int(b)) for a, b in (attrs.strides, attrs.dilation))
     core = ConvConfig(
         batchsize=shape[0],
-        in_channels=found[1],
-        in_h=found[2],
-        in_w=found[3],
+        in_channels=answer[1],
+        in_h=answer[2],
+        in_w=answer[3],
         out_channels=shape[1],
         fil_h=weights.shape[2],
         fil_w=weights.shape[3],
@@ -144,11 +144,11 @@ def _forward(node: Node, graph: Graph, block: int, weights: Any) -> Convolution 
         if graph.sole_user(source) is node:
             nodes.insert(0, maker)
         source = pads.source(maker)
-    shape, found = extents(source), extents(node.var)
-    if shape is None or found is None:
+    shape, answer = extents(source), extents(node.var)
+    if shape is None or answer is None:
         return None
     rows = zip(
-        shape[2:], found[2:], weights.shape[2:], attrs.strides, attrs.dilation, before, strict=True
+        shape[2:], answer[2:], weights.shape[2:], attrs.strides, attrs.dilation, before, strict=True
     )
     cuts = [_Axis(*map(int, row)).cut() for row in rows]
     weights = weights[(slice(None), slice(None), *(taps for _, taps in cuts))]

@@ -41,15 +41,15 @@ def transposed(node: Conversion, convert: Callable[[Sequence[Any]], Any]) -> Any
     before, after = ([max(-pad, 0) for pad in pads] for pads in (begins, ends))
     if not any(before + after):
         return convert([x, w, bias])
-    found = convert([x, w, None])
+    answer = convert([x, w, None])
     zero = tirx.const(0, kind_of(x))
-    found = node.compute(
-        lambda values: topi.nn.pad(values, [0, 0, *before], [0, 0, *after], zero), found
+    answer = node.compute(
+        lambda values: topi.nn.pad(values, [0, 0, *before], [0, 0, *after], zero), answer
     )
     if bias is None:
-        return found
+        return answer
     channels = (1, -1) + (1,) * len(before)
-    return node.emit(relax.op.add(found, node.emit(relax.op.reshape(bias, channels))))
+    return node.emit(relax.op.add(answer, node.emit(relax.op.reshape(bias, channels))))
 
 
 def _transposed_pads(
@@ -72,8 +72,8 @@ def _transposed_pads(
     ]
     wanted = attributes.get("output_shape")
     if wanted is None and not auto.startswith("SAME"):
-        given = [0] * 2 * axes if auto == "VALID" else attributes.get("pads", [0] * 2 * axes)
-        begins, ends = np.reshape(given, (2, -1)).tolist()
+        stated = [0] * 2 * axes if auto == "VALID" else attributes.get("pads", [0] * 2 * axes)
+        begins, ends = np.reshape(stated, (2, -1)).tolist()
         return begins, ends
     if wanted is None:
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
@@ -92,7 +92,7 @@ def _columns_to_image(node: Conversion) -> Any:
     axes = len(image)
     ones, zeros = [1] * axes, [0] * 2 * axes
     strides, dilations = (
-        [int(one) for one in node.attributes.get(name, ones)] for name in ("strides", "dilations")
+        [int(size) for size in node.attributes.get(name, ones)] for name in ("strides", "dilations")
     )
     pads = [int(pad) for pad in node.attributes.get("pads", zeros)]
     blocks = [

@@ -46,8 +46,8 @@ _COMPARING = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 class Bound:
     """A constant beyond which an operator does something else."""
 
-    node: str  #: its title
-    operand: str  #: what is compared with it
+    node: str  #: title of the operator
+    operand: str  #: name of the operand that is compared with `value`
     value: float
 
     def reach(self, operand: Any) -> float:
@@ -101,32 +101,32 @@ def cases(
     wanted = [] if isinstance(model, TorchModel) else bounds(model)
     started = time.monotonic()
     right = rules.of(model, values, near, [bound.operand for bound in wanted])
-    found, words = [_case(values, right, "")], ["random"]
+    checked, words = [_case(values, right, "")], ["random"]
     missed = _missed(wanted, right)
     if isinstance(model, TorchModel):
-        return found, "random inputs"
+        return checked, "random inputs"
     if time.monotonic() - started > _LONG_S:
-        return found, "random inputs alone, for the reference takes long"
+        return checked, "random inputs alone, for the reference takes long"
     factor = max((times for _, times in missed if times < math.inf), default=1.0)
     sets = {f"{factor:.3g} times larger": _larger(values, factor)} if factor > 1 else {}
     if has_epsilon(model):
         sets["silent"] = _silent(values)
     if (hidden := _hidden(inputs, values)) is not None:
         sets["hidden"] = hidden
-    for title, given in sets.items():
-        defined = _defined(model, given, near, [bound for bound, _ in missed])
+    for title, edge_values in sets.items():
+        defined = _defined(model, edge_values, near, [bound for bound, _ in missed])
         if defined is None:
             continue
         right = defined
         missed = _missed([bound for bound, _ in missed], right)
-        found.append(_case(given, right, title))
+        checked.append(_case(edge_values, right, title))
         words.append(title)
     text = " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) + " inputs"
     if missed:
         bound, _ = missed[0]
         more = f" and of {len(missed) - 1} others" if len(missed) > 1 else ""
         text += f" (none pass {bound.value:g} of {bound.node}{more})"
-    return found, text
+    return checked, text
 
 
 def _defined(
@@ -174,7 +174,7 @@ def _silent(values: Mapping[str, Any]) -> dict[str, Any]:
 def _hidden(
     inputs: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The inputs with the last row of each mask hidden whole; None where there is no mask."""
+    """The inputs with the last row of each mask hidden whole; None without a mask."""
     masks = [each["name"] for each in inputs if _is_mask(each)]
     if not masks:
         return None

@@ -324,7 +324,7 @@ class Emitter:
         """Whether an elementwise operator's argument fits blocks: one value, or all channels."""
         values = constant_of(arg)
         if values is not None and not np.all(np.isfinite(values)):
-            return False  # zero times infinity is no number
+            return False  # zero times infinity is NaN
         if values is not None and values.size == 1:
             return True
         given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape

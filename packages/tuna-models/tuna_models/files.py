@@ -68,12 +68,12 @@ def read_beside(model: Path, location: str) -> bytes:
     finally:
         os.close(folder)
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
             raise BadInput(
-                f"{model.name} wants weights from {location!r}, which is no plain file.", hint=_HINT
+                f"{model.name} wants weights from {location!r}, not a plain file.", hint=_HINT
             )
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise BadInput(
                 f"{location} has more than {MAX_BYTES >> 20} MiB, which the artifact store does not"
                 " take."

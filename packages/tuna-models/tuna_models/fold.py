@@ -65,11 +65,11 @@ def _computed(
     `read` caches the values of initializers.
     """
     shapes, empty, types = _shapes(model)
-    given = {value.name for value in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
-        if tensor.name not in given and tensor.name not in read:
+        if tensor.name not in inputs and tensor.name not in read:
             read[tensor.name] = numpy_helper.to_array(tensor)
-    known, constants = read | empty, {*read, *given}
+    known, constants = read | empty, {*read, *inputs}
     for node in model.graph.node:
         if node.op_type == "Shape" and node.input[0] in shapes:
             part = {attribute.name: attribute.i for attribute in node.attribute}
@@ -81,11 +81,11 @@ def _computed(
             values = _run(model, node, known)
             size = sum(np.asarray(known[name]).nbytes for name in node.input if name)
             most = max(_LARGEST_BYTES, size)
-            if node.op_type != "Constant" and any(np.asarray(one).nbytes > most for one in values):
+            if node.op_type != "Constant" and any(np.asarray(v).nbytes > most for v in values):
                 continue
             known.update(zip(node.output, values, strict=False))
-    found = {name: value for name, value in known.items() if name not in constants}
-    return known, found, shapes
+    computed = {name: value for name, value in known.items() if name not in constants}
+    return known, computed, shapes
 
 
 def _shapes(
@@ -96,7 +96,7 @@ def _shapes(
     What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
     """
     inferred = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
-    found, empty, types = {}, {}, {}
+    shapes, empty, types = {}, {}, {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
         if tensor.elem_type not in (0, onnx.TensorProto.STRING):
@@ -107,11 +107,11 @@ def _shapes(
                 for extent in tensor.shape.dim
             ]
             if min(extents, default=0) >= 0:
-                found[value.name] = tuple(extents)
+                shapes[value.name] = tuple(extents)
                 if 0 in extents and value.name in types:
                     empty[value.name] = np.zeros(extents, types[value.name])
-    found |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
-    return found, empty, types
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
+    return shapes, empty, types
 
 
 def without_weights(model: Any) -> Any:
@@ -202,7 +202,7 @@ class _Around:
     graph: Any
     known: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
-    by_input: bool  #: whether axes are inputs of operators, not attributes
+    by_input: bool  #: True if axes are inputs of operators, not attributes
 
     def constant(self, name: str, value: Any) -> str:
         """Add a constant; returns its name."""
@@ -246,8 +246,8 @@ def _loop(around: _Around, node: Any) -> list[Any] | None:
         for name, value in {"number": np.int64(number), "going": np.bool_(True)}.items():
             around.constant(prefix + name, value)
         names = [prefix + "number", prefix + "going", *carried]
-        given = dict(zip((value.name for value in body.input), names, strict=True))
-        inside = Inside(around.graph, body, prefix, given)
+        bound = dict(zip((value.name for value in body.input), names, strict=True))
+        inside = Inside(around.graph, body, prefix, bound)
         nodes += inside.nodes
         carried = inside.outputs[1 : 1 + states]
         for values_of, name in zip(kept, inside.outputs[1 + states :], strict=True):
@@ -260,11 +260,11 @@ def _loop(around: _Around, node: Any) -> list[Any] | None:
 
 def _scan(around: _Around, node: Any) -> list[Any] | None:
     """Unroll a scan; None if its length is not known, or it has no iteration."""
-    given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-    body, scanned = given["body"], given["num_scan_inputs"]
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    body, scanned = attributes["body"], attributes["num_scan_inputs"]
     states, sources = len(body.input) - scanned, node.input[-scanned:]
     results = len(body.output) - states
-    axes, ways = given.get("scan_input_axes"), given.get("scan_input_directions")
+    axes, ways = attributes.get("scan_input_axes"), attributes.get("scan_input_directions")
     if len(node.input) != len(body.input) or sources[0] not in around.shapes:
         return None  # before opset 9 the first input are lengths of sequences
     axes, ways = axes or [0] * scanned, ways or [0] * scanned
@@ -289,8 +289,8 @@ def _scan(around: _Around, node: Any) -> list[Any] | None:
         for values_of, name in zip(kept, inside.outputs[states:], strict=True):
             values_of.append(name)
     nodes += _named(carried, node.output[:states])
-    out_axes = given.get("scan_output_axes") or [0] * results
-    out_ways = given.get("scan_output_directions") or [0] * results
+    out_axes = attributes.get("scan_output_axes") or [0] * results
+    out_ways = attributes.get("scan_output_directions") or [0] * results
     for name, values_of, axis, back in zip(
         node.output[states:], kept, out_axes, out_ways, strict=True
     ):

@@ -17,16 +17,16 @@ from tuna_models.obstacles import Unsupported
 _LARGEST = 1 << 24
 
 
-def _matrix(given: int, length: int, parts: tuple[int, int], *, inverse: bool, half: bool) -> Any:
-    """Return the transform of rows of `given` numbers, cut or filled with zeros to `length`.
+def _matrix(size: int, length: int, parts: tuple[int, int], *, inverse: bool, half: bool) -> Any:
+    """Return the transform of rows of `size` numbers, cut or filled with zeros to `length`.
 
     The rows and the columns of the matrix are numbers times `parts`: 1 for real numbers, 2 for real
     and imaginary part. With `half` a spectrum has only the numbers that determine the rest.
     An inverse transform is `length` times as large.
     """
-    used = min(given, length // 2 + 1 if half and inverse else length)
+    used = min(size, length // 2 + 1 if half and inverse else length)
     answers = length // 2 + 1 if half and not inverse else length
-    if given * parts[0] * answers * parts[1] > _LARGEST:
+    if size * parts[0] * answers * parts[1] > _LARGEST:
         raise Unsupported(f"a length of {length} is not supported: its matrix is too large")
     turns = np.outer(np.arange(used), np.arange(answers)) % length / length
     waves = np.exp((2j if inverse else -2j) * np.pi * turns)
@@ -36,15 +36,15 @@ def _matrix(given: int, length: int, parts: tuple[int, int], *, inverse: bool, h
         if length % 2 == 0 and used == length // 2 + 1:
             twice[-1] = 1.0
         waves *= twice[:, None]
-    found = np.zeros((given, parts[0], answers, parts[1]))
-    found[:used, 0, :, 0] = waves.real
+    matrix = np.zeros((size, parts[0], answers, parts[1]))
+    matrix[:used, 0, :, 0] = waves.real
     if parts[1] == 2:
-        found[:used, 0, :, 1] = waves.imag
+        matrix[:used, 0, :, 1] = waves.imag
     if parts[0] == 2:
-        found[:used, 1, :, 0] = -waves.imag
+        matrix[:used, 1, :, 0] = -waves.imag
         if parts[1] == 2:
-            found[:used, 1, :, 1] = waves.real
-    return found.reshape(given * parts[0], answers * parts[1])
+            matrix[:used, 1, :, 1] = waves.real
+    return matrix.reshape(size * parts[0], answers * parts[1])
 
 
 def _transformed(
@@ -92,8 +92,8 @@ def _stft(node: Conversion) -> Any:
 
     def framed(values: Any, *windows: Any) -> Any:
         def value(image: Any, frame: Any, at: Any, part: Any) -> Any:
-            found = values(image, frame * step + at, part)
-            return found * windows[0](at) if windows else found
+            sample = values(image, frame * step + at, part)
+            return sample * windows[0](at) if windows else sample
 
         return te.compute((batch, count, length, parts), value)
 

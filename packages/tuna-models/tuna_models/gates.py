@@ -20,7 +20,7 @@ class Gates:
     """Writes the weights of one direction; a value is an array or a variable."""
 
     builder: Any
-    number: int  #: of the direction
+    number: int  #: index of the direction: 0 forward, 1 reverse
     units: int
     wide: int  #: units of a gate that is filled up
 

@@ -54,7 +54,7 @@ def find(graph: Graph, block: int) -> list[FusionGroup]:
     """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
     two of them."""
     taken: set[Any] = set()
-    found = []
+    fused = []
     for node in graph.nodes:
         group = None
         if node.op == "matmul":
@@ -69,8 +69,8 @@ def find(graph: Graph, block: int) -> list[FusionGroup]:
             continue
         _extend(group, graph, taken)
         taken.update(member.var for member in group.nodes)
-        found.append(group)
-    return found
+        fused.append(group)
+    return fused
 
 
 def _product(node: Node, graph: Graph) -> FusionGroup | None:
@@ -132,12 +132,12 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
                 return
             group.nodes += [user, first]
             continue
-        found = None
+        activation = None
         if not set(ACTIVATIONS) & set(group.epilogue):
-            found = activations.find(graph, group.answer)
-        if found is not None and not any(node.var in taken for node in found[1]):
-            group.epilogue.append(found[0])
-            group.nodes += found[1]
+            activation = activations.find(graph, group.answer)
+        if activation is not None and not any(node.var in taken for node in activation[1]):
+            group.epilogue.append(activation[0])
+            group.nodes += activation[1]
         elif (
             user is not None
             and user.var not in taken

@@ -73,8 +73,8 @@ def read_onnx(
 
     A shape may also be one value for the name of an open extent, which then holds for all inputs.
     Inputs with `values`, in the order of memory, become constants.
-    Raises BadInput for a file that is no valid model, an unknown input, and in one message for all
-    extents that stay open and all operators that cannot be imported.
+    Raises BadInput for a file that is not a valid model, an unknown input, and in one message for
+    all extents that stay open and all operators that cannot be imported.
     """
     model = _graph(path)
     _load_weights(model, path)
@@ -83,8 +83,8 @@ def read_onnx(
     _fix_values(path.name, model, values or {})
     open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
     # branches are decided when all shapes are known
-    found = unsupported(inline(model).graph.node, branches=False)
-    refuse_obstacles(path.name, found, open_sizes)
+    operators = unsupported(inline(model).graph.node, branches=False)
+    refuse_obstacles(path.name, operators, open_sizes)
     return model
 
 
@@ -103,10 +103,10 @@ def _graph(path: Path) -> Any:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf, onnx and the file system each have their own
         raise BadInput(
-            f"{path.name} is no ONNX model: {str(error).splitlines()[0][:300]}"
+            f"{path.name} is not an ONNX model: {str(error).splitlines()[0][:300]}"
         ) from None
     if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
-        raise BadInput(f"{path.name} is no ONNX model: it has no operators, or no version of them.")
+        raise BadInput(f"{path.name} is not an ONNX model: it lacks operators or their version.")
     return model
 
 
@@ -205,8 +205,8 @@ def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) ->
         raise BadInput(
             f"{name} has no input {', '.join(unknown)}.", hint=f"inputs: {', '.join(inputs)}"
         )
-    for one, numbers in values.items():
-        tensor = inputs[one].type.tensor_type
+    for label, numbers in values.items():
+        tensor = inputs[label].type.tensor_type
         shape = [extent.dim_value for extent in tensor.shape.dim if not extent.dim_param]
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         if len(tensor.shape.dim) == 1 and not shape:  # an open extent
@@ -216,13 +216,13 @@ def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) ->
                 extent.dim_param or str(extent.dim_value) for extent in tensor.shape.dim
             )
             raise BadInput(
-                f"The input {one} of {name} has the shape ({extents}), not {len(numbers)} values."
+                f"The input {label} of {name} has the shape ({extents}), not {len(numbers)} values."
             )
         array = np.array(numbers, kind).reshape(shape)
         if kind.kind != "f" and not np.array_equal(array.reshape(-1), numbers):
-            raise BadInput(f"The input {one} of {name} has whole numbers of type {kind}.")
-        model.graph.initializer.append(numpy_helper.from_array(array, one))
-        model.graph.input.remove(inputs[one])
+            raise BadInput(f"The input {label} of {name} has whole numbers of type {kind}.")
+        model.graph.initializer.append(numpy_helper.from_array(array, label))
+        model.graph.input.remove(inputs[label])
 
 
 def _fix_shapes(

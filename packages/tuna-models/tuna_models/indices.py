@@ -39,7 +39,7 @@ class _Use:
 
     place: tuple[int, ...]  #: Place of the argument, and in a tuple
     sizes: tuple[int | None, ...]  #: Sizes of the table, or by the last axis; None: not an index
-    from_end: bool = False  #: whether negative ones count from the end
+    from_end: bool = False  #: True if negative indices count from the end
 
     @property
     def tables(self) -> str:
@@ -47,7 +47,7 @@ class _Use:
         return " by ".join(str(size) for size in self.sizes if size is not None)
 
     def beyond(self, indices: Any) -> bool:
-        """Whether an index is no place of the table."""
+        """True if an index is outside the table."""
         columns = [indices] if len(self.sizes) == 1 else np.moveaxis(indices, -1, 0)
         return any(
             np.any((column < (-size if self.from_end else 0)) | (column >= size))
@@ -56,13 +56,13 @@ class _Use:
         )
 
 
-def checked(found: Graph) -> Graph:
+def checked(program: Graph) -> Graph:
     """Return the graph with a check before each use of indices that are not proven."""
-    ranges, sources = _Ranges(), _Sources(found.params)
+    ranges, sources = _Ranges(), _Sources(program.params)
     nodes: list[Node] = []
-    functions = dict(found.functions)
+    functions = dict(program.functions)
     known: dict[Any, Any] = {}  #: checked variables by the variable, the sizes and the lower end
-    for node in found.nodes:
+    for node in program.nodes:
         for use in _uses(node):
             index = _argument(node, use.place)
             if extents(index) is None or ranges.within(index, use):
@@ -79,7 +79,7 @@ def checked(found: Graph) -> Graph:
         ranges.follow(node)
         sources.follow(node)
         nodes.append(node)
-    return graph.of(found.params, nodes, found.result, functions)
+    return graph.of(program.params, nodes, program.result, functions)
 
 
 def _uses(node: Node) -> list[_Use]:
@@ -127,25 +127,25 @@ def _check(index: Any, use: _Use, source: str) -> Any:
     message = f"an index {source} is beyond the end of a table of {use.tables}"
 
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
-        (given,), (copy,) = ins, outs
+        (indices,), (copy,) = ins, outs
         by_column = len(use.sizes) > 1
         with IRBuilder() as ib, T.serial(0, 1):  # one statement
             beyond = T.alloc_buffer([1], "int32", scope="local")
             T.buffer_store(beyond, tirx.const(0, "int32"), [0])
 
             def one(place: Sequence[Any], size: int | None) -> None:
-                value = tirx.BufferLoad(given, place)
+                value = tirx.BufferLoad(indices, place)
                 T.buffer_store(copy, value, place)
                 if size is not None:
                     low = tirx.const(-size if use.from_end else 0, kind)
                     outside = tirx.any(value < low, value >= tirx.const(size, kind))
-                    found = beyond[0] | tirx.Cast("int32", outside)
-                    T.buffer_store(beyond, found, [0])
+                    either = beyond[0] | tirx.Cast("int32", outside)
+                    T.buffer_store(beyond, either, [0])
 
             loops = shape[:-1] if by_column else shape
             if loops:
-                with T.grid(*loops) as found:
-                    place = list(found) if len(loops) > 1 else [found]
+                with T.grid(*loops) as either:
+                    place = list(either) if len(loops) > 1 else [either]
                     if not by_column:
                         one(place, use.sizes[0])
                     for column, size in enumerate(use.sizes if by_column else ()):
@@ -157,9 +157,9 @@ def _check(index: Any, use: _Use, source: str) -> Any:
                 pass
         return ib.get()
 
-    given = te.placeholder(shape, kind, name="indices")
-    copy = te.extern([shape], [given], body, dtype=kind, name="checked")
-    return opaque(stages.module_of([given, copy])["main"])
+    indices = te.placeholder(shape, kind, name="indices")
+    copy = te.extern([shape], [indices], body, dtype=kind, name="checked")
+    return opaque(stages.module_of([indices, copy])["main"])
 
 
 class _Sources:

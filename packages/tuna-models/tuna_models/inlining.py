@@ -34,7 +34,7 @@ _DEPTH = 8
 def inline(model: Any) -> Any:
     """Return the model with its functions, and operators that are functions, written out.
 
-    The operators are in the order in which they run. Raises BadInput if there is no such order.
+    The operators are in the order in which they run. Raises BadInput if no such order exists.
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -81,25 +81,25 @@ def _in_order(model: Any) -> Any:
     ready |= {tensor.name for tensor in model.graph.initializer}
     ready |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     makers = {name: node for node in model.graph.node for name in node.output if name}
-    found, waiting = list[Any](), list(model.graph.node)
+    ordered, waiting = list[Any](), list(model.graph.node)
     while waiting:
         later = list[Any]()
         for node in waiting:
             if any(name in makers and name not in ready for name in names_read(node)):
                 later.append(node)
             else:
-                found.append(node)
+                ordered.append(node)
                 ready.update(node.output)
         if len(later) == len(waiting):
             names = ", ".join(node.name or node.output[0] for node in later[:5])
             raise BadInput(f"Operators of the model wait for each other: {names}.")
         waiting = later
-    if all(one is other for one, other in zip(found, model.graph.node, strict=True)):
+    if all(node is other for node, other in zip(ordered, model.graph.node, strict=True)):
         return model
     copy = type(model)()
     copy.CopyFrom(model)
     del copy.graph.node[:]
-    copy.graph.node.extend(found)
+    copy.graph.node.extend(ordered)
     return copy
 
 
@@ -162,11 +162,11 @@ def _body(node: Any, model: Any, types: Mapping[str, Any]) -> Any:
     """Return the function of a node, attributes filled in; None if it needs types not known."""
     schema = _schema(node, model)
     most = version_of(model, node.domain)
-    given = types.get(node.input[0]) if node.input else None
+    value_type = types.get(node.input[0]) if node.input else None
     if own_functions.has(node):
-        rank = len(given.tensor_type.shape.dim) if given is not None else 0
+        rank = len(value_type.tensor_type.shape.dim) if value_type is not None else 0
         return own_functions.body(node, rank, most) if rank else None
-    kind = onnx.TensorProto.FLOAT if given is None else given.tensor_type.elem_type
+    kind = onnx.TensorProto.FLOAT if value_type is None else value_type.tensor_type.elem_type
     if schema is None or (node.op_type in _FP32 and kind == onnx.TensorProto.FLOAT):
         return None
     if schema.has_function:
@@ -219,10 +219,10 @@ def _written(graph: Any, node: Any, body: Any) -> list[Any]:
     wanted = dict(zip(body.output, node.output, strict=False))
     names = {inside: outside for inside, outside in wanted.items() if outside}
     needed, kept = {*names}, list[Any]()
-    for one in reversed(body.node):
-        if needed.intersection(one.output):
-            needed.update(names_read(one))
-            kept.append(one)
+    for operator in reversed(body.node):
+        if needed.intersection(operator.output):
+            needed.update(names_read(operator))
+            kept.append(operator)
     inputs = dict(zip(body.input, [*node.input, *[""] * len(body.input)], strict=False))
     passed = [
         onnx.helper.make_node("Identity", [inputs[inside]], [outside])
@@ -233,6 +233,6 @@ def _written(graph: Any, node: Any, body: Any) -> list[Any]:
     nodes = type(body)(node=reversed(kept))
     prefix = f"{next(name for name in node.output if name)}/"
     written = [*Inside(graph, nodes, prefix, inputs | made).nodes, *passed]
-    for one in written:  # messages name the operator that the model has
-        one.name = f"in {node.op_type} {node.name or prefix[:-1]}"
+    for operator in written:  # messages name the operator that the model has
+        operator.name = f"in {node.op_type} {node.name or prefix[:-1]}"
     return written

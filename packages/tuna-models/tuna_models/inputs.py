@@ -161,9 +161,9 @@ class _Followed:
             for number, (low, high) in self._of(args[_INDEXING[node.op]]).items():
                 self._indices[number].append((-low, _size(node) - 1 - high))
         if node.op in _ORDERING:
-            for one, other in (args, args[::-1]):
+            for arg, other in (args, args[::-1]):
                 if (limits := self._numbers(other)) is not None and limits[0] < limits[1]:
-                    for number in self._of(one):
+                    for number in self._of(arg):
                         self._lengths[number].append((1, limits[1] + 1))
         if node.op in _DIVIDING and "int" in str(getattr(node.var.ty, "dtype", "")):
             for number, (low, _) in self._of(args[1]).items():

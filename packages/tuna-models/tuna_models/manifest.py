@@ -47,8 +47,8 @@ class ModelTensor(_Data):
     name: str
     shape: tuple[int, ...]
     dtype: str
-    bounds: tuple[int, int] | None = None  #: smallest and largest value, of indices and lengths
-    parameter: str = ""  #: its name in the built library, where TVM's importer gave it another
+    bounds: tuple[int, int] | None = None  #: smallest and largest index or length; None: any value
+    parameter: str = ""  #: name in the built library; empty: `name`
 
 
 class ManifestTask(_Data):
@@ -76,7 +76,7 @@ class Manifest(_Data):
     shapes: dict[str, tuple[int, ...]]  #: Shapes of the inputs, as they were chosen
     values: dict[str, tuple[float, ...]] = {}  #: Values of inputs that became constants
     target: str  #: JSON of the target that it was planned for
-    tvm: str  #: its version
+    tvm: str  #: version of TVM
     inputs: tuple[ModelTensor, ...]
     tasks: tuple[ManifestTask, ...]
     text: str  #: SHA-256 of the module's text, in the artifact store

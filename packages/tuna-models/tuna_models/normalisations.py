@@ -50,9 +50,9 @@ def group_norm(
     outer = [axis for axis in range(rank) if axis not in (channel, *reduced)]
 
     def read(place: _Place, inside: _Place) -> Any:
-        (*places, group), (one, *others) = place, inside
+        (*places, group), (lane, *others) = place, inside
         at = dict(zip([*outer, *reduced], [*places, *others], strict=True))
-        return x[tuple(at.get(axis, group * each + one) for axis in range(rank))]
+        return x[tuple(at.get(axis, group * each + lane) for axis in range(rank))]
 
     value = _normalised(
         [*(x.shape[axis] for axis in outer), groups],
@@ -62,10 +62,10 @@ def group_norm(
     )
 
     def answer(*at: Any) -> Any:
-        group, one = tirx.floordiv(at[channel], each), tirx.floormod(at[channel], each)
+        group, lane = tirx.floordiv(at[channel], each), tirx.floormod(at[channel], each)
         place = [*(at[axis] for axis in outer), group]
-        found = value(place, [one, *(at[axis] for axis in reduced)])
-        return _weighted(found, gamma, beta, [at[channel]], x)
+        normal = value(place, [lane, *(at[axis] for axis in reduced)])
+        return _weighted(normal, gamma, beta, [at[channel]], x)
 
     return te.compute(x.shape, answer, name="group_norm")
 
@@ -123,12 +123,12 @@ def _normalised(
         return te.sum(parts(*at, *axes), axis=axes)
 
     def rests(at: _Place, axes: _Place) -> Any:
-        return _both((one(*at, *axes), two(*at, *axes)), axis=axes)
+        return _both((first_sum(*at, *axes), two(*at, *axes)), axis=axes)
 
     if first:
         parts = summed([*outer, last], first, "parts", term)
         total = summed(outer, [last], "total", rest)
-        one, two = summed([*outer, last], first, "squares", terms)
+        first_sum, two = summed([*outer, last], first, "squares", terms)
         error, power = summed(outer, [last], "power", rests)
     else:
         total = summed(outer, [last], "total", term)

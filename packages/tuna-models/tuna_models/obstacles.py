@@ -67,10 +67,10 @@ def refuse_undecided(name: str, model: Any) -> None:
     sizes = {value.name: value.type.tensor_type for value in graph.input}
     askable = [source for source in asked if source in sizes and _few(sizes[source])]
     texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in askable]
-    given = " ".join(f"--value {text}" for text in texts)
+    words = " ".join(f"--value {text}" for text in texts)
     raise BadInput(
         f"{name} has operators that need values which depend on the model's input: {listed}.",
-        hint=f"give them, if they are always the same: {given}" if given else "",
+        hint=f"give them, if they are always the same: {words}" if words else "",
     )
 
 

@@ -61,7 +61,7 @@ OPERATORS = frozenset(_NAMES.split())
 
 
 def check_upload(name: str, file: IO[bytes]) -> None:
-    """Raise BadInput for a file that is no model or is cut off, for weights in another file, and
+    """Raise BadInput for a file that is not a model or is cut off, for weights in another file, and
     for operators that cannot be imported, all of them.
 
     Operators in branches and loops are not among them: what is never run is not imported.
@@ -75,7 +75,7 @@ def check_upload(name: str, file: IO[bytes]) -> None:
     except _Enough:  # the import looks at the rest
         return
     except (ValueError, EOFError):
-        raise BadInput(f"{name} is no ONNX model, or is cut off.") from None
+        raise BadInput(f"{name} is not an ONNX model, or is cut off.") from None
     refuse_obstacles(name, model.unknown(), {})
 
 

@@ -196,9 +196,9 @@ class QuantizeLinear(OpRun):
         self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any
     ) -> Any:
         zero = np.zeros((), np.uint8) if zero is None else zero
-        found = np.rint(x / _along(scale, x, axis)) + _along(zero.astype(np.float32), x, axis)
+        sums = np.rint(x / _along(scale, x, axis)) + _along(zero.astype(np.float32), x, axis)
         limits = np.iinfo(zero.dtype)
-        return (np.clip(found, limits.min, limits.max).astype(zero.dtype),)
+        return (np.clip(sums, limits.min, limits.max).astype(zero.dtype),)
 
 
 def _along(values: Any, x: Any, axis: int | None) -> Any:
@@ -333,22 +333,22 @@ class ConvTranspose(OpRun):
         ]
         begins, extents = _cut(whole, sizes, strides, attributes)
         batch, per_in, per_out = x.shape[0], x.shape[1] // groups, w.shape[1]
-        given = x.astype(np.float64).reshape(batch, groups, per_in, -1)
+        x64 = x.astype(np.float64).reshape(batch, groups, per_in, -1)
         weights = w.astype(np.float64).reshape(groups, per_in, per_out, *taps)
         # an answer may be larger than what the input reaches
         room = np.maximum(whole, np.add(begins, extents))
-        found: Any = np.zeros((batch, groups, per_out, *room))
+        sums: Any = np.zeros((batch, groups, per_out, *room))
         for tap in itertools.product(*map(range, taps)):
             window = tuple(
                 slice(at * dilation, at * dilation + span, stride)
                 for at, dilation, span, stride in zip(tap, dilations, spans, strides, strict=True)
             )
-            part = weights[(..., *tap)].swapaxes(1, 2) @ given
-            found[(..., *window)] += part.reshape(batch, groups, per_out, *sizes)
+            part = weights[(..., *tap)].swapaxes(1, 2) @ x64
+            sums[(..., *window)] += part.reshape(batch, groups, per_out, *sizes)
         inside = tuple(
             slice(begin, begin + extent) for begin, extent in zip(begins, extents, strict=True)
         )
-        answer = found.reshape(batch, groups * per_out, *room)[(..., *inside)]
+        answer = sums.reshape(batch, groups * per_out, *room)[(..., *inside)]
         return ((answer if b is None else answer + b.reshape(-1, *(1,) * axes)).astype(x.dtype),)
 
 
@@ -382,10 +382,10 @@ class MaxPool(op_max_pool.MaxPool):
             or attributes.get("auto_pad") not in (None, "NOTSET")
         ):
             return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
-        found = None
+        sums = None
         for window in _windows(x, attributes):
-            found = window.copy() if found is None else np.maximum(found, window, out=found)
-        return (found,)
+            sums = window.copy() if sums is None else np.maximum(sums, window, out=sums)
+        return (sums,)
 
 
 def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:

@@ -60,16 +60,16 @@ class Program:
         `checked` are that variant's plans in the forms `TENSORS` and `SEGMENTS`, where the model is
         quantised.
         """
-        found = cls(target)
-        found._add(MAIN, variants[0])
+        program = cls(target)
+        program._add(MAIN, variants[0])
         for name, planned in zip((TENSORS, SEGMENTS), checked, strict=False):
-            found._cuts = [cut.to_json() for cut in planned.cuts]
-            found._add(name, planned)
+            program._cuts = [cut.to_json() for cut in planned.cuts]
+            program._add(name, planned)
         for number, planned in enumerate(variants):
-            found._add(f"timed_{number}", planned, timed=True)
+            program._add(f"timed_{number}", planned, timed=True)
         if untuned is not None:
-            found._add(UNTUNED, untuned, timed=True)
-        return found
+            program._add(UNTUNED, untuned, timed=True)
+        return program
 
     def write(self, folder: Path, choices: str) -> None:
         """Write the body, the program and that of `main` alone into a folder."""
@@ -89,8 +89,8 @@ class Program:
         parts: list[dict[Any, Any]] = [{}, {}]
         for variable, function in functions.items():
             parts[str(variable.name_hint) in others][variable] = function
-        mine, beside = (str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts)
-        body = ModelBody(choices, self._timed, mine, beside, self._cuts)
+        model, beside = (str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts)
+        body = ModelBody(choices, self._timed, model, beside, self._cuts)
         (folder / BODY).write_bytes(gzip.compress(body.to_bytes(), mtime=0))
 
     def _add(self, name: str, planned: Planned, *, timed: bool = False) -> None:
@@ -112,7 +112,7 @@ class Program:
 
         with builder.function(name, params, attrs=dict(main.attrs or {}) | {"global_symbol": name}):
             with builder.dataflow():
-                for binding in (one for block in main.body.blocks for one in block.bindings):
+                for binding in (bound for block in main.body.blocks for bound in block.bindings):
                     value, function = substitute(binding.value, find), called(binding.value)
                     if function:
                         target = added[value.args[0]]

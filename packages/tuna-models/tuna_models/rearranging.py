@@ -40,14 +40,14 @@ def cropped(node: Conversion, x: Any, pads: Any, first: int = 0) -> Any:
 
 def _pad(node: Conversion) -> Any:
     x, attributes = node.inputs[0], node.attributes
-    given: Any = node.known(1)
+    stated: Any = node.known(1)
     if node.opset < 11:
-        given = attributes.get("pads", attributes.get("paddings"))
+        stated = attributes.get("pads", attributes.get("paddings"))
     rank, kind, mode = len(shape_of(x)), kind_of(x), node.text("mode", "constant")
     axes = node.known(3)
     chosen = [int(axis) % rank for axis in (range(rank) if axes is None else axes)]
     pads = np.zeros((2, rank), np.int64)
-    pads[:, chosen] = np.reshape(given, (2, -1))
+    pads[:, chosen] = np.reshape(stated, (2, -1))
     x = cropped(node, x, pads)
     before, after = np.maximum(pads, 0).tolist()
     if not any(before + after):

@@ -125,17 +125,17 @@ def _direction(
         bias = np.zeros(2 * _GATES[steps.kind] * steps.units, np.float32)
     # the bias of the product with the state is reset as well
     added, kept = gates.biases(bias, apart=steps.reset_after)
-    found = builder.normalize(relax.op.matmul(x, leaf(gates.of_input(weights))))
-    found = builder.normalize(relax.op.add(found, leaf(added)))
-    given = [found, leaf(gates.of_state(recurrent, steps.columns)), *states]
+    product = builder.normalize(relax.op.matmul(x, leaf(gates.of_input(weights))))
+    product = builder.normalize(relax.op.add(product, leaf(added)))
+    operands = [product, leaf(gates.of_state(recurrent, steps.columns)), *states]
     if steps.reset_after:
-        given.append(leaf(kept))
+        operands.append(leaf(kept))
     if steps.ends is not None:
-        given.append(relax.const(np.array(steps.ends, np.int32)))
+        operands.append(relax.const(np.array(steps.ends, np.int32)))
     if peepholes is not None:
-        given.append(leaf(gates.filled(peepholes)))
+        operands.append(leaf(gates.filled(peepholes)))
     program = partial(_program, steps, peepholes is not None)
-    ran = builder.emit_te(program, *given, primfunc_name_hint=steps.kind.lower())
+    ran = builder.emit_te(program, *operands, primfunc_name_hint=steps.kind.lower())
     answers = []
     for number in range(1 + len(states)):
         value = builder.emit(relax.TupleGetItem(ran, number))

@@ -24,8 +24,8 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
     kind, shape = str(x.ty.dtype), extents(x) or ()
     if kind == "bool":
         whole = builder.emit(relax.op.astype(x, "uint8"))
-        found = extreme(builder, whole, axes, keep=keep, largest=largest)
-        return builder.emit(relax.op.astype(found, "bool"))
+        truth = extreme(builder, whole, axes, keep=keep, largest=largest)
+        return builder.emit(relax.op.astype(truth, "bool"))
     reduced = {axis % len(shape) for axis in axes}
     kept = [axis for axis in range(len(shape)) if axis not in reduced]
     floating = kind.startswith("float")
@@ -38,7 +38,7 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
             return tirx.const(-math.inf if largest else math.inf, kind)
         return (tirx.min_value if largest else tirx.max_value)(kind)
 
-    reducer = te.comm_reducer(lambda one, other: better(one, other), worst, name=name)
+    reducer = te.comm_reducer(lambda left, right: better(left, right), worst, name=name)
 
     def compute(values: Any) -> Any:
         inner = {axis: te.reduce_axis((0, shape[axis]), f"r{axis}") for axis in sorted(reduced)}

@@ -29,7 +29,7 @@ class _Axis:
     axis: int
     size: int  #: Extent of the input
     resized: int
-    scale: float  #: that coordinates are divided by; `resized / size` unless it was given
+    scale: float  #: divisor of coordinates; `resized / size` unless it was given
     start: float = 0.0  #: Start of the region, as a part of the input
     end: float = 1.0
 
@@ -180,10 +180,10 @@ def _axes(node: Conversion, region: Any, scales: Any, sizes: Any) -> list[_Axis]
     extents = [shape[axis] for axis in chosen]
     if scales is not None and len(scales):
         parts = [float(end) - float(start) for start, end in zip(starts, ends, strict=True)]
-        scale = [float(one) for one in scales]
+        scale = [float(factor) for factor in scales]
         resized = [
-            math.floor(float(np.float32(size * part * one)))
-            for size, part, one in zip(extents, parts, scale, strict=True)
+            math.floor(float(np.float32(size * part * factor)))
+            for size, part, factor in zip(extents, parts, scale, strict=True)
         ]
     elif sizes is not None and len(sizes):
         resized, scale = _fitted(node, extents, [int(size) for size in sizes])
@@ -191,10 +191,10 @@ def _axes(node: Conversion, region: Any, scales: Any, sizes: Any) -> list[_Axis]
         raise Unsupported("it has neither scales nor sizes")
     if min(resized) < 1:
         raise Unsupported("its answer has no values")
-    found = [_Axis(*one) for one in zip(chosen, extents, resized, scale, starts, ends, strict=True)]
+    axes = [_Axis(*row) for row in zip(chosen, extents, resized, scale, starts, ends, strict=True)]
     return [
         axis
-        for axis in found
+        for axis in axes
         if (axis.size, 1.0, 0.0, 1.0) != (axis.resized, axis.scale, axis.start, axis.end)
     ]
 

@@ -70,8 +70,8 @@ class Right:
     """The right answers of a model to inputs."""
 
     outputs: Sequence[RightOutput]
-    quantised: Sequence[RightOutput] = ()  #: its quantised tensors
-    operands: Mapping[str, Any] = field(default_factory=dict)  #: other tensors that were asked for
+    quantised: Sequence[RightOutput] = ()  #: right values of the quantised tensors
+    operands: Mapping[str, Any] = field(default_factory=dict)  #: values of other requested tensors
 
 
 def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[str] = ()) -> Right:

@@ -24,7 +24,7 @@ class Absent(Exception):
 def onnxruntime(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
     """Its session with the CPU provider."""
     if isinstance(model, TorchModel):
-        raise Absent("the model is no ONNX file")
+        raise Absent("the model is not an ONNX file")
     _require("onnxruntime")
     import onnxruntime as runtime
 
@@ -43,20 +43,20 @@ def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
     import torch
 
     torch.set_num_threads(threads)
-    given = [torch.from_numpy(array) for array in inputs]
+    tensors = [torch.from_numpy(array) for array in inputs]
     make = model.program.module if isinstance(model, TorchModel) else _Network(model).module
     eager = make()
     last = make().to(memory_format=torch.channels_last)
-    last_given = [_channels_last(value) for value in given]
+    last_given = [_channels_last(value) for value in tensors]
     jit: Any = torch.jit
     with torch.no_grad():
-        frozen = jit.optimize_for_inference(jit.freeze(jit.trace(make(), given).eval()))
+        frozen = jit.optimize_for_inference(jit.freeze(jit.trace(make(), tensors).eval()))
         for _ in range(3):  # the first runs compile it
-            frozen(*given)
+            frozen(*tensors)
     return [
-        _without_gradients(eager, given),
+        _without_gradients(eager, tensors),
         _without_gradients(last, last_given),
-        _without_gradients(frozen, given),
+        _without_gradients(frozen, tensors),
     ]
 
 
@@ -122,21 +122,21 @@ class _Network:
         inputs, outputs = self._inputs, self._outputs
         constants = {name: torch.from_numpy(array) for name, array in self._weights.items()}
 
-        def forward(*given: Any) -> Any:
-            values = dict(zip(inputs, given, strict=True))
+        def forward(*arguments: Any) -> Any:
+            values = dict(zip(inputs, arguments, strict=True))
             for node, layer in steps:
                 names = node.input[:1] if isinstance(layer, torch.nn.Module) else node.input
                 values[node.output[0]] = layer(
                     *(values.get(n, constants.get(n)) for n in names if n)
                 )
-            found = tuple(values[name] for name in outputs)
-            return found if len(found) > 1 else found[0]
+            answers = tuple(values[name] for name in outputs)
+            return answers if len(answers) > 1 else answers[0]
 
-        found = torch.nn.ModuleList(
+        network = torch.nn.ModuleList(
             layer for _, layer in steps if isinstance(layer, torch.nn.Module)
         )
-        found.forward = forward
-        return found.eval()
+        network.forward = forward
+        return network.eval()
 
 
 def _conv(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:

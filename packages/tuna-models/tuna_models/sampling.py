@@ -109,13 +109,13 @@ def _grid_sample(node: Conversion) -> Any:
     kind, aligned = kind_of(x), node.flag("align_corners")
     wide = "float32" if kind == "float16" else kind
     sizes = shape_of(x)[2:]
-    zero, one, two = (tirx.const(number, wide) for number in range(3))
+    zero, unit, two = (tirx.const(number, wide) for number in range(3))
 
     def place(points: Any, axis: int, image: Any, row: Any, column: Any) -> Any:
         """The coordinate of a point along the height or the width, moved to the border."""
-        point = points(image, row, column, 1 - axis) + one
+        point = points(image, row, column, 1 - axis) + unit
         extent = tirx.const(sizes[axis] - 1 if aligned else sizes[axis], wide)
-        where = point * extent / two if aligned else (point * extent - one) / two
+        where = point * extent / two if aligned else (point * extent - unit) / two
         margin = tirx.const(0.0 if aligned else 0.5, wide)
         last = tirx.const(sizes[axis] - 1, wide)
         inside = tirx.all(where >= -margin, where <= last + margin)
@@ -126,7 +126,7 @@ def _grid_sample(node: Conversion) -> Any:
         shape = shape_of(grid)[:3]
         wheres = [te.compute(shape, partial(place, points, axis), name="where") for axis in (0, 1)]
         firsts = [
-            te.compute(shape, partial(_floored, where, one), name="first") for where in wheres
+            te.compute(shape, partial(_floored, where, unit), name="first") for where in wheres
         ]
         gaps = [
             te.compute((*shape, 4), partial(_gap, where, first), name="gap")
@@ -136,17 +136,17 @@ def _grid_sample(node: Conversion) -> Any:
 
         def value(image: Any, channel: Any, *at: Any) -> Any:
             taps = [te.reduce_axis((0, 4), f"tap{axis}") for axis in (0, 1)]
-            found, index = one, []
+            weight, index = unit, []
             for axis, size in enumerate(sizes):
-                found = found * weights[axis](image, *at, taps[axis])
+                weight = weight * weights[axis](image, *at, taps[axis])
                 row = firsts[axis](image, *at).astype("int32") + taps[axis]
                 index.append(te.max(te.min(row, size - 1), 0))
-            return te.sum(found * values(image, channel, *index), axis=taps)
+            return te.sum(weight * values(image, channel, *index), axis=taps)
 
         return te.compute((*shape_of(x)[:2], *shape[1:]), value, name="sampled")
 
-    given = [node.cast(value, wide) for value in (x, grid)]
-    return node.cast(node.compute(sampled, *given), kind)
+    operands = [node.cast(value, wide) for value in (x, grid)]
+    return node.cast(node.compute(sampled, *operands), kind)
 
 
 def _floored(where: Any, one: Any, image: Any, row: Any, column: Any) -> Any:
@@ -180,7 +180,8 @@ def _deformed(node: Conversion) -> Any:
     groups = int(node.attributes.get("group", 1))
     shared = shape_of(x)[1] // int(node.attributes.get("offset_group", 1))
     strides, dilations = (
-        [int(one) for one in node.attributes.get(name, (1, 1))] for name in ("strides", "dilations")
+        [int(number) for number in node.attributes.get(name, (1, 1))]
+        for name in ("strides", "dilations")
     )
     begins = [int(pad) for pad in node.attributes.get("pads", (0, 0, 0, 0))][:2]
     (batch, channels, *sizes), (outs, ins, *taps) = shape_of(x), shape_of(w)
@@ -196,19 +197,19 @@ def _deformed(node: Conversion) -> Any:
                 + moved(image, first * 2 + n, *at)
                 for n in (0, 1)
             ]
-            found = _between(values, (image, channel), where, sizes)
-            return found * masks[0](image, first, *at) if masks else found
+            answer = _between(values, (image, channel), where, sizes)
+            return answer * masks[0](image, first, *at) if masks else answer
 
         return te.compute((batch, channels * count, *answers), value)
 
-    given = [x, offsets] if mask is None else [x, offsets, mask]
-    rows = node.compute(columns, *given)
+    operands = [x, offsets] if mask is None else [x, offsets, mask]
+    rows = node.compute(columns, *operands)
     rows = node.shaped(rows, (batch, groups, ins * count, math.prod(answers)))
     weights = node.shaped(w, (groups, outs // groups, ins * count))
-    found = node.shaped(node.emit(relax.op.matmul(weights, rows)), (batch, outs, *answers))
+    answer = node.shaped(node.emit(relax.op.matmul(weights, rows)), (batch, outs, *answers))
     if bias is None:
-        return found
-    return node.emit(relax.op.add(found, node.shaped(bias, (outs, 1, 1))))
+        return answer
+    return node.emit(relax.op.add(answer, node.shaped(bias, (outs, 1, 1))))
 
 
 def _between(x: Any, image: tuple[Any, Any], where: list[Any], sizes: list[int]) -> Any:

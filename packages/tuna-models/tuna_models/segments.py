@@ -61,7 +61,7 @@ class Cut:
     var: Any  #: fp32: whole numbers, or their real values
     zero: Any = None  #: an array, where `var` is (whole number - zero) * scale
     scale: Any = None
-    #: whether a function of the shipped model ends here, whatever TVM would fuse
+    #: True if a function of the shipped model ends here, whatever TVM would fuse.
     ends_function: bool = False
 
     def to_json(self) -> dict[str, Any]:

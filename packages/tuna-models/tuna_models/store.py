@@ -86,7 +86,7 @@ def find(connection: sa.Connection, name: str) -> StoredModel:
             return model
     hint = choices(wanted, (model.name for model in models), "models")
     raise NotFound(
-        f"There is no imported model {name!r}.",
+        f"Unknown model {name!r}.",
         hint=f"{hint}; add one: `tuna model import NAME FILE`",
     )
 
@@ -120,22 +120,22 @@ def tunable(
 ) -> dict[str, tuple[int, set[str], set[str]]]:
     """Return id, applicable solvers and solvers with a job of each tunable task, by its key."""
     pair = SolverApplicability
-    mine = Job.config_id == pair.config_id, Job.solver_id == pair.solver_id
+    of_pair = Job.config_id == pair.config_id, Job.solver_id == pair.solver_id
     statement = (
         sa.select(ConfigRow.key, ConfigRow.id, SolverRow.name, Job.id.label("job"))
         .select_from(pair)
         .join(ConfigRow, ConfigRow.id == pair.config_id)
         .join(SolverRow, sa.and_(SolverRow.id == pair.solver_id, SolverRow.valid.is_(True)))
         .join(ConfigTag, sa.and_(ConfigTag.config_id == pair.config_id, ConfigTag.tag == model.tag))
-        .outerjoin(Job, sa.and_(Job.session_id == session_id, *mine))
+        .outerjoin(Job, sa.and_(Job.session_id == session_id, *of_pair))
         .where(pair.session_id == session_id)
     )
     if not winograd:
         statement = statement.where(SolverRow.algorithm != "Winograd")
-    found: dict[str, tuple[int, set[str], set[str]]] = {}
+    tasks: dict[str, tuple[int, set[str], set[str]]] = {}
     for key, config_id, solver, job in connection.execute(statement):
-        _, solvers, loaded = found.setdefault(key, (config_id, set(), set()))
+        _, solvers, loaded = tasks.setdefault(key, (config_id, set(), set()))
         solvers.add(solver)
         if job is not None:
             loaded.add(solver)
-    return found
+    return tasks

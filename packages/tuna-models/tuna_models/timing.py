@@ -40,9 +40,9 @@ def compare(
     to the largest magnitude of an output, on these `inputs`. All use this number of `threads`.
     """
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    given = [tvm.runtime.tensor(array) for array in inputs.values()]
-    ours = arrays_of(machine["main"](*given))
-    contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
+    tensors = [tvm.runtime.tensor(array) for array in inputs.values()]
+    ours = arrays_of(machine["main"](*tensors))
+    contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*tensors)}
     errors, absent = dict[str, float](), dict[str, str]()
     for name, prepare in runtimes.ALL.items():
         try:

@@ -91,9 +91,9 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
     try:
         program = torch.export.load(io.BytesIO(path.read_bytes()))
     except Exception as error:  # torch, zipfile and the file system each have their own
-        raise BadInput(f"{name} is no program of torch.export: {_last_line(error)}") from None
-    given = {found: extents for found, extents, _ in _inputs(program)}
-    sizes, chosen = chosen_extents(name, given, shapes, batch, fixed=True)
+        raise BadInput(f"{name} is not a program of torch.export: {_last_line(error)}") from None
+    exported = {label: extents for label, extents, _ in _inputs(program)}
+    sizes, chosen = chosen_extents(name, exported, shapes, batch, fixed=True)
     if any(isinstance(extent, str) for extents in chosen.values() for extent in extents):
         refuse_obstacles(name, _unsupported(_decomposed(program, name)), chosen)
     return TorchModel(program, sizes)
@@ -107,7 +107,7 @@ def _decomposed(program: Any, name: str) -> Any:
 
 
 def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:
-    """Name, extents (a name for one that is open) and type of each input that is no weight."""
+    """Name, extents (a name for one that is open) and type of each input but the weights."""
     wanted = set(program.graph_signature.user_inputs)
     found = []
     for node in program.graph.nodes:

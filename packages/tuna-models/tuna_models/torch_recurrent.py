@@ -63,9 +63,9 @@ def _convert(program: Any, node: Any, importer: Any) -> Any:
     """The answers of all steps, and the last states, of all layers."""
     name, builder = _name(node), importer.block_builder
     kind, values = KINDS[name], _values(program, node)
-    source, given, _, biased, layers, _, _, both, by_batch = node.args
+    source, initial, _, biased, layers, _, _, both, by_batch = node.args
     assert values is not None
-    states = [importer.env[state] for state in (given if kind == "LSTM" else [given])]
+    states = [importer.env[state] for state in (initial if kind == "LSTM" else [initial])]
     ways, parts = 1 + both, 4 if biased else 2
     attributes: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
     if name == "rnn_relu.input":

@@ -39,10 +39,10 @@ def written_out(program: Any) -> Any:
                 node.args = (node.args[0], divisor, *node.args[2:])
         if name in _OF_TRUTH_VALUES and node.meta["val"].dtype is torch.bool:
             with graph.inserting_after(node):
-                found = graph.call_function(torch.ops.aten.ne.Scalar, (node, 0))
-            found.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(found)
-            found.args = (node, 0)
+                comparison = graph.call_function(torch.ops.aten.ne.Scalar, (node, 0))
+            comparison.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(comparison)
+            comparison.args = (node, 0)
             node.meta["val"] = node.meta["val"].to(kind)
     return program
 

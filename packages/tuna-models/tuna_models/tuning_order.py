@@ -23,11 +23,11 @@ class Tunable:
 
     config_id: int
     count: int  #: Number of its calls in the model
-    solvers: frozenset[str]  #: that apply
+    solvers: frozenset[str]  #: names of the solvers that apply
     loaded: frozenset[str] = frozenset()  #: solvers with a job in this session
-    #: estimate for the best point of each solver
+    #: Estimated cycles of each solver's best point.
     cycles: Mapping[str, float] = field(default_factory=dict)
-    #: it has no core, and a schedule by rule, which a search may improve a little
+    #: True for a task without core that is scheduled by rule: a search may improve it a little.
     by_rule: bool = False
     #: winning points for the bare layer or a similar task, by solver, the fastest first
     won: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
     functions with a schedule by rule that take little time.
     """
     total = sum(task.weight for task in tasks)
-    found: list[tuple[tuple[int, float], Wanted]] = []
+    ranked: list[tuple[tuple[int, float], Wanted]] = []
     for task in tasks:
         weight = task.weight
         small = total > 0 and weight < _SMALL * total
@@ -79,7 +79,7 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
                 if weight > 0 and weight >= _WORTH * total
             ]
             jobs = (Wanted(task.config_id, name, _MORE * candidates) for name in wanted)
-            found += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
+            ranked += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
             continue
         for rank, solver in enumerate(sorted(task.solvers, key=lambda name: _expected(task, name))):
             gain = _gain(task, solver)
@@ -89,8 +89,8 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
             job = Wanted(
                 task.config_id, solver, 1 if small else candidates, task.won.get(solver, "")
             )
-            found.append(((min(rank, 1), -worth), job))
-    return [job for _, job in sorted(found, key=lambda entry: entry[0])]
+            ranked.append(((min(rank, 1), -worth), job))
+    return [job for _, job in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def _expected(task: Tunable, solver: str) -> tuple[bool, float, str]:

@@ -85,18 +85,18 @@ def measure(
         operations=operations,
     )
     session_id = work.session_id()
-    found = _outcome(session_id, config)
-    if found is None or not found.is_over:
+    outcome = _outcome(session_id, config)
+    if outcome is None or not outcome.is_over:
         for path in data.values():
             artifacts.put(path.read_bytes())
         with writing(engine) as connection:
             stored = configs.store(connection, [config], model.tag, bodies={config.body: body})
-        _load(session_id, model.tag, stored.ids[0], found)
+        _load(session_id, model.tag, stored.ids[0], outcome)
         with contextlib.suppress(RunStopped):
             work.run(partial(_follow, work, config))
-        found = _outcome(session_id, config)
-    assert found is not None
-    return found.measured(model.name)
+        outcome = _outcome(session_id, config)
+    assert outcome is not None
+    return outcome.measured(model.name)
 
 
 def _follow(work: ModelWork, config: WholeModelConfig, progress: Progress) -> None:

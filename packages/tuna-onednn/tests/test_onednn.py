@@ -201,7 +201,7 @@ def test_a_session_of_another_cpu_is_refused(installed: Path) -> None:
         library.applicable([conv()], replace(library.environment(), arch="sparc"))
 
 
-def test_this_process_never_loads_it(installed: Path) -> None:
+def test_this_process_never_loads_onednn(installed: Path) -> None:
     program = (
         "from pathlib import Path; from tuna.configs import GemmConfig; from tuna_onednn"
         " import OneDnnLibrary;library = OneDnnLibrary(); found ="

@@ -42,9 +42,9 @@ from tuna_onednn.library import (
 class DnnlTensor:
     """An array of a layer."""
 
-    dims: tuple[int, ...]  #: in oneDNN's order
-    strides: tuple[int, ...]  #: as the layer says, in elements
-    data_type: str  #: by its NumPy name
+    dims: tuple[int, ...]  #: extents in oneDNN's order: N, C, spatial
+    strides: tuple[int, ...]  #: distances in elements along each axis, as the layer has them
+    data_type: str  #: NumPy's name of the type
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Operation:
     source: DnnlTensor
     weights: DnnlTensor
     answer: DnnlTensor
-    #: of a convolution: strides, dilations less 1, left and right padding
+    #: Strides, dilations less 1, left and right padding of a convolution; empty: another layer.
     geometry: tuple[tuple[int, ...], ...] = ()
 
     def strides(self, tensor: DnnlTensor, layout: Layout) -> tuple[int, ...] | None:
@@ -99,7 +99,7 @@ def channels_last(config: Config) -> bool:
 
 
 def _convolution(config: ConvConfig) -> Operation:
-    given, answered, _ = DTYPES[config.data_type]
+    input_type, answer_type, _ = DTYPES[config.data_type]
     axes = "dhw"[-config.spatial_dim :]
     sizes = tuple(getattr(config, f"in_{axis}") for axis in axes)
     taps = tuple(getattr(config, f"fil_{axis}") for axis in axes)
@@ -114,13 +114,13 @@ def _convolution(config: ConvConfig) -> Operation:
         )
     )
     last, groups = channels_last(config), config.group_count
-    x = _image((config.batchsize, config.in_channels, *sizes), last, given)
-    y = _image((config.batchsize, config.out_channels, *config.output_size), last, answered)
-    w = _image((config.out_channels, config.in_channels // groups, *taps), last, given)
+    x = _image((config.batchsize, config.in_channels, *sizes), last, input_type)
+    y = _image((config.batchsize, config.out_channels, *config.output_size), last, answer_type)
+    w = _image((config.out_channels, config.in_channels // groups, *taps), last, input_type)
     if groups > 1:
         per_group = config.out_channels // groups
         strides = (per_group * w.strides[0], *w.strides)
-        w = DnnlTensor((groups, per_group, *w.dims[1:]), strides, given)
+        w = DnnlTensor((groups, per_group, *w.dims[1:]), strides, input_type)
     geometry = (steps, tuple(gap - 1 for gap in gaps), pads, ends)
     source, answer = (x, y) if config.direction is Direction.FORWARD else (y, x)
     return Operation(_NAMES[config.direction], source, w, answer, geometry)

@@ -42,7 +42,7 @@ class Layout(str, Enum):
 
     PLAIN = "Plain"  #: channels first, row by row; of a matrix product as the layer says
     CHANNELS_LAST = "ChannelsLast"
-    ANY = "Any"  #: as the implementation chooses, mostly in blocks of channels
+    ANY = "Any"  #: the implementation's choice, mostly blocks of channels
 
 
 @dataclass(frozen=True)

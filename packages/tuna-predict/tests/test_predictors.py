@@ -117,7 +117,7 @@ def test_a_worse_predictor_is_used_where_it_is_good_alone(engine: sa.Engine) -> 
         assert [one.used_in for one in predictors.read_all(connection) if one.used_in] == [
             "answers and searches"
         ]
-    with pytest.raises(NotFound, match="no predictor 'other'"):
+    with pytest.raises(NotFound, match="Unknown predictor 'other'"):
         use(engine, "other")
 
 

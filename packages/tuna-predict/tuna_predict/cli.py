@@ -26,8 +26,8 @@ def _seen(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         options.as_json,
         click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
-        click.option("--since", callback=since, metavar="TIME", help="Only trials since then."),
-        click.option("--arch", help="Only trials on this architecture."),
+        click.option("--since", callback=since, metavar="TIME", help="Only trials since TIME."),
+        click.option("--arch", help="Only trials measured on this architecture."),
         _library,
     ):
         command = option(command)
@@ -47,14 +47,14 @@ def predictor() -> None:
 @_seen
 def train(library: str, arch: str | None, since: datetime | None, seed: int, as_json: bool) -> None:
     """Train a predictor and keep it; prints how good it is on layers that it has not seen."""
-    found = api.train_predictor(Seen(library, arch, since), seed)
+    trained = api.train_predictor(Seen(library, arch, since), seed)
     if as_json:
-        print_json(found.as_json())
+        print_json(trained.as_json())
         return
-    _print_evaluation(found.evaluation)
+    _print_evaluation(trained.evaluation)
     say(
-        f"{found.name}: {counted(found.trials, 'trial')} of {counted(found.layers, 'layer')}."
-        f" `tuna predictor use {found.name}` uses it."
+        f"{trained.name}: {counted(trained.trials, 'trial')} of {counted(trained.layers, 'layer')}."
+        f" `tuna predictor use {trained.name}` uses it."
     )
 
 
@@ -67,20 +67,20 @@ def evaluate(
 
     Layers are held out with all of their trials.
     """
-    found = api.evaluate_predictor(Seen(library, arch, since), seed).as_json()
+    evaluation = api.evaluate_predictor(Seen(library, arch, since), seed).as_json()
     if as_json:
-        print_json(found)
+        print_json(evaluation)
     else:
-        _print_evaluation(found)
+        _print_evaluation(evaluation)
 
 
-def _print_evaluation(found: Mapping[str, Any]) -> None:
-    layers = counted(found["layers"], "layer")
-    _print_ways(f"{layers} held out", found["ways"])
-    if found["searched"]:
-        layers = counted(found["searched"], "layer")
-        _print_ways(f"{layers} of these, which are searched", found["searched_ways"])
-    if answers := found["answers"]:
+def _print_evaluation(evaluation: Mapping[str, Any]) -> None:
+    layers = counted(evaluation["layers"], "layer")
+    _print_ways(f"{layers} held out", evaluation["ways"])
+    if evaluation["searched"]:
+        layers = counted(evaluation["searched"], "layer")
+        _print_ways(f"{layers} of these, which are searched", evaluation["searched_ways"])
+    if answers := evaluation["answers"]:
         over = ", ".join(
             f"{answers[name]:.2f} of {words}"
             for name, words in (
@@ -94,8 +94,8 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
             f"Answers: of {counted(answers['layers'], 'layer')} with a similar one, in"
             f" {answers['measured']} the predicted configuration was measured. Its time is {over}."
         )
-    say(f"In answers: {_verdict(found['beats_nearest'], 'the nearest layer')}.")
-    say(f"In searches: {_verdict(found['beats_built_in'], 'the built-in prior')}.")
+    say(f"In answers: {_verdict(evaluation['beats_nearest'], 'the nearest layer')}.")
+    say(f"In searches: {_verdict(evaluation['beats_built_in'], 'the built-in prior')}.")
 
 
 def _verdict(good: bool, other: str) -> str:
@@ -103,7 +103,7 @@ def _verdict(good: bool, other: str) -> str:
 
 
 def _print_ways(title: str, ways: Mapping[str, Mapping[str, float]]) -> None:
-    rows = [(way, *(f"{found[name]:.3f}" for name in _FIGURES)) for way, found in ways.items()]
+    rows = [(way, *(f"{figures[name]:.3f}" for name in _FIGURES)) for way, figures in ways.items()]
     print_table(("order", *_FIGURES), rows, (1, 2, 3, 4), title=title)
 
 
@@ -111,42 +111,42 @@ def _print_ways(title: str, ways: Mapping[str, Mapping[str, float]]) -> None:
 @options.as_json
 def list_predictors(as_json: bool) -> None:
     """List the predictors that were trained, the latest first."""
-    found = api.list_predictors()
+    predictors = api.list_predictors()
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json([stored.as_json() for stored in predictors])
         return
     columns: list[Column[StoredPredictor]] = [
-        Column("name", lambda one: one.name),
-        Column("version", lambda one: one.library_version, 4),
-        Column("arch", lambda one: one.arch or "any", 3),
-        Column("layers", lambda one: str(one.layers), 2, right=True),
-        Column("trials", lambda one: str(one.trials), right=True),
-        Column("seed", lambda one: str(one.seed), 5, right=True),
-        Column("date", lambda one: f"{one.created_at:%Y-%m-%d}", 1),
-        Column("used in", lambda one: one.used_in),
+        Column("name", lambda row: row.name),
+        Column("version", lambda row: row.library_version, 4),
+        Column("arch", lambda row: row.arch or "any", 3),
+        Column("layers", lambda row: str(row.layers), 2, right=True),
+        Column("trials", lambda row: str(row.trials), right=True),
+        Column("seed", lambda row: str(row.seed), 5, right=True),
+        Column("date", lambda row: f"{row.created_at:%Y-%m-%d}", 1),
+        Column("used in", lambda row: row.used_in),
     ]
-    print_list(columns, found, "There is no predictor yet: `tuna predictor train`.")
+    print_list(columns, predictors, "There is no predictor yet: `tuna predictor train`.")
 
 
 @predictor.command()
 @click.argument("name", default="")
 @_library
-@click.option("--force", is_flag=True, help="In searches too, though worse than the built-in one.")
+@click.option("--force", is_flag=True, help="Search with it even if the built-in prior is better.")
 def use(name: str, library: str, force: bool) -> None:
-    """Use the predictor NAME, by default the latest, in answers and new searches; `builtin`: none
-    of the library's.
+    """Use the predictor NAME, by default the latest, in answers and new searches; `builtin` stops
+    using any of the library.
 
     One that is worse than the table of the nearest layer gives no answers, one that is worse than
     the built-in prior is not used in searches.
     """
-    found = api.use_predictor(name, library, force=force)
-    if found is None:
+    chosen = api.use_predictor(name, library, force=force)
+    if chosen is None:
         say(f"Searches of {library} begin with its built-in prior, and there are no predictions.")
         return
-    say(f"{found.name} is used in {found.used_in}.")
-    if not found.in_searches:
+    say(f"{chosen.name} is used in {chosen.used_in}.")
+    if not chosen.in_searches:
         say("Searches keep the built-in prior, which is better: --force uses this one.")
-    if not found.in_answers:
+    if not chosen.in_answers:
         say("It gives no answers: the table of the nearest layer is better.")
-    elif found.in_searches and not found.evaluation["beats_built_in"]:
+    elif chosen.in_searches and not chosen.evaluation["beats_built_in"]:
         say("It is worse than the built-in prior, and was forced.")

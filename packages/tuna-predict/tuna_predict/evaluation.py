@@ -38,11 +38,11 @@ Figures = Mapping[str, float]
 class Answers:
     """Predictions for layers that were held out."""
 
-    layers: int  #: that have configurations which fit others, and a similar layer
-    measured: int  #: of which the predicted configuration was measured there
-    over_found: float  #: geometric mean of its time over that of the best of 32 trials by chance
-    over_random: float  #: over that of one
-    #: factors around a predicted time that nine of ten times are between
+    layers: int  #: held-out layers with a similar one and configurations that fit others
+    measured: int  #: layers whose trials include the predicted configuration
+    over_found: float  #: geometric mean: its time / best of 32 trials drawn by chance
+    over_random: float  #: geometric mean: its time / time of one trial drawn by chance
+    #: Factors of a predicted time between which nine of ten measured times are.
     low: float
     high: float
 
@@ -52,10 +52,10 @@ class Evaluation:
     """Figures of layers that were held out."""
 
     layers: int
-    ways: Mapping[str, Figures]  #: random, nearest, built-in, trained
+    ways: Mapping[str, Figures]  #: figures of each order: random, nearest, built-in, trained
     searched: int  #: layers with candidates that the built-in prior knows
-    searched_ways: Mapping[str, Figures]  #: of these
-    answers: Answers | None  #: None: no layer has a similar one
+    searched_ways: Mapping[str, Figures]  #: `ways` of the searched layers alone
+    answers: Answers | None  #: None if no layer has a similar one
 
     @property
     def beats_nearest(self) -> bool:
@@ -108,10 +108,10 @@ def evaluate(tables: Sequence[Table], built_in: bytes | None, seed: int = 0) -> 
             }
             chance = f"{seed} {table.config.key} {table.environment}"
             for way, predicted in costs.items():
-                found = figures(table, predicted, chance)
-                ways[way].append(found)
+                regrets = figures(table, predicted, chance)
+                ways[way].append(regrets)
                 if known:
-                    searched[way].append(found)
+                    searched[way].append(regrets)
             answer = predictor.predict(table.config, table.arch) if table.times else None
             if answer is not None:
                 answers.append((table, answer))
@@ -119,24 +119,24 @@ def evaluate(tables: Sequence[Table], built_in: bytes | None, seed: int = 0) -> 
         raise BadInput("There is nothing to evaluate.")
     return Evaluation(
         len(ways["random"]),
-        {way: _mean(found) for way, found in ways.items()},
+        {way: _mean(regrets) for way, regrets in ways.items()},
         len(searched["random"]),
-        {way: _mean(found) for way, found in searched.items() if found},
+        {way: _mean(regrets) for way, regrets in searched.items() if regrets},
         _answers(answers, seed),
     )
 
 
-def _answers(found: Sequence[tuple[Table, PredictedTime]], seed: int) -> Answers | None:
+def _answers(predictions: Sequence[tuple[Table, PredictedTime]], seed: int) -> Answers | None:
     judged = [
         (table, answer, table.times[answer.solver, answer.name])
-        for table, answer in found
+        for table, answer in predictions
         if (answer.solver, answer.name) in table.times
     ]
     if not judged:
         return None
     over_found, over_random, errors = [], [], []
     for table, answer, time_ms in judged:
-        known = [one.time_ms or math.inf for one in table.candidates]
+        known = [candidate.time_ms or math.inf for candidate in table.candidates]
         chance = Random(f"{seed} {table.config.key}")  # noqa: S311  # must be repeatable
         bests = [min(chance.sample(known, min(_TRIALS, len(known)))) for _ in range(_ORDERS)]
         over_found.append(time_ms / statistics.geometric_mean(bests))
@@ -145,7 +145,7 @@ def _answers(found: Sequence[tuple[Table, PredictedTime]], seed: int) -> Answers
     errors.sort()
     least = round(_BELOW * (len(errors) - 1))
     return Answers(
-        len(found),
+        len(predictions),
         len(judged),
         statistics.geometric_mean(over_found),
         statistics.geometric_mean(over_random),

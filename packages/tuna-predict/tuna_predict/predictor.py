@@ -34,7 +34,7 @@ class TimedCandidate:
     """A candidate of a layer, which was measured or has failed."""
 
     solver: str
-    #: the same for layers of other sizes; empty: it fits its own layer alone
+    #: Name that equal candidates of other layers share; empty: it fits its own layer alone.
     name: str
     features: Features
     time_ms: float | None
@@ -45,7 +45,7 @@ class Table:
     """All candidates of one layer in one environment, in a fixed order."""
 
     config: Config
-    environment: str  #: its key
+    environment: str  #: key of the environment
     arch: str
     device: str
     candidates: Sequence[TimedCandidate]
@@ -176,13 +176,13 @@ class Predictor:
         self, config: Config, arch: str | None = None, device: str = ""
     ) -> PredictedTime | None:
         """Return the best known configuration of the nearest layers, on an architecture and a
-        device with this in its name; None where there is no similar layer."""
+        device with this in its name; None without a similar layer."""
         near = self._nearest(config, arch, device)
         known = {
-            (one.solver, one.name): one
+            (candidate.solver, candidate.name): candidate
             for _, table in near
-            for one in table.candidates
-            if (one.solver, one.name) in table.times
+            for candidate in table.candidates
+            if (candidate.solver, candidate.name) in table.times
         }
         if not known:
             return None
@@ -203,16 +203,16 @@ class Predictor:
 
     def _nearest(self, config: Config, arch: str | None, device: str) -> list[tuple[float, Table]]:
         """The nearest similar layers but the layer itself, with weights of which the sum is 1."""
-        found = []
+        neighbours = []
         for table in self._alike.get(family(config), ()):
             distance = size_distance(config, table.config)
             here = arch in (None, table.arch) and device.lower() in table.device.lower()
             if distance is not None and here:
-                found.append((distance, table.config.label, table.environment, table))
-        found.sort(key=lambda one: one[:3])
-        weights = [1 / (1 + distance / _QUARTER) ** 2 for distance, *_ in found[:_NEIGHBOURS]]
+                neighbours.append((distance, table.config.label, table.environment, table))
+        neighbours.sort(key=lambda one: one[:3])
+        weights = [1 / (1 + distance / _QUARTER) ** 2 for distance, *_ in neighbours[:_NEIGHBOURS]]
         total = sum(weights)
-        return [(weight / total, one[3]) for weight, one in zip(weights, found, strict=False)]
+        return [(weight / total, one[3]) for weight, one in zip(weights, neighbours, strict=False)]
 
 
 def _flops_over(config: Config, other: Config) -> float:

@@ -68,12 +68,12 @@ def read_all(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> list[
 
 def get(connection: sa.Connection, name: str) -> StoredPredictor:
     """Return the predictor of this name; raises NotFound."""
-    there = read_all(connection)
-    for one in there:
-        if one.name == name:
-            return one
-    names = [BUILT_IN, *(one.name for one in there)]
-    raise NotFound(f"There is no predictor {name!r}.", hint=choices(name, names, "predictors"))
+    predictors = read_all(connection)
+    for stored in predictors:
+        if stored.name == name:
+            return stored
+    names = [BUILT_IN, *(stored.name for stored in predictors)]
+    raise NotFound(f"Unknown predictor {name!r}.", hint=choices(name, names, "predictors"))
 
 
 def _latest(connection: sa.Connection, library: str) -> str:
@@ -91,8 +91,8 @@ def use(
     """Use a predictor in answers and searches instead of any other one of its library; without a
     name the latest of this library, and with `BUILT_IN` none.
 
-    It is used in answers only if it is no worse than the nearest layer's table, and in searches
-    only if it is no worse than the built-in prior, or with `force`. Raises BadInput if it is
+    It is used in answers unless it is worse than the nearest layer's table, and in searches
+    unless it is worse than the built-in prior, or with `force`. Raises BadInput if it is
     neither, NotFound.
     """
     name = name or _latest(connection, library)
@@ -124,19 +124,19 @@ class Answering:
     predictor: Predictor
 
     def predict(self, layer: Config, arch: str | None, device: str | None) -> dict[str, Any] | None:
-        """Return the fields of a prediction; None where there is no similar layer."""
-        found = self.predictor.predict(layer, arch, device or "")
-        if found is None:
+        """Return the fields of a prediction; None without a similar layer."""
+        prediction = self.predictor.predict(layer, arch, device or "")
+        if prediction is None:
             return None
         known = self.stored.evaluation["answers"]
         return {
             "library": self.stored.library,
-            "solver": found.solver,
-            "params": found.name,
-            "time_ms": found.time_ms,
-            "low_ms": found.time_ms * known["low"],
-            "high_ms": found.time_ms * known["high"],
-            "nearest": list(found.nearest),
+            "solver": prediction.solver,
+            "params": prediction.name,
+            "time_ms": prediction.time_ms,
+            "low_ms": prediction.time_ms * known["low"],
+            "high_ms": prediction.time_ms * known["high"],
+            "nearest": list(prediction.nearest),
             "predictor": self.stored.name,
         }
 
@@ -150,21 +150,21 @@ class LoadedPredictors:
     def answering(self, connection: sa.Connection, library: str | None) -> list[Answering]:
         """Return those of a library, or of all; raises NotFound if there is none."""
         wanted = [] if library is None else [predictor.c.library == library]
-        there = read_all(connection, predictor.c.in_answers.is_(True), *wanted)
-        if not there:
+        predictors = read_all(connection, predictor.c.in_answers.is_(True), *wanted)
+        if not predictors:
             raise NotFound(
                 f"No predictor answers for {library or 'any library'}.",
                 hint="`tuna predictor train` makes one, `tuna predictor use` uses it",
             )
-        return [Answering(one, self._load(connection, one)) for one in there]
+        return [Answering(stored, self._load(connection, stored)) for stored in predictors]
 
-    def _load(self, connection: sa.Connection, one: StoredPredictor) -> Predictor:
-        key = one.model, one.tables
+    def _load(self, connection: sa.Connection, stored: StoredPredictor) -> Predictor:
+        key = stored.model, stored.tables
         if key not in self._known:
             query = sa.select(kernel.c.digest, kernel.c.blob).where(kernel.c.digest.in_(key))
             blobs = {row.digest: row.blob for row in connection.execute(query)}
             if len(self._known) >= _MAX_KEPT:
                 self._known.clear()
-            tables = read_tables(gunzip(blobs[one.tables]))
-            self._known[key] = Predictor(blobs[one.model], tables)
+            tables = read_tables(gunzip(blobs[stored.tables]))
+            self._known[key] = Predictor(blobs[stored.model], tables)
         return self._known[key]

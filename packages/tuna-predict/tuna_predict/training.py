@@ -66,20 +66,20 @@ def trials_of(connection: sa.Connection, library: Library, seen: Seen) -> list[T
         query = query.where(environment.c.arch == seen.arch)
     if seen.since is not None:
         query = query.where(trial.c.measured_at >= seen.since)
-    found: dict[tuple[str, ...], dict[tuple[str, str], TimedCandidate]] = defaultdict(dict)
+    tables: dict[tuple[str, ...], dict[tuple[str, str], TimedCandidate]] = defaultdict(dict)
     for row in connection.execute(query):
         facts = library.params.facts(row.params)
         if facts is not None:
             place = row.json, row.key, row.arch, row.device
             name = row.name, facts.name or row.params
-            known = found[place].get(name)
+            known = tables[place].get(name)
             if known is None or (row.time_ms or 1e300) < (known.time_ms or 1e300):
-                found[place][name] = TimedCandidate(
+                tables[place][name] = TimedCandidate(
                     row.name, facts.name, facts.features, row.time_ms
                 )
     return [
         Table(from_json_text(text), key, arch, device, [each[name] for name in sorted(each)])
-        for (text, key, arch, device), each in found.items()
+        for (text, key, arch, device), each in tables.items()
     ]
 
 
@@ -105,7 +105,7 @@ def store(connection: sa.Connection, made: Trained) -> StoredPredictor:
     digits = hashlib.sha256((model + tables).encode()).hexdigest()[:_NAME_DIGITS]
     name = f"{made.seen.library}-{digits}"
     used = sa.select(environment.c.library_version).distinct()
-    used = used.where(environment.c.key.in_({one.environment for one in made.tables}))
+    used = used.where(environment.c.key.in_({table.environment for table in made.tables}))
     row = {
         **vars(made.seen),
         "name": name,
@@ -113,8 +113,8 @@ def store(connection: sa.Connection, made: Trained) -> StoredPredictor:
         "seed": made.seed,
         "library_version": ", ".join(sorted(connection.execute(used).scalars()))[:255],
         "seen": hashlib.sha256(document).hexdigest(),
-        "trials": sum(len(one.candidates) for one in made.tables),
-        "layers": len({one.config.key for one in made.tables}),
+        "trials": sum(len(table.candidates) for table in made.tables),
+        "layers": len({table.config.key for table in made.tables}),
         "model": model,
         "tables": tables,
         "evaluation": json.dumps(made.evaluation.as_json()),

@@ -137,8 +137,8 @@ def test_a_master_as_printed(
     ("words", "said"),
     [
         (["tune"], "--rpc"),
-        (["tune", "@tune_rpc.yaml"], "There is no workload"),
-        (["tune", "@tune_rpc.yaml", "--tuner", "gridsearch"], "There is no gridsearch"),
+        (["tune", "@tune_rpc.yaml"], "No workload was given"),
+        (["tune", "@tune_rpc.yaml", "--tuner", "gridsearch"], "gridsearch does not exist"),
         (["tune", "@tune_rpc.yaml", "--local", "llvm"], "tunes on this machine alone"),
         (
             [

@@ -182,8 +182,8 @@ def test_jobs_that_had_not_ended_are_new_again(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a note\n", "is no trace file"),
-        ('{"format":"tuna-results"}\n', "is no trace file"),
+        ("a note\n", "is not a trace file"),
+        ('{"format":"tuna-results"}\n', "is not a trace file"),
         ('{"format":"tuna-trace","version":9,"tuna":"7"}\n', "of Tuna 7"),
         ('{"format":"tuna-trace","version":1}\n', ":1: this line"),
         ("HEAD\nnonsense\n{}\n", ":2: this line"),

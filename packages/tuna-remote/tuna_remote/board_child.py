@@ -31,7 +31,7 @@ _FLUSH_BYTES = 64 << 20
 
 
 class BoardLost(Exception):
-    """There is no board, or it does not answer."""
+    """The board is missing or does not answer."""
 
 
 class _Session:

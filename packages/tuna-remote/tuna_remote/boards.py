@@ -32,8 +32,8 @@ from tuna.settings import get_settings
 CHILD = "tuna_remote.board_child"
 #: Seconds for a child's start, which imports TVM, and for the handshake with a board.
 START_S, HANDSHAKE_S = 120.0, 20.0
-#: Seconds to wait for a free board: of a starting worker or a new session, when a chunk begins, and
-#: after an error.
+#: Seconds to wait for a free board at the start of a worker or a session, at the start of a chunk,
+#: and once more if that failed.
 _FIRST_WAIT_S, _WAIT_S, _AGAIN_S = 30.0, 20.0, 10.0
 #: Seconds until the server of a board has restarted after a crash.
 _BACK_S = 3.0
@@ -207,11 +207,11 @@ class BoardSession(BoardProcesses):
         """`kind`: of the library's processes on this machine."""
         super().__init__(replace(kind, module=CHILD, used=f"{CHILD}:BoardLoader", remote=True))
         self._boards = boards
-        self._own: Environment | None = None  #: that of the first board
+        self._own: Environment | None = None  #: environment of the first board
         self._child: Child | None = None
         self._board = ""  #: address of the board that has our session; empty: none is open
-        self._gone = ""  #: why there is no board for the rest of the item
-        self._ends_at = 0.0  #: of the chunk, by this machine's clock
+        self._gone = ""  #: reason why the rest of the item has no board; empty: it has
+        self._ends_at = 0.0  #: moment when the chunk's time is over, by `time.monotonic`
 
     def environment(self) -> Environment:
         """Return that of a board, which is asked once."""

@@ -24,9 +24,9 @@ class Commit:
     """The outcome of a commit, in the table."""
 
     path: Path
-    results: int  #: of all layers and environments
-    added: int  #: of this session, that were not there
-    layers: int  #: with a result of this session
+    results: int  #: number of the table's results, of all layers and environments
+    added: int  #: number of this session's results that the table did not have
+    layers: int  #: number of layers with a result of this session
 
 
 def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) -> Commit:
@@ -35,8 +35,8 @@ def commit(connection: sa.Connection, session_id: int, path: Path, n_best: int) 
     The fastest ones are kept; of equally fast ones those that come first by solver and params. Of a
     candidate that the table has already the better time stays: one from a quiet device, then the
     shorter. Commits wait for each other. Raises BadInput for times of an emulated board, and for a
-    file that is no such table or has another layer under the key of one of these; NotFound without
-    any result.
+    file that is not such a table or has another layer under the key of one of these; NotFound
+    without any result.
     """
     source = of_session(connection, session_id, None)
     new = [record for record in source.records(n_best) if is_time(record.time_ms)]

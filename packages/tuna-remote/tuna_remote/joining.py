@@ -113,10 +113,10 @@ def join(
     os.environ.update(variables)  # what is measured is the board's, not this machine's
     get_settings.cache_clear()
     served = ServedQueues()
-    found = served.under(role)
-    queues = [queue for queue in found.values() if isinstance(queue, str)]
+    queue_of = served.under(role)
+    queues = [queue for queue in queue_of.values() if isinstance(queue, str)]
     if boards and not queues:
-        reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
+        reasons = " ".join(q.reason for q in queue_of.values() if isinstance(q, Unavailable))
         raise ServiceError(f"This worker has no board to join with. {reasons}")
     names = tuple(queue.partition(".")[2] for queue in queues)
     facts = https_client.facts_of(

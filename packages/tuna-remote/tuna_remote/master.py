@@ -47,10 +47,10 @@ class MasterPlan:
 
     target: str  #: JSON, or the text of older releases of TVM
     workloads: Sequence[Workload]
-    table: str  #: where results are committed; the session's label
-    options: Options  #: of its jobs
-    log_url: str = ""  #: where the trials of each job go; empty: nowhere
-    tvm_tracker: str = ""  #: of the boards, where one is asked
+    table: str  #: path of the table of committed results; also the session's label
+    options: Options  #: options of the jobs
+    log_url: str = ""  #: URL of the folder for the trials of each job; empty: none
+    tvm_tracker: str = ""  #: HOST:PORT of the boards' tracker; empty: none is asked
     device_key: str = ""
     library: str = "tvm"
 
@@ -79,11 +79,11 @@ class Master:
     """A session that is ready to be worked through."""
 
     session_id: int
-    target: str  #: in words
+    target: str  #: the target's text for people
     loaded: LoadedJobs
-    restored: bool  #: from the trace, since the database did not have it
+    restored: bool  #: True if it came from the trace, because the database lacked it
     unsolved: Sequence[str]  #: labels of the plan's layers that no solver can run
-    others: int  #: jobs that were there before, with other options than those of the plan
+    others: int  #: number of earlier jobs with other options than the plan's
     engine: sa.Engine
     trace: Trace
     logs: TrialLogs | None
@@ -204,9 +204,9 @@ def _session(
             hint="results of two environments do not compare: begin a new trace file",
         )
     with reading(engine) as connection:
-        found = session_of(connection, trace)
-    if found is not None:
-        return found, False
+        session_id = session_of(connection, trace)
+    if session_id is not None:
+        return session_id, False
     store = artifact_store(engine)
     store.prepare()
     return restore(engine, trace, store.put), True

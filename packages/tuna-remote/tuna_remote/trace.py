@@ -92,7 +92,7 @@ class Trace:
     """A trace file that this process alone appends to."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadInput for a file that is no trace, or that another process holds."""
+        """Raise BadInput for a file that is not a trace, or that another process holds."""
         self.path = path
         self.header: TraceHeader | None = None
         self._written: dict[JobName, tuple[str, int]] = {}
@@ -131,21 +131,21 @@ class Trace:
             bounded_lines(self._file, self.path, _MAX_LINE_BYTES, _MAX_BYTES), 1
         ):
             try:
-                found = json.loads(line) if line.endswith(b"\n") else None
+                document = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
-                found = None
-            if not isinstance(found, dict):
+                document = None
+            if not isinstance(document, dict):
                 if number == 1 and not (line.startswith(_HEAD) or _HEAD.startswith(line)):
-                    raise BadInput(f"{self.path} is no trace file.")
+                    raise BadInput(f"{self.path} is not a trace file.")
                 if self._file.read(1):
                     raise BadInput(f"{self.path}:{number}: this line of the trace file is damaged.")
                 self._file.truncate(end)
                 return
             end += len(line)
             if number == 1:
-                self.header = _header(self.path, found)
+                self.header = _header(self.path, document)
             else:
-                yield number, found
+                yield number, document
 
     def begin(self, engine: sa.Engine, session_id: int) -> None:
         """Name the session in the first line, unless it is there."""
@@ -247,14 +247,14 @@ class Trace:
             .mappings()
             .all()
         )
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "job": plain("job", job),
             "step_result": _rows(connection, StepResultRow, StepResultRow.job_id == job["id"]),
             "trial": _rows(connection, TrialRow, of_job, _owner(TrialRow.job_id)),
             "find_db": [self._best(connection, dict(row)) for row in rows],
         }
         needed = {job["workload"], config.body, *(row["workload"] for row in rows)}
-        needed |= {code["kernel"] for row in found["find_db"] for code in row["kernels"]}
+        needed |= {code["kernel"] for row in result["find_db"] for code in row["kernels"]}
         new = sorted(digest for digest in needed - {None} - self._artifacts)
         kernels = sa.select(KernelRow.digest, KernelRow.blob)
         blobs = [
@@ -263,7 +263,7 @@ class Trace:
             for row in connection.execute(kernels.where(KernelRow.digest.in_(part)))
         ]
         self._artifacts |= {digest for digest, _ in blobs}
-        return {**found, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
+        return {**result, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
 
     def _best(self, connection: sa.Connection, row: Mapping[str, Any]) -> dict[str, Any]:
         """A find-db row with names in place of ids."""
@@ -297,7 +297,7 @@ def plain(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:
     if line.get("format") != FORMAT:
-        raise BadInput(f"{path} is no trace file.")
+        raise BadInput(f"{path} is not a trace file.")
     if line.get("version") != VERSION:
         raise BadInput(
             f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read."

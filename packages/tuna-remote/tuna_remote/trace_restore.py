@@ -152,18 +152,18 @@ class _Restoration:
         self._rows(
             StepResultRow,
             [
-                {**_read("step_result", one), "job_id": job_id}
-                for one in result.get("step_result", ())
+                {**_read("step_result", entry), "job_id": job_id}
+                for entry in result.get("step_result", ())
             ],
         )
-        trials = [(job_of(name.config, one), one) for one in result.get("trial", ())]
-        for owner, one in trials:
+        trials = [(job_of(name.config, entry), entry) for entry in result.get("trial", ())]
+        for owner, entry in trials:
             self._trial(
                 owner,
-                _read("trial", {key: value for key, value in one.items() if key not in _OF_OWNER}),
+                _read("trial", {k: v for k, v in entry.items() if k not in _OF_OWNER}),
             )
-        for one in result.get("find_db", ()):
-            self.best[name.config, one["job"][0]] = one
+        for entry in result.get("find_db", ()):
+            self.best[name.config, entry["job"][0]] = entry
 
     def _search(self, pair: Mapping[str, int], round_: dict[str, Any]) -> int:
         """The search that a job is a round of; it has ended if one of its rounds says why."""
@@ -176,8 +176,8 @@ class _Restoration:
 
     def link(self) -> None:
         """Store the find-db rows, which refer to jobs, and their code."""
-        for (config, solver), found in self.best.items():
-            row = dict(found)
+        for (config, solver), best in self.best.items():
+            row = dict(best)
             jobs = {key: row.pop(key) for key in ("job", "final_job")}
             code: Iterable[Mapping[str, Any]] = row.pop("kernels")
             ids = {
@@ -195,7 +195,7 @@ class _Restoration:
             )
             assert inserted.inserted_primary_key is not None
             of_row = {"find_db_id": inserted.inserted_primary_key[0]}
-            self._rows(FindDbKernel, [{**_read("find_db_kernel", one), **of_row} for one in code])
+            self._rows(FindDbKernel, [{**_read("find_db_kernel", row), **of_row} for row in code])
 
     def _trial(self, owner: JobName, row: Mapping[str, Any]) -> None:
         """Store a trial, or the newer times of a trial that finals measured again."""

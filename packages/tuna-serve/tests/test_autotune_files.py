@@ -50,7 +50,5 @@ def test_each_config_is_reported_with_its_median(sqlite_engine: sa.Engine) -> No
         ({"key": [1], "configs_timings": [[CONFIG, 1.0]]}, json.dumps({"device": "g" * 129})),
     ],
 )
-def test_one_that_is_broken_makes_no_report(
-    sqlite_engine: sa.Engine, data: Any, reporter: str
-) -> None:
+def test_a_broken_file_makes_no_report(sqlite_engine: sa.Engine, data: Any, reporter: str) -> None:
     assert _reported(sqlite_engine, data, reporter) == []

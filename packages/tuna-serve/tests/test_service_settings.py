@@ -27,7 +27,7 @@ def test_the_file_and_variables_set_them(file: Path, monkeypatch: pytest.MonkeyP
     assert service_settings() is found
 
 
-def test_they_are_read_again_where_those_of_the_process_are(
+def test_settings_of_the_service_are_read_again_with_the_cores(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert service_settings().space_mib == 10_240

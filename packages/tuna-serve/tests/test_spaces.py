@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_nothing(member: Member, monkeypatch: pytest.MonkeyPa
         answer = one.put(f"{SPACE}/K/f", content=bytes(24 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (answer.status_code, "no space left" in answer.json()["error"]) == (507, True)
+    assert (answer.status_code, "No space is left" in answer.json()["error"]) == (507, True)
 
     def full(*_: object) -> None:
         raise StorageFull("There is no space left for the database.")

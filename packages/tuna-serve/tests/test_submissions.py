@@ -143,7 +143,7 @@ REFUSED = (
     ({"priority": 6}, "priority of 5 at most"),
     ({"name": "a\nb"}, "name"),
     ({"colour": "red"}, "colour"),
-    ({"arch": "gfx1"}, "no session, and so no worker, for noop gfx1"),
+    ({"arch": "gfx1"}, "No session, and so no worker, fits noop gfx1"),
     ({"session_id": 77}, "Unknown session 77"),
     ({"layers": []}, "layers"),
     ({"layers": ["nonsense", "more"]}, "layers:1"),
@@ -161,7 +161,7 @@ def test_what_cannot_be_asked_for_is_refused_in_a_sentence(there: None, holder: 
 
 def test_a_target_without_sessions_is_told_which_there_are(there: None, holder: Holder) -> None:
     answer = holder("submit").post("/v1/requests", json=ASKED | {"arch": "gfx1"})
-    assert answer.json()["hint"] == "there are: noop none; tvm a72"
+    assert answer.json()["hint"] == "sessions: noop none; tvm a72"
 
 
 def test_a_body_that_is_no_request_is_refused(there: None, holder: Holder) -> None:
@@ -195,9 +195,9 @@ NO_MODELS = (
     ),
     ("m.pt2", zipped({"m/w.pt": b"\x80\x02K\x01." + pickled("os\nsystem")}), "calls 'os system'"),
     ("m.pt2", zipped({"m/x.pkl": b"\x80\x02\xff"}), "a pickle that cannot be read: m/x.pkl"),
-    ("m.pt2", zipped({"m/w": b"abc"}).replace(b"m/w", b"m/v", 1), "no zip archive"),
-    ("m.pt2", b"x" * 100, "no zip archive"),
-    ("m.pt2", b"", "no zip archive"),
+    ("m.pt2", zipped({"m/w": b"abc"}).replace(b"m/w", b"m/v", 1), "not a zip archive"),
+    ("m.pt2", b"x" * 100, "not a zip archive"),
+    ("m.pt2", b"", "not a zip archive"),
     ("m.onnx", b"", "empty"),
     ("m.onnx", b"\x3a\x08\x0a\x06\x22\x04Oops", "cannot be imported: Oops (1: Oops)"),
     ("m.zip", b"PK", "layers:1"),
@@ -296,7 +296,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(there: None, holder: Holder) ->
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, before[1]))  # as a quota has it
     try:
-        refused(visitor, 507, "no space left", data=MODEL, files=files)
+        refused(visitor, 507, "No space is left", data=MODEL, files=files)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

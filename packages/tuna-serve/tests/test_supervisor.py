@@ -136,7 +136,7 @@ def test_a_request_that_cannot_be_ended_keeps_no_other_waiting(
     assert looking._works[other.id].process is not None
 
 
-def test_it_looks_through_the_connections_of_the_service(
+def test_the_supervisor_looks_through_the_connections_of_the_service(
     home: Path, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / ALIVE).touch()  # a coordinator is at work

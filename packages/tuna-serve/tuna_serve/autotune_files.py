@@ -47,15 +47,15 @@ def report(
     try:
         if len(data) > MAX_BYTES:
             raise BadInput("It is too long.")
-        found = _Autotuned.model_validate_json(data)
+        times_file = _Autotuned.model_validate_json(data)
         told = _Reporter.model_validate_json(reporter or "{}")
-        subject = f"{file.removesuffix(AUTOTUNE)} {json.dumps(found.key)}"
+        subject = f"{file.removesuffix(AUTOTUNE)} {json.dumps(times_file.key)}"
         names = who, f"space {space}", told.device, told.versions
         record(
             connection,
             [
                 ReportedTime("triton", subject, _config_text(config), _time_ms(times), *names)
-                for config, times in found.configs_timings
+                for config, times in times_file.configs_timings
             ],
         )
     except (BadInput, ValidationError) as error:

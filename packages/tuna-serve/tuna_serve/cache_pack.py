@@ -57,7 +57,7 @@ class PackPlan:
             raise BadInput(f"The path {self.folder} is too long.")
         is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
         if self.folder.exists() and not is_empty and not (self.folder / _MANIFEST).exists():
-            raise BadInput(f"{self.folder} is there and is no pack.", hint="give another folder")
+            raise BadInput(f"{self.folder} exists and is not a pack.", hint="give another folder")
 
 
 def nothing_in(space: str) -> NotFound:
@@ -82,12 +82,12 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
         entries = cache_entries.entries_of(connection, plan.space)
     if not entries:
         raise nothing_in(plan.space)
-    found = {one.key for one in entries}
+    keys_read = {entry.key for entry in entries}
     hold, pack = cache_entries.hold, held_by(plan.folder)
-    transaction(engine, hold, plan.space, found, pack)  # none goes while they are read
+    transaction(engine, hold, plan.space, keys_read, pack)  # none goes while they are read
     packed, kept = Packed(), set()
     with atomic_directory(plan.folder) as temporary:
-        for key, files in itertools.groupby(entries, lambda one: one.key):
+        for key, files in itertools.groupby(entries, lambda entry: entry.key):
             chosen = _chosen(plan, key, _contents(files, artifacts), packed)
             for path, data in chosen.items():
                 packed.files[path] = hashlib.sha256(data).hexdigest()
@@ -143,8 +143,8 @@ def check(folder: Path, keys: Keys) -> int:
         raise PackDamaged(
             f"{folder} is not signed by a key of this installation.", hint="pack the space again"
         ) from None
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    if more := sorted(there - files.keys() - {_MANIFEST, _SIGNATURE}):
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    if more := sorted(present - files.keys() - {_MANIFEST, _SIGNATURE}):
         raise PackDamaged(f"{folder} has a file that was not packed: {more[0]}.")
     for path, wanted in files.items():
         if hashlib.sha256(_read(folder / path, MAX_FILE_BYTES)).hexdigest() != wanted:
@@ -156,6 +156,6 @@ def _read(path: Path, most_bytes: int) -> bytes:
     try:
         return read_plain(path, most_bytes)
     except NotPlain as error:
-        raise PackDamaged(f"{path} is no file of a pack: {error}.") from None
+        raise PackDamaged(f"{path} is not a file of a pack: {error}.") from None
     except OSError as error:
         raise PackDamaged(f"{path} cannot be read: {error.strerror}.") from None

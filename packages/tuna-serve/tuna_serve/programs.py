@@ -58,10 +58,10 @@ class Program:
     report: Callable[[sa.Connection, str, str, bytes, str, str], None] | None = None
 
 
-def _triton(given: KeyFiles, packed: Packed) -> dict[str, bytes]:
+def _triton(kernel_files: KeyFiles, packed: Packed) -> dict[str, bytes]:
     """Whole kernels as groups of files, times of autotuning, and launchers."""
     chosen: dict[str, bytes] = {}
-    files, folder = given.files, f"triton/{given.key}"
+    files, folder = kernel_files.files, f"triton/{kernel_files.key}"
     for stored in (name for name in files if name.endswith(_KERNEL)):
         metadata = stored.removesuffix(_KERNEL)
         try:
@@ -69,11 +69,11 @@ def _triton(given: KeyFiles, packed: Packed) -> dict[str, bytes]:
         except ValueError:
             packed.incomplete += 1
             continue
-        if given.arch and _arch(kernel[metadata]) != given.arch:
+        if kernel_files.arch and _arch(kernel[metadata]) != kernel_files.arch:
             packed.of_other_archs += 1
         else:
             packed.kernels += 1
-            paths = {name: f"{given.at}/{folder}/{name}" for name in sorted(kernel)}
+            paths = {name: f"{kernel_files.at}/{folder}/{name}" for name in sorted(kernel)}
             kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
             chosen.update((f"{folder}/{name}", data) for name, data in kernel.items())
     for name in files:

@@ -27,7 +27,5 @@ def simulate(scenario: Scenario, policy: str = "fair", seed: int = 0) -> Simulat
     """Simulate a scenario under the policy of this name; equal arguments give equal outcomes.
     Raises BadInput."""
     if policy not in POLICIES:
-        raise BadInput(
-            f"There is no policy {policy!r}.", hint=choices(policy, POLICIES, "policies")
-        )
+        raise BadInput(f"Unknown policy {policy!r}.", hint=choices(policy, POLICIES, "policies"))
     return run(scenario, POLICIES[policy], seed)

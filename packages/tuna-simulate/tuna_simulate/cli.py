@@ -112,7 +112,7 @@ def _busy(one: Simulated, queue: str) -> str:
     return next((f"{each.busy_share:.0%}" for each in one.queues if each.queue == queue), "-")
 
 
-def _show(found: list[Simulated]) -> None:
+def _show(simulations: list[Simulated]) -> None:
     errored = Column[Simulated]("errored", lambda one: str(one.errored), 1, right=True)
     columns: list[Column[Simulated]] = [
         Column("policy", lambda one: one.policy),
@@ -120,17 +120,17 @@ def _show(found: list[Simulated]) -> None:
         Column("/ bound", _over_bound, right=True),
         Column("session s", _mean_session_s, 2, right=True),
         Column("waited s", lambda one: f"{_waited_s(one):,.0f}", 4, right=True),
-        *([errored] if any(one.errored for one in found) else []),
+        *([errored] if any(one.errored for one in simulations) else []),
         *(
             Column(f"{name}\nbusy", partial(_busy, queue=queue), 3, right=True)
-            for queue, name in _names(found).items()
+            for queue, name in _names(simulations).items()
         ),
     ]
-    print_table(*fitted(columns, found, table_width()))
+    print_table(*fitted(columns, simulations, table_width()))
     missed = [
-        f"{one.policy}: {session.name or session.session_id}"
-        for one in found
-        for session in one.sessions
+        f"{run.policy}: {session.name or session.session_id}"
+        for run in simulations
+        for session in run.sessions
         if session.deadline_met is False
     ]
     if missed:

@@ -28,9 +28,9 @@ def simulate(scenario: Scenario, policy: Policy, seed: int = 0) -> Simulated:
 class _Simulation:
     def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
         self._scenario, self._policy, self._seed = scenario, policy, seed
-        given = [session for session in scenario.sessions for _ in range(session.copies)]
+        sessions = [session for session in scenario.sessions for _ in range(session.copies)]
         self._sessions = {
-            number: SessionTally(number, session, seed) for number, session in enumerate(given, 1)
+            n: SessionTally(n, session, seed) for n, session in enumerate(sessions, 1)
         }
         self._queues = {
             name: SimulatedQueue(name) for name in sorted({pool.queue for pool in scenario.pools})
@@ -46,9 +46,11 @@ class _Simulation:
             line.open_jobs for session in self._sessions.values() for line in session.lines
         )
         self._deadline_s = {
-            n: one.deadline_s for n, one in enumerate(given, 1) if one.deadline_s is not None
+            n: session.deadline_s
+            for n, session in enumerate(sessions, 1)
+            if session.deadline_s is not None
         }
-        #: of the last snapshot, by the identity of the open step
+        #: Groups of the last snapshot; the key is the `id` of the open step.
         self._offered: dict[int, StageGroup] = {}
         self._forecast = Forecast()
         self._served: dict[tuple[int, str], int] = {}

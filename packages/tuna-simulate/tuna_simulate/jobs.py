@@ -21,7 +21,7 @@ from tuna_simulate.scenario import (
     prediction_outcome,
 )
 
-#: Rounds of the best times that a policy is given.
+#: Number of rounds whose best times a policy sees.
 _HISTORY = 8
 
 
@@ -45,10 +45,10 @@ class Item:
     ) -> None:
         self.job, self.round, self.stage = job, round_, stage
         self.ready_s = ready_s
-        self.chain_s = chain_s  #: when it could start if no stage ever waited for a process
-        self.attempts = 0  #: that failed
+        self.chain_s = chain_s  #: moment when it could start if no stage ever waited for a process
+        self.attempts = 0  #: number of failed attempts
         self.started_s = self.predicted_s = 0.0
-        self.crashes = False  #: its process dies before it ends
+        self.crashes = False  #: True if its process dies before it ends
 
     @property
     def kind(self) -> StageKind:
@@ -72,16 +72,16 @@ class SimulatedJob:
 
     def __init__(self, line: JobLine, number: int) -> None:
         self.line, self.number = line, number
-        self.dead = False  #: errored: what is left of it is dropped
+        self.dead = False  #: True once it errored: what is left of it is dropped
         self._started = 0  #: rounds whose first stage became ready
         self._proposed = 0  #: rounds whose first stage ended
-        self._ended = [0] * len(line.stages)  #: items by stage
-        #: of a round's stage, with the longest chain
+        self._ended = [0] * len(line.stages)  #: items of each stage that ended
+        #: Open parts of a (round, stage), and the longest chain of those that ended.
         self._parts_left: dict[tuple[int, int], tuple[int, float]] = {}
         self._proposal_chain_s = line.session.arrives_s
-        #: chain to the end of the first n rounds, by n
+        #: Element n: length of the chain to the end of the first n rounds.
         self.prefix_chain_s = [line.session.arrives_s]
-        #: chains of rounds that ended before an earlier one
+        #: Chains of the rounds that ended before an earlier one.
         self._ahead_of_turn: dict[int, float] = {}
 
     @property
@@ -151,7 +151,7 @@ class JobLine:
         self.left = [
             sum(self.items(number, stage) for number in range(jobs.count)) if parts else rounds
             for stage, parts in enumerate(self._parts)
-        ]  #: items that have not ended, by stage
+        ]  #: items of each stage that have not ended
         self.open_jobs = jobs.count
         self.in_one_queue = len({stage.queue for stage in jobs.steps}) == 1
         # Drawn before anything runs, so that each policy meets the same durations.
@@ -272,10 +272,9 @@ class Forecast:
         self.predicted_s: dict[StageKind, float] = {}
         self.left_s: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._times = StageTimes()
-        self._made_of = -1  #: version of the times that the two were made of; -1: they are stale
-        self._lines: dict[
-            int, Sequence[JobLine]
-        ] = {}  #: of sessions that arrived and have open jobs
+        self._made_of = -1  #: version of the times behind the two above; -1: stale
+        #: Lines of the sessions that arrived and have open jobs.
+        self._lines: dict[int, Sequence[JobLine]] = {}
         self._errors: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
 
     def arrive(self, session_id: int, lines: Sequence[JobLine]) -> None:

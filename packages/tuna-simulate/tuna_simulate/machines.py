@@ -22,8 +22,8 @@ class Process:
     def __init__(self, pool: SimulatedPool) -> None:
         self.pool = pool
         self.item: Item | None = None
-        self.left_s = 0.0  #: seconds of work of its item, as of the last change of the pool
-        self.version = 0  #: of the moment at which the item ends; an earlier one is void
+        self.left_s = 0.0  #: seconds of work of its item that were left at the pool's last change
+        self.version = 0  #: number of the latest event for the item's end; earlier events are void
 
 
 class SimulatedPool:
@@ -31,9 +31,9 @@ class SimulatedPool:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.leaves = False  #: its processes end after what they run
+        self.leaves = False  #: True if its processes end after what they run
         self.shares = pool.cores is not None and pool.cores < pool.processes
-        #: of a pool that shares, in the order of their start
+        #: Running processes in the order of their start; empty unless the pool shares cores.
         self.running: dict[Process, None] = {}
         self._changed_s = 0.0
 
@@ -102,14 +102,14 @@ class SimulatedQueue:
     name: str
     groups: dict[GroupKey, StageGroup] = field(default_factory=dict)
     open_items: int = 0
-    waiting: deque[Item] = field(default_factory=deque)  #: published, not taken
+    waiting: deque[Item] = field(default_factory=deque)  #: items that are published and not taken
     free: deque[Process] = field(default_factory=deque)
     live: int = 0
     # Figures of the whole simulation, in process-seconds.
     busy_s: float = 0.0
     live_s: float = 0.0
-    idle_s: float = 0.0  #: of free processes while items were open
-    work_s: float = 0.0  #: of stages that ended well
+    idle_s: float = 0.0  #: time of free processes while items were open
+    work_s: float = 0.0  #: time of stages that ended well
     _counted_s: float = 0.0
 
     @property

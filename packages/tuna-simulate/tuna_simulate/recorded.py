@@ -39,20 +39,20 @@ class _Recording:
     """Facts from the attempts at a session's jobs."""
 
     environment: Environment
-    solvers: dict[int, str] = field(default_factory=dict)  #: by job, in the order of their ids
-    #: of the last good attempt
+    solvers: dict[int, str] = field(default_factory=dict)  #: solver of each job, by ascending id
+    #: Duration of each step in a job's last good attempt.
     seconds: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    good: Counter[tuple[str, str]] = field(default_factory=Counter)  #: attempts by solver and step
+    good: Counter[tuple[str, str]] = field(default_factory=Counter)  #: attempts of a (solver, step)
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    workers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  #: by step
+    workers: dict[str, set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )  #: names of the workers of each step
     devices: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    rounds: dict[int, tuple[_Search, int]] = field(
-        default_factory=dict
-    )  #: by job, of those that are one, or a part of one
-    best_ms: dict[_Search, dict[int, float]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )  #: of a round's own trials
-    #: by config, of those that models have
+    #: Search and number of the round that a job is, or is a part of.
+    rounds: dict[int, tuple[_Search, int]] = field(default_factory=dict)
+    #: Best time of each round's own trials.
+    best_ms: dict[_Search, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    #: Calls of each config in the models; empty: it is in none.
     weights: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -102,23 +102,23 @@ class _Recording:
             for (solver, steps), job_ids in sorted(alike.items())
         ]
         return lines + [
-            line for search, found in searches.items() if (line := self._search(search, found))
+            line for search, rounds in searches.items() if (line := self._search(search, rounds))
         ]
 
-    def _search(self, search: _Search, found: Mapping[int, _Round]) -> Jobs | None:
+    def _search(self, search: _Search, known: Mapping[int, _Round]) -> Jobs | None:
         """A search, without what was not completed at its end; None if nothing is known of its
         first round."""
         solver, rules = search.solver, self.library.search if self.library else None
         steps = [
-            step for step in search.steps.split(",") if any(step in one for one in found.values())
+            step for step in search.steps.split(",") if any(step in part for part in known.values())
         ]
-        whole = [number for number, one in found.items() if len(one) == len(steps)]
+        whole = [number for number, stages in known.items() if len(stages) == len(steps)]
         count = max(whole, default=0) + 1
         if not whole:
-            steps = [step for step in steps if step in found.get(0, {})]
+            steps = [step for step in steps if step in known.get(0, {})]
         if not steps:
             return None
-        rounds = [found.get(number, {}) for number in range(count)]
+        rounds = [known.get(number, {}) for number in range(count)]
         best_ms = [
             min((ms for number, ms in self.best_ms[search].items() if number <= last), default=None)
             for last in range(count)
@@ -131,8 +131,8 @@ class _Recording:
                 self._stage(
                     solver,
                     step,
-                    tuple(one.get(step, (0.0, 1))[0] for one in rounds),
-                    tuple(one.get(step, (0.0, 1))[1] for one in rounds),
+                    tuple(stages.get(step, (0.0, 1))[0] for stages in rounds),
+                    tuple(stages.get(step, (0.0, 1))[1] for stages in rounds),
                 )
                 for step in steps
             ),
@@ -168,7 +168,7 @@ def recorded(
     Raises NotFound for an unknown session, BadInput for one without any result.
     """
     simulated: list[SimulatedSession] = []
-    found: dict[str, int] = {}
+    processes: dict[str, int] = {}
     for session_id in session_ids:
         info = sessions.get(connection, session_id)
         recording = _read(connection, session_id, info.environment)
@@ -190,8 +190,8 @@ def recorded(
             )
             on_device = queue.startswith("eval.")
             wanted = devices if on_device else workers
-            found[queue] = wanted or max(found.get(queue, 1), len(places))
-    pools = tuple(Pool(queue=queue, processes=count) for queue, count in sorted(found.items()))
+            processes[queue] = wanted or max(processes.get(queue, 1), len(places))
+    pools = tuple(Pool(queue=queue, processes=count) for queue, count in sorted(processes.items()))
     return Scenario(sessions=tuple(simulated), pools=pools)
 
 
@@ -244,9 +244,9 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
             )
             .group_by(*of_job)
         )
-        for one in connection.execute(trials):
-            search = _Search(one.search_id, one.config_id, one.solver, one.steps, one.options)
-            recording.best_ms[search][one.round] = one.best_ms
+        for best in connection.execute(trials):
+            search = _Search(best.search_id, best.config_id, best.solver, best.steps, best.options)
+            recording.best_ms[search][best.round] = best.best_ms
     return recording
 
 

@@ -22,12 +22,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: A larger file is none that a person or `tuna simulate` wrote.
+#: Size above which a file is refused: neither a person nor `tuna simulate` writes such a one.
 _MAX_FILE_BYTES = 256 << 20
-#: Jobs, rounds, sessions or processes of one entry.
+#: Limit of the jobs, rounds, sessions or processes of one entry.
 MAX_COUNT = 10_000_000
-#: Jobs times rounds times the parts of steps, of all sessions: their durations must fit into
-#: memory.
+#: Limit of jobs times rounds times the parts of steps, summed over all sessions: their durations
+#: must fit into memory.
 _MAX_STAGES = 50_000_000
 _HINT = "docs/scheduling.md shows a scenario with all that it may have"
 
@@ -47,17 +47,15 @@ class Stage(_Part):
     """One step of a job's round."""
 
     step: _Name
-    queue: _Name  #: the processes that can run it
+    queue: _Name  #: name of the pools whose processes can run it
     seconds: (
         _Seconds | Annotated[tuple[_Seconds, ...], Field(min_length=1)]
-    )  #: mean, or one for each job and round in order
-    #: coefficient of variation; the durations are lognormal
+    )  #: mean duration, or one for each job and round in order
+    #: Coefficient of variation of the durations, which are lognormal; 0: no variation.
     cv: Annotated[float, Field(ge=0, le=10)] = 0.0
     fails: _Share = 0.0  #: probability that an attempt fails, after its whole duration
     parts: _Parts | Annotated[tuple[_Parts, ...], Field(min_length=1)] = (
-        #: equal ones, each for any process, which the next step waits for; or one for each job and
-        #: round in order
-        1
+        1  #: number of equal parts, each for any process; or one number for each job and round
     )
 
 
@@ -68,13 +66,13 @@ class Jobs(_Part):
     count: _Count = 1
     rounds: _Count = 1
     look_ahead: Annotated[int, Field(ge=0, le=1000)] = (
-        0  #: rounds that are proposed without the results of the one before
+        0  #: number of rounds that are proposed before the results of earlier ones
     )
     steps: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=64)]
-    #: how often the model runs each of them
+    #: Number of times that the model runs each layer.
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    #: best time after each round, None before the first one, the last after all that follow; empty:
-    #: not known
+    #: Best time in ms after each round, None before the first result; rounds beyond the last entry
+    #: repeat it. Empty: unknown.
     best_ms: tuple[_Positive | None, ...] = ()
 
 
@@ -82,7 +80,7 @@ class SimulatedSession(_Part):
     """A session."""
 
     name: str = ""
-    copies: _Count = 1  #: that many such sessions
+    copies: _Count = 1  #: number of such sessions
     arrives_s: _Seconds = 0.0
     priority: Annotated[int, Field(ge=0, le=9)] = 0
     deadline_s: _Seconds | None = None
@@ -95,15 +93,15 @@ class Pool(_Part):
     queue: _Name
     processes: _Count = 1
     joins_s: _Seconds = 0.0
-    leaves_s: _Seconds | None = None  #: they finish what they run
-    #: with more running processes than that, each is slower
+    leaves_s: _Seconds | None = None  #: moment from which they take nothing new
+    #: Number of running processes above which each is slower; None: any number.
     cores: Annotated[int, Field(ge=1)] | None = None
     slowdown: dict[_Name, Annotated[float, Field(ge=0, lt=1000)]] = Field(
         default_factory=dict
-    )  #: by step; see `docs/scheduling.md`
-    #: mean time of work until a process dies with what it runs
+    )  #: factor of each step; see docs/scheduling.md
+    #: Mean seconds of work until a process dies with what it runs; None: it never dies.
     crashes_every_s: _Positive | None = None
-    restart_s: _Seconds = 10.0  #: until a process that died is live again
+    restart_s: _Seconds = 10.0  #: seconds until a process that died is live again
 
 
 class Scenario(_Part):
@@ -111,12 +109,12 @@ class Scenario(_Part):
 
     sessions: Annotated[tuple[SimulatedSession, ...], Field(min_length=1)]
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
-    #: chunks that wait for each process, beside what it runs
+    #: Chunks that wait for each process, beside the one that it runs.
     ahead: Annotated[int, Field(ge=0, le=1000)] = PER_PROCESS
     decide_every_s: _Seconds = (
-        0.1  #: shortest time between two decisions of the coordinator; 0: whenever something ends
+        0.1  #: shortest time between two decisions of the coordinator; 0: one whenever a stage ends
     )
-    lease_s: _Seconds = 20.0  #: until the loss of a process is noticed
+    lease_s: _Seconds = 20.0  #: seconds until the loss of a process is noticed
     max_attempts: _Count = 3  #: failed attempts at a stage after which its job is errored
 
     @model_validator(mode="after")
@@ -126,8 +124,8 @@ class Scenario(_Part):
         for session in self.sessions:
             for jobs in session.jobs:
                 parts = (
-                    one.parts if isinstance(one.parts, tuple) else (one.parts,)
-                    for one in jobs.steps
+                    stage.parts if isinstance(stage.parts, tuple) else (stage.parts,)
+                    for stage in jobs.steps
                 )
                 stages += session.copies * jobs.count * jobs.rounds * sum(map(max, parts))
                 missing = [stage.queue for stage in jobs.steps if stage.queue not in served]
@@ -178,9 +176,9 @@ class SessionOutcome:
     ended_s: float
     deadline_s: float | None
     deadline_met: bool | None
-    ran_s: dict[str, float]  #: process-seconds by step
-    waited_s: float  #: of ready stages for a process
-    #: when the model's time came within 5 % of its last one; None: no `best_ms`
+    ran_s: dict[str, float]  #: process-seconds of each step
+    waited_s: float  #: sum over ready stages of the wait for a process
+    #: Moment when the model's time came within 5 % of its last one; None without `best_ms`.
     near_best_s: float | None
 
 
@@ -192,7 +190,7 @@ class QueueOutcome:
     live_s: float
     busy_s: float
     busy_share: float
-    idle_with_open_work_s: float  #: free while work for them was not published
+    idle_with_open_work_s: float  #: time free while unpublished work for them was open
 
 
 @dataclass(frozen=True)
@@ -202,8 +200,8 @@ class PredictionOutcome:
     queue: str
     step: str
     predictions: int
-    median_error: float  #: of |predicted - actual| / actual
-    p90_error: float
+    median_error: float  #: median of |predicted - actual| / actual
+    p90_error: float  #: 90th percentile of the same
 
 
 @dataclass(frozen=True)
@@ -212,8 +210,8 @@ class Simulated:
 
     policy: str
     seed: int
-    makespan_s: float  #: from the first arrival to the last end
-    lower_bound_s: float  #: by the work of each queue, and the longest chain of one job
+    makespan_s: float  #: time between the first arrival and the last end
+    lower_bound_s: float  #: least time for the work of each queue and the longest chain of one job
     efficiency: float  #: lower bound / makespan
     jobs: int
     errored: int

@@ -54,7 +54,7 @@ def test_a_kernel_is_imported_with_its_shapes(type_in: TypeIn) -> None:
         ("@triton.jit", "", SHAPES, "softmax.py has no kernel"),
         ("return raised /", "return raised.sum() * ", SHAPES, "y_ptr as float64 of shape (48, 1)"),
         ("", "", (), "nothing says for which shapes"),
-        ("", "", ("--shapes", EXAMPLES / "softmax.py"), "is no JSON"),
+        ("", "", ("--shapes", EXAMPLES / "softmax.py"), "is not JSON"),
     ],
     ids=range(4),
 )

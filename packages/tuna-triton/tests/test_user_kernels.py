@@ -104,23 +104,31 @@ OTHER_KERNEL = "\n\n@triton.jit\ndef other(x_ptr):\n    pass\n"
             '{"BLOCKS": [256',
             "No argument of softmax in softmax.py takes the axis",
         ),
-        ('{"BLOCK": [256, 512, 1024, 2048]', '{"BLOCK": SIZES', "AXES in softmax.py is no literal"),
-        ('{"BLOCK": [256, 512, 1024, 2048]', '{"BLOCK": 256', "no list of whole numbers"),
-        ("[256, 512,", "[256, 256,", "one of them twice"),
-        ("[256, 512,", "[True, 512,", "no list of whole numbers"),
-        ("[1, 2, 4, 8]", "[1, 3]", "num_warps in softmax.py is a power of two up to 32: 3"),
-        ("[1, 2, 4, 8]", "[]", "has no value"),
-        ('AXES = {"BLOCK"', 'AXES = {} or {"BLOCK"', "AXES in softmax.py is no literal"),
+        (
+            '{"BLOCK": [256, 512, 1024, 2048]',
+            '{"BLOCK": SIZES',
+            "AXES in softmax.py is not a literal",
+        ),
+        ('{"BLOCK": [256, 512, 1024, 2048]', '{"BLOCK": 256', "not a list of whole numbers"),
+        ("[256, 512,", "[256, 256,", "each of them once"),
+        ("[256, 512,", "[True, 512,", "not a list of whole numbers"),
+        ("[1, 2, 4, 8]", "[1, 3]", "num_warps 3 in softmax.py is not a power of 2 up to 32"),
+        ("[1, 2, 4, 8]", "[]", "needs a value or more"),
+        ('AXES = {"BLOCK"', 'AXES = {} or {"BLOCK"', "AXES in softmax.py is not a literal"),
         ("[256, 512, 1024, 2048]", f"{list(range(50_000))}", "200000 points, more than 100000"),
-        ('"num_warps": 4}', "}", "DEFAULT in softmax.py has not the axes of AXES"),
-        ('"num_warps": 4}', '"num_warps": 32}', "has the num_warps 32, which AXES has not"),
-        ("DEFAULT =", "TOLERANCE = 2\nDEFAULT =", "TOLERANCE in softmax.py is no number"),
+        ('"num_warps": 4}', "}", "DEFAULT in softmax.py must have the axes of AXES"),
+        ('"num_warps": 4}', '"num_warps": 32}', "has the num_warps 32, which AXES lacks"),
+        ("DEFAULT =", "TOLERANCE = 2\nDEFAULT =", "TOLERANCE in softmax.py is not a number"),
         ("import numpy as np", "import cupy as np", "reference in softmax.py uses cupy, and"),
         ("import numpy as np", "from jax import numpy as np", "uses jax, and the functions beside"),
         ("return raised", "import scipy\n    return raised", "uses scipy, and the functions"),
         ("return raised", "return tl.exp(raised)", "uses tl.exp, and the functions beside"),
         ("return raised", "return softmax(raised)", "calls softmax, which is a @triton.jit"),
-        ("return raised", "return helper(raised)", "uses helper, which is no function, constant"),
+        (
+            "return raised",
+            "return helper(raised)",
+            "uses helper, which is not a function, constant",
+        ),
         ("def grid", "@staticmethod\ndef grid", "grid in softmax.py has a decorator"),
         ("return raised /", f"return {'-' * 3000}raised /", "softmax.py "),
     ],
@@ -193,7 +201,7 @@ def test_a_bad_file_is_refused_by_name(old: str, new: str, words: str) -> None:
             "fails for softmax columns=700 rows=48: Zer",
         ),
         ("def grid(shape, tile)", "def grid(shape)", "TypeError: grid() takes 1 positional"),
-        ("def valid", "valid = 5\ndef wrong", "valid in softmax.py is no function"),
+        ("def valid", "valid = 5\ndef wrong", "valid in softmax.py is not a function"),
         ("def valid", "SIZE = np.zeros(-1)\ndef valid", ""),
         ("return tile", "return np.zeros(SIZE) or tile", "uses SIZE"),
     ],
@@ -322,10 +330,10 @@ def test_an_answer_travels_with_the_artifact() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"buffer": "x"}, "no output x"),
-        ({"values": ((1.0,),)}, "no matrix"),
-        ({"values": ((1.0,), (1.0, 2.0))}, "no matrix"),
-        ({"rows": (), "values": ()}, "no matrix"),
+        ({"buffer": "x"}, "x has an answer and is not an output"),
+        ({"values": ((1.0,),)}, "does not fit its rows and columns"),
+        ({"values": ((1.0,), (1.0, 2.0))}, "does not fit its rows and columns"),
+        ({"rows": (), "values": ()}, "does not fit its rows and columns"),
         ({"rows": (0, -1)}, "rows must be whole"),
         ({"values": ((1.0,), (10**400,))}, "too large"),
     ],
@@ -355,11 +363,11 @@ def test_a_file_and_its_shapes_become_configs(shapes: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no JSON"),
-        ('{"rows": 1}', "no list of shapes"),
-        ("[]", "no list of shapes"),
-        ('[{"rows": 1}, 3]', "no list of shapes"),
-        ('[{"rows": NaN}]', "NaN is no number"),
+        ("", "is not JSON"),
+        ('{"rows": 1}', "not a list of shapes"),
+        ("[]", "not a list of shapes"),
+        ('[{"rows": 1}, 3]', "not a list of shapes"),
+        ('[{"rows": NaN}]', "NaN is not a number"),
         ('[{"rows": 1, "columns": 1}, {"rows": [1]}]', "Shape 2 of .*: rows must be a number"),
         ('[{"rows": 1, "columns": 1}, {"columns": 5}]', "softmax columns=5: the shape has no rows"),
         ('[{"rows": 300000000, "columns": 1}]', "600000000 elements in its inputs and outputs"),
@@ -377,7 +385,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path, shapes: 
     with pytest.raises(BadInput, match="No such file"):
         read_kernel(tmp_path / "none.py", shapes)
     (tmp_path / "no.py").write_bytes(b"\xff")
-    with pytest.raises(BadInput, match="no UTF-8"):
+    with pytest.raises(BadInput, match="not UTF-8"):
         read_kernel(tmp_path / "no.py", shapes)
     (tmp_path / "no.py").write_bytes(b" " * ((1 << 20) + 1))
     with pytest.raises(BadInput, match="larger than"):

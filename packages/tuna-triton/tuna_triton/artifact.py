@@ -67,8 +67,8 @@ class Param:
 
     name: str
     type: str  #: a key of PARAM_BYTES
-    buffer: str = ""  #: of a pointer: a buffer's name, GLOBAL_SCRATCH or PROFILE_SCRATCH
-    value: float | int = 0  #: of any other
+    buffer: str = ""  #: buffer's name, GLOBAL_SCRATCH or PROFILE_SCRATCH; empty unless a pointer
+    value: float | int = 0  #: value of an argument that is not a pointer
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Launch:
     binary: int  #: index of its code in `Artifact.binaries`
     symbol: str  #: name of the function in that code
     grid: tuple[int, int, int]
-    num_warps: int  #: as built, which may be more than the candidate asked for
+    num_warps: int  #: number of the build, which may exceed what the candidate asked for
     warp_size: int
     shared_bytes: int  #: dynamic shared memory; above 48 KiB CUDA wants a function attribute
-    #: Triton's own scratch: bytes for each program of the grid, 0 for none, and their alignment
+    #: Triton's own scratch: bytes for each program of the grid, 0 for none, and their alignment.
     global_scratch_bytes: int
     global_scratch_align: int
     profile_scratch_bytes: int
@@ -94,9 +94,11 @@ class SampledAnswer:
     """The right answer in some places of an output, where whoever measures cannot compute it."""
 
     buffer: str
-    rows: tuple[int, ...]  #: of the output as a matrix of its last dimension
+    #: Rows of the output, seen as a matrix whose columns are its last dimension.
+    rows: tuple[int, ...]
     columns: tuple[int, ...]
-    values: tuple[tuple[float, ...], ...]  #: a tuple for each row
+    #: Right values: a tuple for each row, a number for each column.
+    values: tuple[tuple[float, ...], ...]
     tolerance: float  #: largest error, relative to the largest magnitude of the values
 
 
@@ -105,12 +107,13 @@ class Artifact:
     """A built candidate."""
 
     arch: str  #: sm_80, sm_90, gfx90a, gfx942
-    triton: str  #: version that compiled it
+    triton: str  #: version of Triton that compiled it
     kernel_file: str  #: SHA-256 of the kernel file
     buffers: tuple[Buffer, ...]
     launches: tuple[Launch, ...]
     binaries: tuple[bytes, ...]
-    answers: tuple[SampledAnswer, ...] = ()  #: of each output of a kernel that came in a file
+    #: An answer for each output; empty unless the kernel came in a file.
+    answers: tuple[SampledAnswer, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Return the file's content, equal for equal artifacts."""
@@ -142,19 +145,19 @@ def from_bytes(data: bytes) -> Artifact:
     try:
         header = json.loads(data[start : start + length])
         binaries = _binaries(header["binaries"], data[start + length :])
-        found = Artifact(
+        artifact = Artifact(
             arch=header["arch"],
             triton=header["triton"],
             kernel_file=header["kernel_file"],
-            buffers=tuple(_buffer(one) for one in header["buffers"]),
-            launches=tuple(_launch(one) for one in header["launches"]),
+            buffers=tuple(_buffer(facts) for facts in header["buffers"]),
+            launches=tuple(_launch(facts) for facts in header["launches"]),
             binaries=binaries,
-            answers=tuple(_answer(one) for one in header.get("answers", ())),
+            answers=tuple(_answer(facts) for facts in header.get("answers", ())),
         )
-        _check(found)
+        _check(artifact)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadArtifact(f"the header is not sound: {error}") from None
-    return found
+    return artifact
 
 
 def _binaries(facts: Sequence[Mapping[str, Any]], data: bytes) -> tuple[bytes, ...]:
@@ -192,30 +195,30 @@ def _answer(facts: Mapping[str, Any]) -> SampledAnswer:
     )
 
 
-def _check(found: Artifact) -> None:
+def _check(artifact: Artifact) -> None:
     """Raise ValueError for values that a launch could not use."""
-    if not _ARCH.fullmatch(found.arch):
-        raise ValueError(f"unknown architecture {found.arch!r}")
-    names = {one.name for one in found.buffers}
-    if len(names) != len(found.buffers) or names & {GLOBAL_SCRATCH, PROFILE_SCRATCH}:
+    if not _ARCH.fullmatch(artifact.arch):
+        raise ValueError(f"unknown architecture {artifact.arch!r}")
+    names = {buffer.name for buffer in artifact.buffers}
+    if len(names) != len(artifact.buffers) or names & {GLOBAL_SCRATCH, PROFILE_SCRATCH}:
         raise ValueError("names of buffers are not unique")
-    for buffer in found.buffers:
+    for buffer in artifact.buffers:
         if buffer.element not in ELEMENT_BYTES or buffer.role not in ROLES:
             raise ValueError(f"buffer {buffer.name} has an unknown element or role")
         _check_counts(f"the shape of {buffer.name}", buffer.shape, 1, 2**40)
-    for answer in found.answers:
-        if answer.buffer not in {one.name for one in found.buffers if one.role == "output"}:
-            raise ValueError(f"there is no output {answer.buffer}")
+    for answer in artifact.answers:
+        if answer.buffer not in {b.name for b in artifact.buffers if b.role == "output"}:
+            raise ValueError(f"{answer.buffer} has an answer and is not an output")
         wide = {len(row) for row in answer.values} | {len(answer.columns)}
         if len(answer.values) != len(answer.rows) or len(wide) > 1 or not answer.values:
-            raise ValueError(f"the answer for {answer.buffer} is no matrix of its rows and columns")
+            raise ValueError(f"the answer for {answer.buffer} does not fit its rows and columns")
         if not all(map(math.isfinite, (answer.tolerance, *chain(*answer.values)))):
             raise ValueError(f"the answer for {answer.buffer} is not finite")
         _check_counts("rows", (*answer.rows, *answer.columns), 0, 2**40)
-    if not found.launches:
-        raise ValueError("there is no launch")
-    for launch in found.launches:
-        if type(launch.binary) is not int or not 0 <= launch.binary < len(found.binaries):
+    if not artifact.launches:
+        raise ValueError("launches is empty")
+    for launch in artifact.launches:
+        if type(launch.binary) is not int or not 0 <= launch.binary < len(artifact.binaries):
             raise ValueError("a launch has no binary")
         if len(launch.grid) != 3:
             raise ValueError("a grid has three dimensions")

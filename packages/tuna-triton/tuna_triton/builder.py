@@ -71,15 +71,15 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """One build: all that the code depends on, so that equal sources share it."""
+    """The input of a build: all that the code depends on, so that equal sources share a build."""
 
     kernel: KernelFile
     arch: str
-    #: of each argument in the kernel's order: its type, or "constexpr"
+    #: Type of each argument, or "constexpr", in the kernel's order.
     types: tuple[str, ...]
-    #: of each argument: its value if it is a constant, else None
+    #: Value of each argument that is a constant, None for the others.
     constants: tuple[Any, ...]
-    #: of each argument: what else the compiler may assume of it, as the JIT would say it
+    #: Triton's attributes of each argument, such as D (divisible by 16); empty: none.
     hints: tuple[str, ...]
     options: tuple[tuple[str, int], ...]
 
@@ -98,7 +98,8 @@ class Binary:
     symbol: str
     num_warps: int
     shared_bytes: int
-    scratch: tuple[int, int, int, int]  #: as `Launch` has them
+    #: Bytes and alignment of global scratch, then of profile scratch.
+    scratch: tuple[int, int, int, int]
 
 
 class TritonBuilder(Builder):
@@ -143,8 +144,8 @@ class TritonBuilder(Builder):
         path.write_bytes(artifact(*_candidate(job, params)).to_bytes())
 
     def workload(self, job: KernelJob) -> bytes:
-        """Compute the right answer where artifacts have it, so that it is no candidate's time;
-        exporters need no description."""
+        """Compute the right answer where artifacts hold it, so that this takes no time of a
+        candidate; exporters need no description."""
         _description(job).answers(job.config)
         return b""
 
@@ -247,7 +248,7 @@ def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target)
     Integers that are 1 and pointers that are None become constants; addresses, and integers that
     are divisible by 16, are marked as such. Raises BadInput for an argument that is not known.
     """
-    buffers = {one.name: one for one in plan.buffers}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
     types, constants, hints = [], [], []
     for name in kernel.arguments:
         value, free = argument(kernel, call, name), name not in kernel.unspecialised
@@ -263,7 +264,7 @@ def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target)
         elif isinstance(value, float):
             kind = "fp32"
         elif isinstance(value, bool):
-            raise BadInput(f"The argument {name} is true or false, and no tl.constexpr.")
+            raise BadInput(f"The argument {name} is a bool: declare it as tl.constexpr.")
         elif value == 1 and free:
             constant = 1
         else:
@@ -272,8 +273,8 @@ def specialise(kernel: KernelFile, plan: Plan, call: KernelCall, target: Target)
         types.append(kind)
         constants.append(constant)
         hints.append(hint)
-    given = ((name, call.arguments.get(name)) for name in OPTIONS)
-    options = tuple((name, value) for name, value in given if isinstance(value, int))
+    values = ((name, call.arguments.get(name)) for name in OPTIONS)
+    options = tuple((name, value) for name, value in values if isinstance(value, int))
     return Source(kernel, target.arch, tuple(types), tuple(constants), tuple(hints), options)
 
 
@@ -333,7 +334,7 @@ def compiled(source: Source) -> Binary:
         ),
     )
     stated = parameter_bytes(assembly, target)
-    known = [PARAM_BYTES[one] for one in _param_types(source)]
+    known = [PARAM_BYTES[kind] for kind in _param_types(source)]
     if stated != [*known, 8, 8]:
         raise BadInput(
             f"The compiled kernel takes parameters of {stated} bytes, and not {[*known, 8, 8]}."

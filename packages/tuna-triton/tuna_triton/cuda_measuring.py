@@ -70,16 +70,16 @@ def measure(
         once_ms = candidate.once_ms()
         ended_early = best_ms is not None and once_ms > HOPELESS * best_ms
         if ended_early:
-            found = timing([once_ms], "own")
+            timed = timing([once_ms], "own")
         else:
-            (found,) = _timed([(candidate, once_ms)], budget_s)
+            (timed,) = _timed([(candidate, once_ms)], budget_s)
         later, _ = candidate.error()
         if not later <= tolerance:
             return _wrong(later, tolerance)
     return {
         "error": max(error, later),
         "tolerance": tolerance,
-        "timing": found.as_json(),
+        "timing": timed.as_json(),
         "ended_early": ended_early,
     }
 
@@ -243,14 +243,14 @@ class PlacedCandidate:
     ) -> None:
         self._bench, self._cuda, self._problem = bench, bench.cuda, problem
         self._buffers = artifact.buffers
-        at = {one.name: bench.addresses(problem, one, memory) for one in artifact.buffers}
+        at = {buffer.name: bench.addresses(problem, buffer, memory) for buffer in artifact.buffers}
         self._places = len(next(iter(at.values())))
         modules = []
         for binary in artifact.binaries:
             modules.append(self._cuda.load(binary))
             stack.callback(self._cuda.unload, modules[-1])
         self._at = {name: addresses[0] for name, addresses in at.items()}
-        #: of each set of buffers, its launches in order
+        #: Launches on each set of buffers, in order.
         self._runs: list[list[Callable[[], None]]] = [[] for _ in range(self._places)]
         for launch in artifact.launches:
             own = scratch(launch, memory)

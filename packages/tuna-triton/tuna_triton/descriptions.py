@@ -33,17 +33,17 @@ USER_KERNEL = "TritonKernel"
 class KernelSpace:
     """Candidates of a config on a target."""
 
-    tiles: Sequence[Tile]  #: different kernels that may run, in a fixed order
-    default: Tile | None  #: of the consumer, one of them; None: it cannot run
+    tiles: Sequence[Tile]  #: candidates that differ and may run, in a fixed order
+    default: Tile | None  #: the consumer's default, one of `tiles`; None: it cannot run
     size: int  #: points of the consumer's own space
-    same: int  #: points left out, for another one is the same kernel
-    too_large: int  #: different kernels left out, which need more shared memory than there is
+    same: int  #: points left out because another one is the same kernel
+    too_large: int  #: points left out because they need more shared memory than the target has
 
 
 class TunedKernel(ABC):
     """A kernel with its candidates: a consumer's, Tuna's own, or one that came in a file."""
 
-    name: str  #: of its solver, or of its file
+    name: str  #: the solver's name, or the file's
 
     @abstractmethod
     def kernel(self) -> KernelFile | None:
@@ -78,9 +78,9 @@ class Description(TunedKernel):
 
     name: str
     family: KernelFamily
-    function: str  #: with "module.py:function" in `places` where a release calls it otherwise
-    package: str = ""  #: whose installed file has it; empty: Tuna's own
-    places: tuple[str, ...] = ()  #: that file in the package's releases, the newest first
+    function: str  #: the kernel's name, unless `places` says another: "module.py:function"
+    package: str = ""  #: name of the package whose file has the kernel; empty: Tuna's own
+    places: tuple[str, ...] = ()  #: path of that file in the package's releases, newest first
 
     def kernel(self) -> KernelFile | None:
         """Return the kernel file; None where its package is not installed, raises BadInput where
@@ -91,10 +91,10 @@ class Description(TunedKernel):
             return None
         for place in self.places:
             path, _, function = place.partition(":")
-            found = kernel_file.installed(self.package, path)
-            text = "" if found is None else found.read_text(errors="replace")
-            if found is not None and f"def {function or self.function}(" in text:
-                return kernel_file.read(found, function or self.function)
+            source = kernel_file.installed(self.package, path)
+            text = "" if source is None else source.read_text(errors="replace")
+            if source is not None and f"def {function or self.function}(" in text:
+                return kernel_file.read(source, function or self.function)
         raise BadInput(f"This version of {self.package} has no kernel {self.function}.")
 
     def plan(self, config: Config, tile: Tile, target: Target) -> Plan:
@@ -109,8 +109,8 @@ class Description(TunedKernel):
         """Return the candidates that differ and can run."""
         family = self.family
         points = [
-            tile_text(family.canonical(config, one, self.package))
-            for one in family.points(config, target)
+            tile_text(family.canonical(config, tile, self.package))
+            for tile in family.points(config, target)
         ]
         default = tile_text(
             family.canonical(config, family.default(config, target, self.package), self.package)

@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 #: Length of the block that large arrays repeat: the largest prime below 2^22.
 BLOCK = 4_194_301
-#: Largest error, relative to the largest magnitude of the answer, by the answer's element type: as
-#: in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
+#: Largest error, relative to the largest magnitude of the answer, for each element type; the same
+#: values as in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
 _TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "i64": 0.0, "i32": 0.0, "i8": 0.0}
 _FP8_TOLERANCE = 1.6e-2
 #: Values of an output that are read back for one check, and rows and columns of them whose right
@@ -115,7 +115,8 @@ class Places:
         generator = np.random.default_rng(height * width)
         #: rows from one that is read to the next: odd, so that they lie at any place of a tile
         self.step = math.ceil(height * width / _READ) // 2 * 2 + 1
-        self.rows = np.arange((height - 1) % self.step, height, self.step)  #: that are read
+        #: Rows that are read back.
+        self.rows = np.arange((height - 1) % self.step, height, self.step)
         checked = _spread(generator, len(self.rows), _ROWS)
         most = _ROWS * _COLUMNS // len(checked) if is_known else _COLUMNS
         self.columns = _spread(generator, width, most)
@@ -142,7 +143,7 @@ class DeviceProblem:
     ) -> None:
         """`answers`: of a kernel that came in a file, as its artifacts have them."""
         if not isinstance(config, GemmConfig | MoeConfig | TritonKernelConfig):
-            raise BadInput(f"there is no reference on a device for {config.label}")
+            raise BadInput(f"{config.label} has no reference on a device")
         self._config, self._buffers = config, buffers
         self._answers = {one.buffer: one for one in answers}
 
@@ -340,7 +341,7 @@ def _moe(
     a, b = inputs[f"{product}_a"], inputs[f"{product}_b"]
     a_scale, b_scale = inputs.get(f"{product}_a_scale"), inputs.get(f"{product}_b_scale")
     depth, experts = np.arange(a.buffer.shape[1]), _routing(config).ravel()
-    found = np.empty((len(rows), len(columns)))
+    answer = np.empty((len(rows), len(columns)))
     for place, row in enumerate(rows):
         expert, token = experts[row], row // config.topk if product == "up" else row
         left, right = a.at(token, depth), b.at(expert, columns[:, None], depth)
@@ -352,7 +353,7 @@ def _moe(
             left, right = left * a_scale.at(0), right * b_scale.at(expert)
         elif b_scale is not None:
             right = right * b_scale.at(expert, columns[:, None])
-        found[place] = right @ left
+        answer[place] = right @ left
         if product == "down":
-            found[place] *= inputs["topk_weights"].at(row)
-    return found
+            answer[place] *= inputs["topk_weights"].at(row)
+    return answer

@@ -122,7 +122,7 @@ class TunedExporter(Exporter[ExportOptions]):
             files[file_name(answer.layer, device, answer.consumer)].append(answer)
         entries, provenance = 0, {}
         for name, answers in sorted(files.items(), key=lambda pair: pair[0].text):
-            layers = sorted({_unnamed(one.layer) for one in answers})
+            layers = sorted({_unnamed(answer.layer) for answer in answers})
             if len(layers) > 1:
                 tally.skipped["layers of another K, top-k or type have the same file"] += len(
                     answers
@@ -155,7 +155,7 @@ class TunedExporter(Exporter[ExportOptions]):
         self, answers: Sequence[_Answer], notes: Counter[str]
     ) -> tuple[dict[str, Tile], dict[str, Any]]:
         """Tiles and origins by key."""
-        known = {one.tokens: one for one in answers}
+        known = {answer.tokens: answer for answer in answers}
         target = TARGETS[answers[0].best.environment.target]
         consumer = answers[0].consumer
         tiles: dict[str, Tile] = {}
@@ -188,7 +188,7 @@ class TunedExporter(Exporter[ExportOptions]):
     def entries(self, path: Path) -> Iterator[Entry]:
         """Each key of each file."""
         if not path.is_dir():
-            raise BadInput(f"{path} is no {self.title}.")
+            raise BadInput(f"{path} is not a {self.title}.")
         for file in sorted(path.rglob("*.json")):
             if parse_name(file.name) is not None:
                 for tokens, tile in sorted(read_tiles(file)[1].items()):
@@ -266,16 +266,16 @@ class WinnersExporter(Exporter[ExportOptions]):
             # in order of time, so the first is the fastest
             fastest.setdefault(place, record)
             versions[place].add(record.config_key)
-        found: dict[str, dict[str, dict[str, Any]]] = {}
+        tiles: dict[str, dict[str, dict[str, Any]]] = {}
         for (arch, name, label), record in fastest.items():
             if len(versions[arch, name, label]) > 1:
                 tally.skipped["versions of a kernel's file have the same label"] += 1
                 continue
             tile = dict(json.loads(record.params))
-            found.setdefault(arch, {}).setdefault(name, {})[label] = tile
-        layers = [label for kernels in found.values() for one in kernels.values() for label in one]
+            tiles.setdefault(arch, {}).setdefault(name, {})[label] = tile
+        layers = [label for kernels in tiles.values() for row in kernels.values() for label in row]
         tally.configs = len(set(layers))
-        text = json.dumps({"format": self.form, "tiles": found}, indent=1, sort_keys=True)
+        text = json.dumps({"format": self.form, "tiles": tiles}, indent=1, sort_keys=True)
         path.write_text(text + "\n")
         return len(layers)
 
@@ -294,7 +294,7 @@ class WinnersExporter(Exporter[ExportOptions]):
                 for label, tile in layers.items()
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"{path} is no {self.title}: {error}") from None
+            raise BadInput(f"{path} is not a {self.title}: {error}") from None
         yield from rows
 
 
@@ -333,8 +333,8 @@ def _answers(
             skipped["without a time or without the name of its device"] += 1
         else:
             # in order of time, so the first is the fastest
-            found = defaults if record.solver.endswith(DEFAULT) else best
-            found.setdefault((record.config_key, description.package), record)
+            records = defaults if record.solver.endswith(DEFAULT) else best
+            records.setdefault((record.config_key, description.package), record)
     for key in sorted(best.keys() | defaults.keys()):
         if key in best and key in defaults:
             yield _Answer(_layer(best[key]), key[1], best[key], defaults[key])

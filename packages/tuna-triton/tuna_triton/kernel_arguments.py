@@ -28,13 +28,14 @@ class KernelFamily:
     """Kernels that do the same with the same arguments, ours and consumers'."""
 
     name: str
-    kind: str  #: of its configs
-    #: the last argument is the consumer, as in `Description.package`
+    kind: str  #: kind of the configs that it can run
+    #: True if a kernel can run the config; the last argument is the consumer, as in
+    #: `Description.package`.
     fits: Callable[[Config, Target, str], bool]
     plan: Callable[[Config, Tile, Target, str], Plan]
     points: Callable[[Config, Target], Iterator[Tile]]
     default: Callable[[Config, Target, str], Tile]
-    #: the tile as the kernel takes it: equal for tiles that are the same kernel
+    #: Return the tile as the kernel takes it: equal for tiles that are the same kernel.
     canonical: Callable[[Config, Tile, str], Tile]
 
 
@@ -62,8 +63,8 @@ def _tiles(rows: int, columns: int, tile: Tile) -> tuple[int, int, int]:
 
 
 def _grouped(tile: Tile, rows: int, groups: Sequence[int]) -> Tile:
-    """The tile with the smallest group that orders programs as its own does: a group of all rows of
-    tiles is no group."""
+    """The tile with the smallest group that orders programs as its own does: one group of all
+    rows of tiles has no effect."""
     tall = math.ceil(rows / tile["BLOCK_SIZE_M"])
     enough = [group for group in groups if group >= tall]
     group = min([tile["GROUP_SIZE_M"], *enough]) if tile["GROUP_SIZE_M"] >= tall else None
@@ -309,17 +310,17 @@ def _moe_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Plan
     ]
     if not unsorted:
         buffers.append(Buffer("sorted_token_ids", "i32", (tall * block_m,), "input"))
-    tables: dict[str, Value] = {one.name + "_ptr": one.name for one in buffers}
+    tables: dict[str, Value] = {buffer.name + "_ptr": buffer.name for buffer in buffers}
     tables |= {"naive_block_assignment": unsorted, "SWAP_AB": swapped, "swap_ab": swapped}
     calls = []
     up, down = 2 * layer.intermediate, layer.hidden
-    for name, columns, depth, given, top_k in (
+    for name, columns, depth, height, top_k in (
         ("up", up, layer.hidden, layer.tokens, layer.topk),
         ("down", down, layer.intermediate, routed, 1),
     ):
-        scales, scaled = _moe_scales(layer, name, given, columns, depth)
+        scales, scaled = _moe_scales(layer, name, height, columns, depth)
         buffers += [
-            Buffer(f"{name}_a", inputs, (given, depth), "input"),
+            Buffer(f"{name}_a", inputs, (height, depth), "input"),
             Buffer(f"{name}_b", weights, (layer.experts, columns, depth), "input"),
             *scales,
             Buffer(f"{name}_c", answer, (routed, columns), "output"),
@@ -340,7 +341,7 @@ def _moe_plan(config: Config, tile: Tile, target: Target, consumer: str) -> Plan
 
 
 def _moe_scales(
-    layer: MoeConfig, name: str, given: int, columns: int, depth: int
+    layer: MoeConfig, name: str, height: int, columns: int, depth: int
 ) -> tuple[list[Buffer], dict[str, Value]]:
     """The buffers of one product's scales, and the arguments for them."""
     block_n, block_k = layer.block_n, layer.block_k
@@ -349,7 +350,7 @@ def _moe_scales(
     strides = dict.fromkeys(("asm", "ask", "bse", "bsk", "bsn"), 0)
     if layer.scheme == FP8 and block_n:
         wide, deep = math.ceil(columns / block_n), math.ceil(depth / block_k)
-        shapes = {"a": (given, deep), "b": (layer.experts, wide, deep)}
+        shapes = {"a": (height, deep), "b": (layer.experts, wide, deep)}
         strides = {"asm": deep, "ask": 1, "bse": wide * deep, "bsk": 1}
         strides["bsn"] = deep if wide > 1 else 0
     elif layer.scheme == FP8:

@@ -28,12 +28,12 @@ _Definition = ast.FunctionDef | ast.Assign | ast.AnnAssign | ast.Import | ast.Im
 class KernelFile:
     """The source of one kernel with everything that it needs."""
 
-    function: str  #: its name in `text`
-    arguments: tuple[str, ...]  #: in their order
-    constants: frozenset[str]  #: arguments that are `tl.constexpr`
-    unspecialised: frozenset[str]  #: arguments that are in `do_not_specialize`
-    defaults: tuple[tuple[str, int | float | None], ...]  #: of arguments that have plain ones
-    text: str  #: a Python file that imports Triton alone
+    function: str  #: the kernel's name in `text`
+    arguments: tuple[str, ...]  #: names in the kernel's order
+    constants: frozenset[str]  #: names of the arguments that are `tl.constexpr`
+    unspecialised: frozenset[str]  #: names of the arguments in `do_not_specialize`
+    defaults: tuple[tuple[str, int | float | None], ...]  #: plain default values of arguments
+    text: str  #: content of a Python file that imports Triton alone
 
     @property
     def digest(self) -> str:
@@ -79,20 +79,20 @@ def extract(text: str, tree: ast.Module, function: str, where: str) -> KernelFil
     defined = _definitions(tree)
     wanted = defined.get(function)
     if not isinstance(wanted, ast.FunctionDef) or not any(map(_is_jit, wanted.decorator_list)):
-        there = ", ".join(jit_functions(tree)) or "none"
+        names = ", ".join(jit_functions(tree)) or "none"
         raise BadInput(
-            f"{where} has no @triton.jit function {function}.", hint=f"functions there: {there}"
+            f"{where} has no @triton.jit function {function}.", hint=f"functions there: {names}"
         )
     parts = [_source(text, node) for node in _needed(function, defined, where)]
     arguments = [*wanted.args.posonlyargs, *wanted.args.args, *wanted.args.kwonlyargs]
     if wanted.args.vararg or wanted.args.kwarg:
         raise BadInput(f"{function} in {where} has arguments without a name.")
-    constant = {one.arg for one in arguments if _is_constexpr(one.annotation)}
+    constant = {argument.arg for argument in arguments if _is_constexpr(argument.annotation)}
     return KernelFile(
         function=function,
-        arguments=tuple(one.arg for one in arguments),
+        arguments=tuple(argument.arg for argument in arguments),
         constants=frozenset(constant),
-        unspecialised=frozenset(_unspecialised(wanted, [one.arg for one in arguments])),
+        unspecialised=frozenset(_unspecialised(wanted, [argument.arg for argument in arguments])),
         defaults=_defaults(wanted.args),
         text="\n\n".join([_HEAD, *parts]) + "\n",
     )
@@ -140,9 +140,9 @@ def _check_portable(name: str, node: _Definition, where: str) -> None:
                 f"{name} in {where} has a decorator that is not known: {foreign[0][:80]}"
             )
         if not any(map(_is_jit, node.decorator_list)):
-            raise BadInput(f"{name} in {where} is called by a kernel and is no @triton.jit.")
+            raise BadInput(f"{name} in {where}, which a kernel calls, is not a @triton.jit.")
     elif isinstance(node, ast.Assign | ast.AnnAssign) and not _is_plain(node.value):
-        raise BadInput(f"{name} in {where}, which a kernel reads, is no plain constant.")
+        raise BadInput(f"{name} in {where}, which a kernel reads, is not a plain constant.")
 
 
 def _used(node: _Definition) -> set[str]:

@@ -66,7 +66,7 @@ def _text(path: Path, most: int) -> str:
         hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from None
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is no UTF-8 text.") from None
+        raise BadInput(f"{path} is not UTF-8 text.") from None
 
 
 def _shapes(path: Path) -> Sequence[tuple[int, dict[str, Any]]]:
@@ -74,10 +74,10 @@ def _shapes(path: Path) -> Sequence[tuple[int, dict[str, Any]]]:
     try:
         found = json.loads(_text(path, _MAX_SHAPES_BYTES), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is no JSON: {error}.") from None
+        raise BadInput(f"{path} is not JSON: {error}.") from None
     if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
         raise BadInput(
-            f"{path} is no list of shapes.", hint='such as [{"rows": 4096, "columns": 1024}]'
+            f"{path} is not a list of shapes.", hint='such as [{"rows": 4096, "columns": 1024}]'
         )
     if len(found) > _MAX_SHAPES:
         raise BadInput(f"{path} has {len(found)} shapes, more than {_MAX_SHAPES}.")
@@ -85,14 +85,14 @@ def _shapes(path: Path) -> Sequence[tuple[int, dict[str, Any]]]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _config(file: UserFile, shape: dict[str, Any], path: Path, number: int) -> TritonKernelConfig:
     try:
         return TritonKernelConfig(file.kernel.function, tuple(shape.items()), file.digest)
     except BadInput as error:
-        raise BadInput(f"Shape {number} of {path} cannot be: {error}.") from None
+        raise BadInput(f"Shape {number} of {path} is refused: {error}.") from None
 
 
 def _check(file: UserFile, configs: Sequence[TritonKernelConfig]) -> None:

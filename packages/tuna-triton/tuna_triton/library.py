@@ -86,7 +86,7 @@ class TritonLibrary(SearchingLibrary, CrossCompiling):
         triton_version()
         device = self._device
         if device is None or device.arch not in TARGETS:
-            here = f"The GPU here is {device.arch}" if device else "There is no NVIDIA GPU here"
+            here = f"The GPU here is {device.arch}" if device else "No NVIDIA GPU was found here"
             known = ", ".join(arch for arch in TARGETS if arch.startswith("sm_"))
             raise LibraryMissing(
                 f"{here}: Tuna measures Triton kernels on {known}.",
@@ -108,12 +108,12 @@ class TritonLibrary(SearchingLibrary, CrossCompiling):
         arch, units = facts.get("arch", ""), facts.get("num_cu", "")
         if arch not in TARGETS:
             raise BadInput(
-                f"{arch!r} is no architecture that Triton kernels are compiled for here.",
+                f"Unknown architecture {arch!r} for Triton kernels.",
                 hint=f"--arch is one of {', '.join(TARGETS)}",
             )
         if not re.fullmatch("[1-9][0-9]{0,3}", units):
             raise BadInput(
-                f"{units!r} is no number of compute units.",
+                f"{units!r} is not a number of compute units from 1 to 9999.",
                 hint="an H100 SXM: --num-cu 132; an MI300X: --num-cu 304",
             )
         return self._environment(arch, int(units), facts.get("device_name", ""))

@@ -35,7 +35,7 @@ class MoeConfig(Config):
     intermediate: int
     hidden: int
     topk: int
-    data_type: DataType = DataType.BF16  #: of what is not quantised, and of the answer
+    data_type: DataType = DataType.BF16  #: type of the answer and of all that is not quantised
     scheme: str = ""
     block_n: int = 0
     block_k: int = 0

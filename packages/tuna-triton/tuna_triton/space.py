@@ -75,7 +75,7 @@ class TileSpace(Space):
         return self.random(chance)
 
     def crossed(self, one: Point, other: Point, chance: Random) -> Point:
-        """Return a point with the values of either; `one` where that is no point."""
+        """Return a point with the values of either; `one` where that is not a point."""
         found = tuple(map(chance.choice, zip(one, other, strict=True)))
         return found if found in self._tiles else one
 
@@ -107,10 +107,10 @@ def _product(plan: Plan, call: KernelCall, tile: Tile) -> Mapping[str, float]:
     How many rows an expert has is not known: those of Poisson's distribution are assumed, for
     experts without any are not met.
     """
-    given, buffers = call.arguments, {one.name: one for one in plan.buffers}
-    a, b = (buffers[str(given[name])] for name in ("a_ptr", "b_ptr"))
-    rows = given.get("M") or given["num_valid_tokens"]
-    columns, depth = given["N"], given["K"]
+    values, buffers = call.arguments, {buffer.name: buffer for buffer in plan.buffers}
+    a, b = (buffers[str(values[name])] for name in ("a_ptr", "b_ptr"))
+    rows = values.get("M") or values["num_valid_tokens"]
+    columns, depth = values["N"], values["K"]
     assert isinstance(rows, int)
     assert isinstance(columns, int)
     assert isinstance(depth, int)

@@ -26,9 +26,10 @@ class Target:
     arch: str  #: such as sm_90 or gfx942
     shared_bytes: int  #: largest dynamic shared memory of a block
     warp_size: int
-    fp8: DataType | None  #: the 8-bit type with 4 bits of exponent that it multiplies
-    #: shared-memory buffers of a pipelined loop beyond `num_stages - 1`, where tiles of 64 rows or
-    #: more are multiplied asynchronously
+    #: The 8-bit float with 4 bits of exponent that it multiplies; None: it has none.
+    fp8: DataType | None
+    #: Shared-memory buffers of a pipelined loop beyond `num_stages - 1`: tiles of 64 rows or more
+    #: are multiplied asynchronously.
     more_buffers: int = 0
 
     @property

@@ -32,13 +32,13 @@ class TritonKernelConfig(Config):
     body_field: ClassVar[str] = "body"
 
     function: str  #: the kernel's name
-    shape: tuple[tuple[str, ShapeValue], ...]  #: in the order of the names
-    body: str  #: SHA-256 of the file's text
+    shape: tuple[tuple[str, ShapeValue], ...]  #: (name, value) sorted by name
+    body: str  #: SHA-256 of the file's text, in hex
 
     def __post_init__(self) -> None:
         for name in (self.function, *(name for name, _ in self.shape)):
             if not name.isidentifier() or not name.isascii() or len(name) > 64:
-                raise BadInput(f"{shown(name)} is no name of a kernel or of a size")
+                raise BadInput(f"{shown(name)} is not a name of a kernel or of a size")
         object.__setattr__(self, "shape", tuple(sorted(self.shape, key=lambda pair: pair[0])))
         if not self.shape:
             raise BadInput("a shape has one size or more")

@@ -147,12 +147,12 @@ def read_tiles(path: Path) -> tuple[dict[str, Any], dict[int, Tile]]:
             raise BadInput(f"{path} is too large for a file of tiles.")
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
-            raise ValueError("it is no object")
+            raise ValueError("the JSON is not an object")
         tiles: dict[int, Tile] = {
             int(key): dict(tile) for key, tile in content.items() if key != "triton_version"
         }
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise BadInput(f"{path} is no file of tiles: {error}") from None
+        raise BadInput(f"{path} is not a file of tiles: {error}") from None
     return content, tiles
 
 
@@ -200,11 +200,11 @@ def _faults(
     far = [str(batch) for batch in GRID if not tiles or _distance(tiles, batch) > _NEAR]
     if far:
         yield "grid", f"no tile near {' '.join(far)}: they take a far one, and not the default"
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    tokens_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for tokens, tile in sorted(tiles.items()):
         for fault in _tile_faults(name, tokens, tile, findings):
-            found[fault].append(str(tokens))
-    for (rule, text), keys in found.items():
+            tokens_of[fault].append(str(tokens))
+    for (rule, text), keys in tokens_of.items():
         yield rule, f"{' '.join(keys)}: {text}"
     if name.down:
         yield from _pair_faults(path, tiles)
@@ -285,7 +285,7 @@ def _pair_faults(path: Path, tiles: Mapping[int, Tile]) -> Iterator[tuple[str, s
     try:
         up = read_tiles(other)[1]
     except BadInput:
-        yield "pair", f"there is no {other.name} beside it"
+        yield "pair", f"{other.name} is missing beside it"
         return
     spans = [pair for keys in (sorted(tiles), sorted(up)) for pair in itertools.pairwise(keys)]
     middles = [sum(pair) // 2 for pair in spans]

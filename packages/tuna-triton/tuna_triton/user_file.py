@@ -46,14 +46,14 @@ _MAX_WARPS = 32
 class UserFile:
     """The parts of a file that matter."""
 
-    name: str  #: of the file, in messages
+    name: str  #: the file's name, for messages
     kernel: KernelFile
     axes: tuple[tuple[str, tuple[int, ...]], ...]
     default: tuple[tuple[str, int], ...] | None
-    #: largest error relative to the answer's largest magnitude; None: that of its type
+    #: Largest error relative to the answer's largest magnitude; None: the default of its type.
     tolerance: float | None
-    functions: str  #: the functions beside the kernel and what they use, as a Python file
-    text: str  #: all of it as a Python file: the body of its configs
+    functions: str  #: a Python file of the functions beside the kernel and what they use
+    text: str  #: a Python file of all parts: the body of the configs
 
     @property
     def digest(self) -> str:
@@ -90,7 +90,7 @@ def _parse(text: str, name: str) -> UserFile:
         raise BadInput(f"{name} cannot be read as Python: {error}") from None
     top = dict(_defined(tree))
     kernel = kernel_file.extract(text, tree, _kernel_name(tree, name), name)
-    missing = [one for one in (*_REQUIRED, "AXES") if one not in top]
+    missing = [word for word in (*_REQUIRED, "AXES") if word not in top]
     if missing:
         raise BadInput(
             f"{name} defines no {missing[0]}.",
@@ -100,10 +100,10 @@ def _parse(text: str, name: str) -> UserFile:
     default = _default(_literal(top, "DEFAULT", name), axes, name) if "DEFAULT" in top else None
     tolerance = _literal(top, "TOLERANCE", name) if "TOLERANCE" in top else None
     if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
-        raise BadInput(f"TOLERANCE in {name} is no number from 0 to 1.")
-    roots = [one for one in (*_REQUIRED, *_OPTIONAL) if one in top]
+        raise BadInput(f"TOLERANCE in {name} is not a number from 0 to 1.")
+    roots = [word for word in (*_REQUIRED, *_OPTIONAL) if word in top]
     nodes = _reached(top, roots, set(kernel_file.jit_functions(tree)), name)
-    literals = [top[one] for one in _LITERALS if one in top]
+    literals = [top[word] for word in _LITERALS if word in top]
     kept = sorted({*nodes, *literals}, key=lambda node: node.lineno)
     sources = {node: _source(text, node, nodes.get(node, ())) for node in kept}
     # constants that the kernel reads too are there already
@@ -120,7 +120,7 @@ def _parse(text: str, name: str) -> UserFile:
 
 
 def _kernel_name(tree: ast.Module, name: str) -> str:
-    """The jit function that no other one uses."""
+    """Return the name of the jit function that no other one uses."""
     functions = kernel_file.jit_functions(tree)
     nodes = {
         node.name: node
@@ -128,18 +128,18 @@ def _kernel_name(tree: ast.Module, name: str) -> str:
         if isinstance(node, ast.FunctionDef) and node.name in functions
     }
     used = {
-        one
+        word
         for caller, node in nodes.items()
-        for one in _global_names(node)
-        if one in nodes and one != caller
+        for word in _global_names(node)
+        if word in nodes and word != caller
     }
-    kernels = [one for one in nodes if one not in used]
+    kernels = [word for word in nodes if word not in used]
     if not kernels:
         raise BadInput(f"{name} has no kernel: no function with the decorator @triton.jit.")
     if len(kernels) > 1:
         raise BadInput(
             f"{name} has {len(kernels)} kernels, {', '.join(kernels)}: a file to tune has one"
-            " @triton.jit that no other one calls."
+            " @triton.jit that no other calls."
         )
     return kernels[0]
 
@@ -168,7 +168,7 @@ def _reached(
 ) -> dict[ast.stmt, list[str]]:
     """The statements that functions need, themselves included, each with the names that they need
     of it."""
-    found: dict[ast.stmt, list[str]] = {}
+    statements: dict[ast.stmt, list[str]] = {}
     todo, done = [(root, root) for root in roots], set[str]()
     while todo:
         word, user = todo.pop()
@@ -177,15 +177,15 @@ def _reached(
         done.add(word)
         if word not in top:
             raise BadInput(
-                f"{user} in {name} uses {word}, which is no function, constant or import of the"
+                f"{user} in {name} uses {word}, which is not a function, constant or import of the"
                 " file's top level."
             )
         node = top[word]
         _check(word, node, user, kernels, name)
-        found.setdefault(node, []).append(word)
+        statements.setdefault(node, []).append(word)
         if not isinstance(node, ast.Import | ast.ImportFrom):
-            todo += [(one, word) for one in sorted(_global_names(node))]
-    return found
+            todo += [(other, word) for other in sorted(_global_names(node))]
+    return statements
 
 
 def _is_given(word: str, node: ast.stmt | None) -> bool:
@@ -203,17 +203,17 @@ def _check(word: str, node: ast.stmt, user: str, kernels: set[str], name: str) -
         raise BadInput(
             f"{word} in {name} has a decorator, and functions beside a kernel have none."
         )
-    for one in ast.walk(node):
-        if isinstance(one, ast.Import):
-            foreign = [alias.name for alias in one.names if not _is_known(alias.name)]
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import):
+            foreign = [alias.name for alias in part.names if not _is_known(alias.name)]
             if isinstance(node, ast.Import):
                 foreign = [alias for alias in foreign if alias in _imported(node, word)]
-        elif isinstance(one, ast.ImportFrom):
-            module = "." * one.level + (one.module or "")
+        elif isinstance(part, ast.ImportFrom):
+            module = "." * part.level + (part.module or "")
             foreign = [] if _is_known(module) else [module]
-        elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-            provided = PROVIDED.get(one.value.id)
-            foreign = [ast.unparse(one)] if provided and one.attr not in provided else []
+        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            provided = PROVIDED.get(part.value.id)
+            foreign = [ast.unparse(part)] if provided and part.attr not in provided else []
         else:
             continue
         if foreign:
@@ -281,29 +281,29 @@ def _literal(top: Mapping[str, ast.stmt], word: str, name: str) -> object:
         return ast.literal_eval(value)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise BadInput(
-            f"{word} in {name} is no literal: it is read, and not run.",
+            f"{word} in {name} is not a literal: it is read, not run.",
             hint='such as AXES = {"BLOCK": [256, 512], "num_warps": [4, 8]}',
         ) from None
 
 
-def _axes(found: object, kernel: KernelFile, name: str) -> dict[str, tuple[int, ...]]:
-    if not isinstance(found, dict) or not 0 < len(found) <= _MAX_AXES:
-        raise BadInput(f"AXES in {name} is no dictionary of 1 to {_MAX_AXES} axes.")
+def _axes(literal: object, kernel: KernelFile, name: str) -> dict[str, tuple[int, ...]]:
+    if not isinstance(literal, dict) or not 0 < len(literal) <= _MAX_AXES:
+        raise BadInput(f"AXES in {name} is not a dictionary of 1 to {_MAX_AXES} axes.")
     axes: dict[str, tuple[int, ...]] = {}
-    for axis, values in found.items():
+    for axis, values in literal.items():
         if axis not in kernel.arguments and axis not in OPTIONS:
             raise BadInput(
                 f"No argument of {kernel.function} in {name} takes the axis {axis}.",
                 hint=f"its arguments are {', '.join(kernel.arguments)}; options of its launch are"
                 f" {', '.join(OPTIONS)}",
             )
-        if not isinstance(values, list | tuple) or not all(_is_whole(one) for one in values):
-            raise BadInput(f"The axis {axis} in {name} is no list of whole numbers.")
+        if not isinstance(values, list | tuple) or not all(_is_whole(value) for value in values):
+            raise BadInput(f"The axis {axis} in {name} is not a list of whole numbers.")
         if not values or len(set(values)) < len(values):
-            raise BadInput(f"The axis {axis} in {name} has no value, or one of them twice.")
-        wrong = [one for one in values if axis == "num_warps" and not _is_warps(one)]
+            raise BadInput(f"The axis {axis} in {name} needs a value or more, each of them once.")
+        wrong = [value for value in values if axis == "num_warps" and not _is_warps(value)]
         if wrong:
-            raise BadInput(f"num_warps in {name} is a power of two up to {_MAX_WARPS}: {wrong[0]}")
+            raise BadInput(f"num_warps {wrong[0]} in {name} is not a power of 2 up to {_MAX_WARPS}")
         axes[axis] = tuple(values)
     points = math.prod(map(len, axes.values()))
     if points > _MAX_POINTS:
@@ -320,14 +320,14 @@ def _is_warps(value: int) -> bool:
 
 
 def _default(
-    found: object, axes: Mapping[str, Sequence[int]], name: str
+    literal: object, axes: Mapping[str, Sequence[int]], name: str
 ) -> tuple[tuple[str, int], ...]:
-    if not isinstance(found, dict) or found.keys() != axes.keys():
-        raise BadInput(f"DEFAULT in {name} has not the axes of AXES: {', '.join(axes)}.")
-    for axis, value in found.items():
+    if not isinstance(literal, dict) or literal.keys() != axes.keys():
+        raise BadInput(f"DEFAULT in {name} must have the axes of AXES: {', '.join(axes)}.")
+    for axis, value in literal.items():
         if value not in axes[axis] or not _is_whole(value):
-            raise BadInput(f"DEFAULT in {name} has the {axis} {value!r}, which AXES has not.")
-    return tuple((axis, found[axis]) for axis in axes)
+            raise BadInput(f"DEFAULT in {name} has the {axis} {value!r}, which AXES lacks.")
+    return tuple((axis, literal[axis]) for axis in axes)
 
 
 def default_tile(file: UserFile) -> Tile:

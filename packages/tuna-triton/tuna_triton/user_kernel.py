@@ -75,7 +75,7 @@ class UserKernel(TunedKernel):
         self._functions: dict[str, Callable[..., Any]] = {}
         for name in ("arguments", "grid", "reference", "valid"):
             if name in namespace and not callable(namespace[name]):
-                raise BadInput(f"{name} in {file.name} is no function.")
+                raise BadInput(f"{name} in {file.name} is not a function.")
             self._functions |= {name: namespace[name]} if name in namespace else {}
         self._given = functools.lru_cache(_KEPT)(self._arguments)
         self._answers = functools.lru_cache(_KEPT)(self._reference)
@@ -159,12 +159,12 @@ class UserKernel(TunedKernel):
         return first, second, third
 
     def _arguments(self, config: TritonKernelConfig) -> _Given:
-        found = self._call("arguments", config)
+        arguments = self._call("arguments", config)
         kernel = self.file.kernel
-        if not isinstance(found, Mapping):
-            raise self._fault("arguments", config, f"{found!r:.60} instead of a dictionary")
+        if not isinstance(arguments, Mapping):
+            raise self._fault("arguments", config, f"{arguments!r:.60} instead of a dictionary")
         buffers, values = [], dict[str, Value]()
-        for name, value in found.items():
+        for name, value in arguments.items():
             if name not in kernel.arguments:
                 raise self._fault(
                     "arguments", config, f"{name!s:.80}, which {kernel.function} does not take,"
@@ -176,8 +176,8 @@ class UserKernel(TunedKernel):
                 values[name] = name
             else:
                 values[name] = self._value(config, name, value)
-        given = {*found, *self.tile_names, *dict(kernel.defaults)}
-        missing = [name for name in kernel.arguments if name not in given]
+        provided = {*arguments, *self.tile_names, *dict(kernel.defaults)}
+        missing = [name for name in kernel.arguments if name not in provided]
         if missing:
             raise BadInput(
                 f"{kernel.function} in {self.name} takes {missing[0]}, which neither arguments nor"
@@ -186,7 +186,7 @@ class UserKernel(TunedKernel):
         all_of_it = _Given(tuple(buffers), values)
         if not 1 <= len(all_of_it.outputs()) <= _MAX_OUTPUTS:
             raise self._fault("arguments", config, f"not 1 to {_MAX_OUTPUTS} outputs")
-        elements = sum(math.prod(one.shape) for one in buffers if one.role != "scratch")
+        elements = sum(math.prod(buffer.shape) for buffer in buffers if buffer.role != "scratch")
         if elements > _MAX_ELEMENTS:
             raise BadInput(
                 f"{config.label} has {elements} elements in its inputs and outputs, more than"
@@ -214,7 +214,7 @@ class UserKernel(TunedKernel):
         return Buffer(name, str(element), tuple(one or 0 for one in sizes), str(role))
 
     def _value(self, config: TritonKernelConfig, name: str, value: Any) -> Value:
-        """An argument that is no buffer."""
+        """Return the value of an argument that is not a buffer."""
         constant = name in self.file.kernel.constants
         whole, plain = _whole(value), value.item() if isinstance(value, np.generic) else value
         if value is None or (constant and isinstance(plain, bool | str)):
@@ -240,9 +240,9 @@ class UserKernel(TunedKernel):
         return tuple(self._answer(config, one, found[one.name], problem) for one in outputs)
 
     def _answer(
-        self, config: TritonKernelConfig, output: Buffer, found: Any, problem: DeviceProblem
+        self, config: TritonKernelConfig, output: Buffer, answer: Any, problem: DeviceProblem
     ) -> SampledAnswer:
-        array = np.asarray(found)
+        array = np.asarray(answer)
         kinds = "iub" if output.element[0] == "i" else "iubf"
         if array.shape != output.shape or array.dtype.kind not in kinds:
             raise self._fault(
@@ -256,7 +256,7 @@ class UserKernel(TunedKernel):
         places = problem.places(output.name)
         rows, columns = places.checked_rows, places.columns
         chosen = array.reshape(-1, output.shape[-1])[np.ix_(rows, columns)].astype(np.float64)
-        values = tuple(tuple(float(f"{one:.{_DIGITS}g}") for one in row) for row in chosen)
+        values = tuple(tuple(float(f"{value:.{_DIGITS}g}") for value in row) for row in chosen)
         tolerance = self.file.tolerance
         usual = problem.tolerance(output.name) if tolerance is None else tolerance
         return SampledAnswer(

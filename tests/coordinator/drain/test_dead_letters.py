@@ -97,8 +97,7 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
     make: Callable[[], Drain],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D2: the first such result ended every coordinator of the database, and again at each
-    restart."""
+    """Such a result ends neither the coordinators of the database nor those that start later."""
     other = _other_session(engine)
     theirs, mine = _claim(engine, other), _claim(engine, make_jobs(engine, 1))
     for chunk in (*theirs, *mine):

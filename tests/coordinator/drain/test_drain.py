@@ -124,7 +124,7 @@ def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_
 def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_smaller(
     engine: sa.Engine,
 ) -> None:
-    """R9: of 2,000 jobs the 49 oldest, isolated, ended last, and 600 went in 288 chunks."""
+    """Isolated jobs do not end last, and 600 jobs do not go in 288 chunks."""
     session_id = make_jobs(engine, 40)
     with writing(engine) as connection:
         connection.execute(sa.update(Job).where(Job.id <= 10).values(isolate=True))
@@ -186,8 +186,7 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
 
 
 def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.Engine) -> None:
-    """P2: a worker of another version took messages and dropped them, for ever, and `tuna status`
-    said nothing."""
+    """A worker of another version drops messages: `tuna status` says so, and the jobs end."""
     session_id = make_jobs(engine, 1)
     rounds = 0
     while chunks := claim_chunks(engine, session_id):
@@ -206,7 +205,7 @@ def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.
 
 
 def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: sa.Engine) -> None:
-    """D11: it had `--target ''`, which is refused."""
+    """`--target ''` would be refused."""
 
     class Aimed(NoopLibrary, CrossCompiling):
         def toolchain(self) -> str:

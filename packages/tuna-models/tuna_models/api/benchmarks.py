@@ -45,8 +45,10 @@ class BenchmarkBoard:
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """Limits and inputs of a timing of models."""
+    """Inputs and limits of a timing of models."""
 
+    inputs: Sequence[str] = ()  #: `x=n,3:float32`, `s=n,4:shape`; empty: those of LIBRARY.json
+    shapes: Sequence[str] = ()  #: Values for open extents: `n=1,4,8`
     function: str = "main"
     seed: int = 0  #: Seed of the random inputs
     limit_s: float = 600.0  #: Seconds of one call of the board or the child, which is killed then
@@ -60,8 +62,6 @@ def benchmark_model(
     library: Path,
     board: BenchmarkBoard | None = None,
     *,
-    inputs: Sequence[str] = (),
-    shapes: Sequence[str] = (),
     against: Path | None = None,
     options: BenchmarkOptions = _OPTIONS,
     on_point: Callable[[int, int], None] = lambda number, points: None,
@@ -70,10 +70,10 @@ def benchmark_model(
     """Run a built model, and `against` in turn with it in the same session, and time both; the rows
     that were stored.
 
-    Without a board it runs on this machine's measuring cores, in a box. `inputs` are as
+    Without a board it runs on this machine's measuring cores, in a box. `options.inputs` are as
     `x=n,3:float32`, `p.0=2,3:float32` (of a tuple) or `s=n,4:shape`; by default those of
     `LIBRARY.json`. One may be an npz file, whose arrays are taken in the place of random ones.
-    `shapes` give values to open extents: `n=1,4,8`. `on_fault` is told what is wrong with outputs
+    `options.shapes` give values to open extents. `on_fault` is told what is wrong with outputs
     of `against`, by the rules of the check of built models with those of `library` as the
     reference. Raises BadInput, naming an argument that does not fit; NotFound for an unknown device
     key; ServiceError for a board or tracker that does not answer.
@@ -82,9 +82,9 @@ def benchmark_model(
     if against and len(files) == 1:
         raise BadInput(f"{against.name} is the same library as {library.name}.")
     facts = [_facts(path) for path in files.values()]
-    recorded, texts = _recorded(inputs)
-    given = _inputs_of(library, facts[0], texts)
-    points = arguments.sweep(given, shapes)
+    recorded, texts = _recorded(options.inputs)
+    variables = _inputs_of(library, facts[0], texts)
+    points = arguments.sweep(variables, options.shapes)
     labels = [path.name for path in files.values()]
     if len(set(labels)) < len(labels):
         labels = [str(path) for path in files.values()]
@@ -94,7 +94,7 @@ def benchmark_model(
         measured = benchmark.measure(
             place,
             dict(zip(labels, files.values(), strict=True)),
-            benchmark.BenchmarkInputs(given, options.seed, recorded, _tolerance(facts[0])),
+            benchmark.BenchmarkInputs(variables, options.seed, recorded, _tolerance(facts[0])),
             points,
             function=options.function,
             on_point=lambda number: on_point(number, len(points)),
@@ -118,7 +118,7 @@ def benchmark_model(
                         :_LABEL_CHARS
                     ],
                     extents=dict(point.extents),
-                    inputs=" ".join(map(str, given)),
+                    inputs=" ".join(map(str, variables)),
                     time_ms=point.timings[label].time_ms,
                     low_ms=point.timings[label].low_ms,
                     high_ms=point.timings[label].high_ms,

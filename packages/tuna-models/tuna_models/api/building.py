@@ -90,7 +90,6 @@ def build_model(
     session_id: int | None = None,
     golden: int | None = None,
     winograd: bool = True,
-    compare: bool = True,
     checks: Checks = _CHECKS,
     work: ModelWork | None = None,
 ) -> BuiltModel:
@@ -99,14 +98,15 @@ def build_model(
     It is built for the target of the session's environment, by default this machine and as many
     cores as it was imported for, and checked and timed there. Kernels are the winners of the
     session, of the golden version, or of all sessions for this target; else those of similar tasks;
-    else predicted. With `compare` the fastest few of each task are timed inside the model. A build
+    else predicted. With `checks.compare` the fastest few of each task are timed inside the
+    model. A build
     of the same model and records that was made before is taken as it is. `work`: where it is done,
     if that is open already.
 
     Raises NotFound, and BadInput if the answer is wrong by the rules of `tuna_models/rules.py`.
     """
     if not output.parent.is_dir():
-        raise BadInput(f"There is no folder {output.parent}.")
+        raise BadInput(f"The folder {output.parent} does not exist.")
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")
     with _opened(work, name, session_id) as opened:
@@ -120,14 +120,15 @@ def build_model(
             alike = choice.nearest(connection, manifest, source, known)
             lookup_s = time.perf_counter() - started
         records = {
-            key: [(one.solver, one.params, False) for one in found] for key, found in known.items()
+            key: [(winner.solver, winner.params, False) for winner in winners]
+            for key, winners in known.items()
         }
         records |= {key: [(winner.solver, winner.params, True)] for key, winner in alike.items()}
         with tempfile.TemporaryDirectory(
             dir=output.parent, prefix=f".{output.name[:99]}."
         ) as folder:
             temporary = Path(folder) / "new.so"
-            build = Build(opened, model, manifest, records, winograd, compare, checks)
+            build = Build(opened, model, manifest, records, winograd, checks)
             facts = build.run(temporary)
             temporary.replace(output)
     built = _described(output, model, facts, known, lookup_s=lookup_s, cores=manifest.cores)
@@ -143,7 +144,6 @@ def check_model(
     *,
     session_id: int | None = None,
     winograd: bool = True,
-    compare: bool = True,
     checks: Checks = _CHECKS,
     work: ModelWork | None = None,
 ) -> CheckedModel:
@@ -156,7 +156,7 @@ def check_model(
         model = find_model(name, opened)
         checks = replace(checks, untuned=False)
         manifest = planned_for(model.manifest, opened)
-        build = Build(opened, model, manifest, {}, winograd, compare, checks)
+        build = Build(opened, model, manifest, {}, winograd, checks)
         facts = build.run(Path(folder) / "new.so")
     error, verdict = next(iter(facts.errors.values())), facts.verdict
     return CheckedModel(error, verdict.rule, verdict.report, facts.remark)
@@ -242,8 +242,8 @@ def _store_time(built: BuiltModel, measured: MeasuredModel) -> None:
         device=built.device[:_LABEL_CHARS],
         extents={},
         inputs=" ".join(
-            f"{one.name}={','.join(map(str, one.shape))}:{one.dtype}"
-            for one in built.model.manifest.inputs
+            f"{value.name}={','.join(map(str, value.shape))}:{value.dtype}"
+            for value in built.model.manifest.inputs
         ),
         time_ms=measured.time_ms,
         low_ms=measured.low_ms,

@@ -43,7 +43,7 @@ class ModelTask:
     key: str
     count: int
     core: bool
-    models: int  #: other imports that have it
+    models: int  #: number of other imports with this task
     winner: Winner | None
 
 
@@ -82,7 +82,7 @@ def import_model(
         beside = {place: files.read_beside(path, place) for place in places}
         files.lay_out(copy, data, beside)
         fixed = {key: list(value) for key, value in (values or {}).items()}
-        found = process.call(
+        contents = process.call(
             ReadModel,
             "inspect",
             path=str(copy),
@@ -97,16 +97,16 @@ def import_model(
             file=artifacts.put(data),
             data={place: artifacts.put(weights) for place, weights in beside.items()},
             size_bytes=len(data) + sum(map(len, beside.values())),
-            opset=found.opset,
-            shapes={value.name: value.shape for value in found.inputs},
+            opset=contents.opset,
+            shapes={value.name: value.shape for value in contents.inputs},
             values=fixed,
             target=target,
-            tvm=found.tvm,
-            inputs=found.inputs,
-            tasks=found.tasks,
+            tvm=contents.tvm,
+            inputs=contents.inputs,
+            tasks=contents.tasks,
             text=artifacts.put(text.read_bytes()),
         )
-    bodies = {digest: body.encode() for digest, body in found.bodies.items()}
+    bodies = {digest: body.encode() for digest, body in contents.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
     with writing(engine) as connection:
         stored = store.save(connection, name, manifest, bodies)
@@ -158,7 +158,7 @@ def model_workloads(name: str) -> list[Workload]:
 def _read(path: Path) -> bytes:
     if path.suffix not in MODEL_ENDINGS:
         raise BadInput(
-            f"{path.name} is no model that can be imported.",
+            f"{path.name} is not a model that can be imported.",
             hint="*.onnx, or *.pt2 as torch.export.save writes it",
         )
     return files.read(path)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tuna.api import jobs, preparation
-from tuna.coordinator.session_run import Progress, RunEvents, progress
+from tuna.coordinator.session_run import Progress, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -48,7 +48,6 @@ class Latency:
     """A wanted time of the model, and how it is built to be measured."""
 
     target_ms: float
-    compare: bool = True  #: Whether the fastest few kernels are timed in the model
     checks: Checks = field(default_factory=Checks)
 
 
@@ -73,26 +72,21 @@ class TunedModel:
     wanted: int  #: Jobs that were missing
     added: int = 0  #: Jobs that were loaded: all, or as many as were needed or fitted in
     errored: int = 0  #: Jobs of the model that failed for good
-    reached: Reached | None = None  #: where a time was wanted
-
-
-_SILENT = RunEvents()
+    reached: Reached | None = None  #: how the wanted time was met; None: none was wanted
 
 
 def tune_model(
     name: str,
     *,
-    session_id: int | None = None,
     candidates: int = 4,
     winograd: bool = True,
     minutes: float | None = None,
     latency: Latency | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
-    events: RunEvents = _SILENT,
     work: ModelWork | None = None,
 ) -> TunedModel:
-    """Tune the tasks of an imported model in a session, by default that of all models on this
-    machine, with emptied caches.
+    """Tune the tasks of an imported model in the session of `work`, by default that of all models
+    on this machine, with emptied caches.
 
     Workers run on this machine if it is of the session's environment, else they are those that
     serve the session. Each task is tuned by the solver that should win, the heaviest task first,
@@ -102,13 +96,12 @@ def tune_model(
 
     Nothing that is known already is measured again, whichever model it was tuned for. After an
     interruption a second call resumes. `on_start` gets what is to be done before the workers start;
-    `events` are those of `api.run`, with the numbers of this model's jobs alone. It ends with them:
-    what another model has left is for its own call. `work`: where it is done, in the place of
-    `session_id` and `events`. Raises NotFound, and with `latency` what `build_model` raises.
+    the events of `work` count this model's jobs alone. It ends with them: what another model has
+    left is for its own call. Raises NotFound, and with `latency` what `build_model` raises.
     """
     with contextlib.ExitStack() as stack:
         if work is None:
-            work = stack.enter_context(open_work(session_id, model=name, events=events))
+            work = stack.enter_context(open_work(model=name))
         return _Tuning(work, name, candidates, winograd, minutes).run(latency, on_start)
 
 
@@ -186,7 +179,6 @@ class _Tuning:
                 f"{self._model.name}@{self._model.version}",
                 Path(folder) / f"{self._model.name.replace('/', '-')}.so",
                 winograd=self._winograd,
-                compare=latency.compare,
                 checks=checks,
                 work=self._work,
             )
@@ -207,7 +199,7 @@ class _Tuning:
         for entry in self._manifest.tasks:
             task = self._tasks.get(entry.task.key)
             old, new = (
-                found.time_ms if (found := known.get(entry.task.key)) else None
+                winner.time_ms if (winner := known.get(entry.task.key)) else None
                 for known in (before, now)
             )
             times.append(
@@ -294,11 +286,11 @@ class _Tuning:
         """The tasks that solvers can run, by key."""
         manifest, source = self._manifest, self._work.scope(winograd=self._winograd)
         with reading(open_database()) as connection:
-            found = store.tunable(
+            tunable = store.tunable(
                 connection, self._model, self._session_id, winograd=self._winograd
             )
             won = choice.warm_starts(connection, manifest, source)
-            wanted = [entry for entry in manifest.tasks if entry.task.key in found]
+            wanted = [entry for entry in manifest.tasks if entry.task.key in tunable]
             digests = [entry.task.body for entry in wanted if entry.task.body]
             bodies = {digest: configs.body(connection, digest).decode() for digest in digests}
         if not wanted:
@@ -309,7 +301,7 @@ class _Tuning:
             estimated = process.call(Estimates, "estimate", **arguments).cycles
         tasks = {}
         for entry in wanted:
-            config_id, solvers, loaded = found[entry.task.key]
+            config_id, solvers, loaded = tunable[entry.task.key]
             tasks[entry.task.key] = Tunable(
                 config_id,
                 entry.count,

@@ -69,16 +69,15 @@ def benchmark_model(
     ):
         raise BadInput("Name a board with --tvm-tracker and --device-key, or use --local.")
     faults: list[str] = []
-    found = api.benchmark_model(
+    times = api.benchmark_model(
         library,
         None
         if wanted.local
         else api.BenchmarkBoard(str(wanted.tracker), str(wanted.device_key), wanted.wait_s),
-        inputs=wanted.inputs,
-        shapes=wanted.shapes,
         against=wanted.against,
         options=api.BenchmarkOptions(
-            wanted.function, wanted.seed, wanted.limit_s, wanted.memory_mib
+            *(wanted.inputs, wanted.shapes, wanted.function, wanted.seed),
+            *(wanted.limit_s, wanted.memory_mib),
         ),
         on_point=lambda number, points: (
             say(f"{number + 1}/{points}", err=True) if points > 1 else None
@@ -86,9 +85,9 @@ def benchmark_model(
         on_fault=faults.append,
     )
     if as_json:
-        print_json(found)
+        print_json(times)
     else:
-        print_times(found)
+        print_times(times)
     for fault in faults:
         say(fault, err=True)
     return 1 if faults else 0

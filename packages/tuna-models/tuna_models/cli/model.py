@@ -110,14 +110,14 @@ def list_models(as_json: bool) -> None:
 def show(name: str, workloads: Path | None, as_json: bool) -> None:
     """Show the tasks of a model: how often it calls each, and its fastest kernel."""
     if workloads is not None:
-        lines = [one.text() for one in api.model_workloads(name)]
+        lines = [workload.text() for workload in api.model_workloads(name)]
         with atomic_file(workloads) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in lines))
         say(f"{workloads}: {counted(len(lines), 'task')}")
         return
-    found, tasks = api.show_model(name)
+    imported, tasks = api.show_model(name)
     if as_json:
-        print_json(api.tasks_document(found, tasks))
+        print_json(api.tasks_document(imported, tasks))
         return
     rows = [
         (
@@ -130,7 +130,7 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         ("task", "calls", "other models", "fastest", "ms"),
         rows,
         (1, 2, 4),
-        title=f"{found.name} {found.version[:12]}",
+        title=f"{imported.name} {imported.version[:12]}",
     )
 
 
@@ -158,8 +158,8 @@ class _Kernels:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `api.build_model` and `api.check_model`."""
-        checks = api.Checks(self.rivals, self.untuned, self.recorded)
-        return {"winograd": self.winograd, "compare": self.compare, "checks": checks}
+        checks = api.Checks(self.rivals, self.untuned, self.recorded, compare=self.compare)
+        return {"winograd": self.winograd, "checks": checks}
 
 
 @model.command()
@@ -274,7 +274,7 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
             say(f"by the workers of session {session_id}: {work.environment}")
         latency, builds_only = None, wanted.minutes == 0 and wanted.output is not None
         if wanted.target_ms is not None:
-            latency = api.Latency(wanted.target_ms, kernels.compare, arguments["checks"])
+            latency = api.Latency(wanted.target_ms, arguments["checks"])
         elif not builds_only:  # which checks it
             with _progress(work, "checking"):
                 checked = api.check_model(name, work=work, **arguments)

@@ -166,16 +166,16 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
     """
     target, port, table = wanted.rpc.target, wanted.rpc.port, wanted.table
     if wanted.tuner == "gridsearch":
-        raise BadInput(f"There is no gridsearch: {_GRID}.")
-    workloads = [one for found in wanted.workloads for one in found]
+        raise BadInput(f"The tuner gridsearch does not exist: {_GRID}.")
+    workloads = [workload for group in wanted.workloads for workload in group]
     trace = wanted.trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
     if not workloads and not trace.exists():
         raise BadInput(
-            "There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml"
+            "No workload was given.", hint="use --workload, or name a file: @workloads.yaml"
         )
-    given = {"candidates": wanted.ntrial, "strategy": _TUNERS[wanted.tuner]}
+    job_options = {"candidates": wanted.ntrial, "strategy": _TUNERS[wanted.tuner]}
     plan = MasterPlan(
-        target, workloads, table, given, wanted.log_url, tvm_tracker or "", device_key or ""
+        target, workloads, table, job_options, wanted.log_url, tvm_tracker or "", device_key or ""
     )
     with (
         listening(wanted.host, port),

@@ -101,8 +101,8 @@ class Access:
         known = self._known.get(name)
         if known is None or time.monotonic() - known.read_at > known_s:
             known = await threaded(self._look_up, name)
-        given = access_tokens.digest(secret)
-        if known is None or not hmac.compare_digest(given, known.worker.digest):
+        digest = access_tokens.digest(secret)
+        if known is None or not hmac.compare_digest(digest, known.worker.digest):
             raise HTTPException(401, "no access")
         if not known.worker.has_access:
             raise HTTPException(401, "the worker was revoked, or was silent for an hour")
@@ -147,8 +147,8 @@ class Access:
             known = joined.known_environments(connection)
         if before is not None:  # a retry: the answer was lost with the connection
             return Joined(name=before, lease_s=self._lease_s)
-        given = access_tokens.digest(asked.token_secret)
-        if token is None or not token.is_valid or not hmac.compare_digest(given, token.digest):
+        hashed = access_tokens.digest(asked.token_secret)
+        if token is None or not token.is_valid or not hmac.compare_digest(hashed, token.digest):
             raise HTTPException(403, "the token is unknown, was used before, or has expired")
         refusal = ""
         if asked.role != token.role:

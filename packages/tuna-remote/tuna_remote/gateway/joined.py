@@ -19,7 +19,7 @@ def tls_secret(connection: sa.Connection) -> str:
 
 
 def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
-    """Use the token up and store the worker; False if the token is no longer open."""
+    """Use the token up and store the worker; False if the token is not open any more."""
     if not access_tokens.use_up(connection, token_id):
         return False
     connection.execute(

@@ -71,13 +71,13 @@ class MeasuringPlace:
 
         A master has a session of either kind: its machine's own, or that of a target alone. The
         likelier one is the first. Raises LibraryMissing where TVM is missing, or a compiler that
-        links for the target, or there is no such board.
+        links for the target, or the board.
         """
         toolchain.check(self.target)
         text = toolchain.to_text(self.target)
         if self.tracker is not None:
-            found = boards.BoardPool(self.tracker, self.device)
-            own = boards.environment_of(boards.ask(found), self.target, self.device)
+            pool = boards.BoardPool(self.tracker, self.device)
+            own = boards.environment_of(boards.ask(pool), self.target, self.device)
             variables = {
                 "TUNA_TVM_TRACKER": str(self.tracker),
                 "TUNA_TVM_DEVICE_KEY": self.device,
@@ -126,13 +126,13 @@ class MasterClient:
         compiles, measures = (
             token.at(f"https://{self._server}") for token in JoinToken.parse_client(line)
         )
-        found, variables, granted = self._admitted(measures)
+        environment, variables, granted = self._admitted(measures)
         processes = min(len(compile_cpus()), MAX_PROCESSES)
-        facts = _facts("", toolchains=(found.toolchain,), processes=processes)
+        facts = _facts("", toolchains=(environment.toolchain,), processes=processes)
         of_compiler = _variables(https_client.join(compiles, "compile", facts))
         self._say(f"RPCClient: Register token {compiles.id},{measures.id}")
         self._say(f"RPCClient: {self._place}")
-        common = {SESSION: session_text(0, found), "TUNA_SHUTDOWN_S": str(_SHUTDOWN_S)}
+        common = {SESSION: session_text(0, environment), "TUNA_SHUTDOWN_S": str(_SHUTDOWN_S)}
         return [
             WorkerSpec("compile", processes, env={**common, **of_compiler}),
             WorkerSpec(

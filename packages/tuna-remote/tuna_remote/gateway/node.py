@@ -65,8 +65,8 @@ class _Child:
     process: BaseProcess
     pipe: Connection
     started_at: float
-    leases: set[str] = field(default_factory=set)  #: that it may hold
-    deadline: float = float("inf")  #: of its current chunk
+    leases: set[str] = field(default_factory=set)  #: ids of the chunks that it may hold
+    deadline: float = float("inf")  #: end of the time of its current chunk
     is_over_limit: bool = False
 
 
@@ -85,7 +85,7 @@ class RemoteNode:
         self._asked_at: float | None = None
         self._leave_at = float("inf")
         self._restarts = Restarts()
-        self._starts_at: list[float] = []  #: of processes in the place of some that died
+        self._starts_at: list[float] = []  #: moments to start processes in the place of dead ones
         self._burials: list[threading.Thread] = []
 
     def run(self) -> int:

@@ -63,12 +63,12 @@ def gateway_process(host: str, port: int) -> Iterator[int]:
     """
     settings = get_settings()
     with contextlib.ExitStack() as stack:
-        listening = [stack.enter_context(one) for one in listen(host, port)]
+        listening = [stack.enter_context(listener) for listener in listen(host, port)]
         port = int(listening[0].getsockname()[1])
         make_home(settings.home)
         claim = claim_port(settings.run_dir, host, port)
         try:
-            child = _start([one.fileno() for one in listening], claim)
+            child = _start([listener.fileno() for listener in listening], claim)
         finally:
             os.close(claim)  # the child's alone
         stack.close()

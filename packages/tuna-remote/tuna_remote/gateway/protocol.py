@@ -61,9 +61,8 @@ class Facts(_Body):
 
     host: _Printable
     device: _Printable = ""
-    environments: tuple[_EnvironmentKey, ...] = Field(
-        (), max_length=64
-    )  #: keys of the environments that it measures in
+    #: Keys of the environments that it measures in.
+    environments: tuple[_EnvironmentKey, ...] = Field((), max_length=64)
     toolchains: tuple[_Toolchain, ...] = Field((), max_length=64)
     processes: int = Field(1, ge=1, le=MAX_PROCESSES)  #: chunks that it can run at a time
 
@@ -98,9 +97,9 @@ class NextRequest(_Body):
 class Handed(_Body):
     """A chunk, leased to the worker."""
 
-    id: str  #: of the chunk
+    id: str  #: the chunk's id
     chunk: str  #: a `queue.messages.Chunk` as JSON
-    limit_s: float  #: for all its items
+    limit_s: float  #: seconds for all items of the chunk
     begun: bool  #: False: each process of the worker has one already, so this one is ahead
 
 

@@ -173,9 +173,9 @@ class GatewayLink:
         self.process = process
         self.status: WorkerStatus | None = None
         self.state = "active"
-        self.is_idle = False  #: nothing is to be done for this worker, as far as a gateway knows
+        self.is_idle = False  #: True if the gateway knows of nothing to do for this worker
         self._on_state = on_state
-        self._leases: dict[str, RemoteLease] = {}  #: by chunk
+        self._leases: dict[str, RemoteLease] = {}  #: lease of each chunk, by its id
         self._cache = ArtifactCache(
             settings.home / "cache" / "artifacts" / "gateway", settings.cache_mib << 20
         )

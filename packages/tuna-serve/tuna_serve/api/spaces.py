@@ -57,16 +57,16 @@ def prune_cache(
     with reading(engine) as connection:
         for key in keys:
             if not cache_entries.entries_of(connection, space, key):
-                raise NotFound(f"There is no key {key[:255]!a} in {space}.")
+                raise NotFound(f"Unknown key {key[:255]!a} in {space}.")
     if gone is not None:
         transaction(engine, cache_entries.let_go, space, cache_pack.held_by(gone))
-    found = transaction(engine, cache_entries.prune, space, keys, unused_since)
-    digests = {one.digest for one in found}
+    pruned = transaction(engine, cache_entries.prune, space, keys, unused_since)
+    digests = {entry.digest for entry in pruned}
     with reading(engine) as connection:
         digests -= needed_artifacts.in_use(connection, digests)
     if digests:
         artifacts_of_models().remove(sorted(digests))
-    return found
+    return pruned
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class VerifiedCache:
 
     checked: int
     size_bytes: int
-    damaged: tuple[CacheEntry, ...]  #: whose bytes are missing or others than they were
+    damaged: tuple[CacheEntry, ...]  #: entries whose bytes are missing or changed
 
 
 def verify_cache(space: str | None = None) -> VerifiedCache:

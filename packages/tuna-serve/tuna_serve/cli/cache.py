@@ -145,12 +145,12 @@ def pack(
         raise BadInput(
             "A space and a folder are needed.", hint="give both: `tuna cache pack SPACE DIR`"
         )
-    found = api.pack_cache(space, folder, at, arch)
-    kinds = {"kernel": found.kernels, "best config": found.best_configs, "other": found.others}
+    packed = api.pack_cache(space, folder, at, arch)
+    kinds = {"kernel": packed.kernels, "best config": packed.best_configs, "other": packed.others}
     say(f"{folder}: {', '.join(counted(number, kind) for kind, number in kinds.items())}")
     for number, reason in (
-        (found.of_other_archs, "of other architectures"),
-        (found.incomplete, "without all of their files"),
+        (packed.of_other_archs, "of other architectures"),
+        (packed.incomplete, "without all of their files"),
     ):
         if number:
             say(f"left out: {counted(number, 'key')} {reason}")

@@ -63,8 +63,8 @@ def latest(
         query = query.where(ActionRow.id < before)
     if subject is not None:
         query = query.where(ActionRow.subject == subject)
-    found = [
+    actions = [
         Action(**{**row._mapping, "details": json.loads(row.details)})
         for row in connection.execute(query)
     ]
-    return RowPage.of(found, limit)
+    return RowPage.of(actions, limit)

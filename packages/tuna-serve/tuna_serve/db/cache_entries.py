@@ -47,7 +47,7 @@ class EntryName:
         for what, name in (("key", self.key), ("file", self.file)):
             if not NAME.fullmatch(name):
                 raise BadInput(
-                    f"{name[:80]!a} is no name of a {what} in a cache.",
+                    f"{name[:80]!a} is not a name of a {what} in a cache.",
                     hint="up to 255 letters, digits, and . _ + = @ -",
                 )
 
@@ -105,8 +105,8 @@ class PutOutcome(Enum):
     """Outcomes of putting an entry."""
 
     STORED = "stored"
-    SAME = "same"  #: the same bytes were there
-    OTHER = "other"  #: other bytes are there, and stay; counted
+    SAME = "same"  #: equal bytes were stored already
+    OTHER = "other"  #: other bytes were stored already, and stay; counted
 
 
 class CacheFull(TunaError):
@@ -135,14 +135,14 @@ def put(
     """Store an entry, whose bytes are in the store; return what came of it, and the digests of
     entries that went for it. `lost`: entries whose bytes are not there, which go."""
     _lock(connection)
-    remove(connection, (one.id for one in lost))
-    there = entries_of(connection, name.space, name.key, [name.file])
-    if there and there[0].digest != digest:
-        refuse(connection, there[0])
+    remove(connection, (entry.id for entry in lost))
+    stored = entries_of(connection, name.space, name.key, [name.file])
+    if stored and stored[0].digest != digest:
+        refuse(connection, stored[0])
         return PutOutcome.OTHER, []
-    if there:
+    if stored:
         return PutOutcome.SAME, []
-    evicted = [one.digest for one in lost]
+    evicted = [entry.digest for entry in lost]
     for most, scope in (
         (bounds.token_bytes, [_columns.token_id == token_id]),
         (bounds.space_bytes, []),
@@ -176,10 +176,10 @@ def _evict(
     CacheFull."""
     query = sa.select(_columns.id, _columns.digest, _columns.size_bytes)
     query = query.where(_columns.space == space, *scope, ~_held()).order_by(_columns.used_at)
-    found, freed = {}, 0
+    digests, freed = {}, 0
     rows = connection.execute(query)
     for row in rows:
-        found[row.id] = row.digest
+        digests[row.id] = row.digest
         freed += row.size_bytes + _ROW_BYTES
         if freed >= excess + most // _EVICTED_BEYOND:
             break
@@ -191,8 +191,8 @@ def _evict(
             " what is there.",
             hint="the owner of the service sets TUNA_SPACE_MIB and TUNA_SPACE_TOKEN_MIB",
         )
-    remove(connection, found)
-    return list(found.values())
+    remove(connection, digests)
+    return list(digests.values())
 
 
 def _held() -> sa.ColumnElement[bool]:

@@ -118,7 +118,7 @@ def get(connection: sa.Connection, request_id: int, token_id: str | None = None)
         query = query.where(RequestRow.token_id == token_id)
     row = connection.execute(query).first()
     if row is None:
-        raise NotFound(f"There is no request {request_id}.")
+        raise NotFound(f"Unknown request {request_id}.")
     return _of(row)
 
 

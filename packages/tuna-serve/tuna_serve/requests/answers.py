@@ -41,9 +41,9 @@ class RequestAnswer:
     """The end of a request."""
 
     state: RequestState
-    #: contents by the names of files, or where they are
+    #: Content, or path, of each file by its name.
     documents: Mapping[str, bytes | Path]
-    message: str = ""  #: what was not reached
+    message: str = ""  #: sentence on what was not reached; empty: all was
 
 
 def finish(request: TuningRequest, answer: RequestAnswer, **progress: Any) -> None:
@@ -171,7 +171,7 @@ def _answer_model(request: TuningRequest) -> None:
 def opened(request: TuningRequest, name: str | None = None) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the name and the content of one file of an answer, or of an archive of all.
 
-    Raises NotFound for an answer, or a file, that there is not.
+    Raises NotFound if the request has no answer, or no such file.
     """
     files = [file for file in request.files if name in (None, file.name)]
     if not files:

@@ -172,8 +172,8 @@ def _nothing_there(connection: sa.Connection, asked: Asked, library: str | None)
     ]
     what = " ".join(filter(None, (library, asked.arch, asked.device)))
     return BadInput(
-        f"There is no session, and so no worker, for {what}.",
-        hint=f"there are: {'; '.join(there) or 'none yet'}",
+        f"No session, and so no worker, fits {what}.",
+        hint=f"sessions: {'; '.join(there) or 'none yet'}",
     )
 
 

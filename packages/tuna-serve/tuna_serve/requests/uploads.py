@@ -184,12 +184,12 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise StorageFull("There is no space left for the file.") from None
+            raise StorageFull("No space is left for the file.") from None
         raise
 
 
 def check_model(name: str, file: IO[bytes]) -> None:
-    """Raise BadInput for what is no model, as far as that can be seen without importing it."""
+    """Raise BadInput for what is not a model, as far as that can be seen without importing it."""
     if name.endswith(".onnx"):
         api_of("models").check_upload(name, file)
     elif name.endswith(".pt2"):
@@ -199,7 +199,7 @@ def check_model(name: str, file: IO[bytes]) -> None:
             raise _no_archive(name) from None
     else:
         raise BadInput(
-            f"{name[:100]!a} is no model that can be imported.",
+            f"{name[:100]!a} is not a model that can be imported.",
             hint="*.onnx, or *.pt2 as torch.export.save writes it",
         )
 
@@ -239,7 +239,7 @@ def _archive(name: str, file: IO[bytes]) -> zipfile.ZipFile:
 
 def _no_archive(name: str) -> BadInput:
     return BadInput(
-        f"{name[:200]} is no zip archive, or is cut off.", hint="write it with torch.export.save"
+        f"{name[:200]} is not a zip archive, or is cut off.", hint="write it with torch.export.save"
     )
 
 

@@ -53,7 +53,7 @@ class Watch:
         self.request = request
         self._asked, self._library = Asked.model_validate(request.wanted), library
         self._looked_at = 0.0
-        self.over = ""  #: which part of the budget is used up
+        self.over = ""  #: part of the budget that is used up; empty: none
         self.look()
 
     def now_and_then(self, used_up: type[Exception] | None) -> None:
@@ -91,7 +91,7 @@ class Watch:
 
     @property
     def minutes_left(self) -> float | None:
-        """Minutes of the budget that are left; None: there is no bound."""
+        """Minutes of the budget that are left; None without a budget."""
         began_at = self.request.tuning_at
         if self._asked.minutes is None:
             return None

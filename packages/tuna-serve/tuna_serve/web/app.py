@@ -78,7 +78,7 @@ class Site:
 
     engine: sa.Engine
     settings: Settings
-    origins: Sequence[str]  #: under which it is reached, as `https://host:port`
+    origins: Sequence[str]  #: URLs of the service, such as `https://host:port`
 
 
 def create_app(site: Site) -> ASGIApp:

@@ -51,7 +51,7 @@ class Live:
         self._texts: dict[int, Mapping[str, str] | None] = {}
         self._read_again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._viewers = Counter[int]()  #: by id
+        self._viewers = Counter[int]()  #: number of viewers of each id
 
     async def watch(self, number: int, form: str) -> AsyncIterator[str | None]:
         """Yield the state where it changed, else None, about once a second; ends where what is

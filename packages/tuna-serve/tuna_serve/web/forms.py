@@ -24,14 +24,14 @@ class FormReader:
         """Raises BadInput for another type."""
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or b"boundary" not in options:
-            raise BadInput("The body is no form (multipart/form-data).")
+            raise BadInput("The body is not a form (multipart/form-data).")
         self.fields: dict[str, str] = {}
         self.filename, self._has_file = "", False
         self._upload = upload
         self._texts: dict[str, bytearray] = {}
         self._parts = self._text_bytes = 0
         self._header, self._value, self._disposition = bytearray(), bytearray(), b""
-        self._name = ""  #: of the part; empty: it is the file
+        self._name = ""  #: name of the part; empty for the file
         self._received: list[bytes] = []
         self._is_whole = False
         self._parser = MultipartParser(
@@ -48,7 +48,7 @@ class FormReader:
         )
 
     async def read(self, body: AsyncIterator[bytes]) -> None:
-        """Read a body; raises BadInput for what is no form, and what `Upload.write` raises."""
+        """Read a body; raises BadInput for what is not a form, and what `Upload.write` raises."""
         try:
             async for chunk in body:
                 self._parser.write(chunk)
@@ -59,7 +59,7 @@ class FormReader:
         except FormParserError:
             self._is_whole = False
         if not self._is_whole:
-            raise BadInput("The body is no form, or is cut off.")
+            raise BadInput("The body is not a form, or is cut off.")
         self.fields = {name: text.decode(errors="replace") for name, text in self._texts.items()}
 
     def _begin(self) -> None:

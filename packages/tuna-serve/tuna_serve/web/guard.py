@@ -94,7 +94,7 @@ class Guard:
             return 421, "the service does not go by this name"
         declared = headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit():
-            return 400, "the length of the body is no number"
+            return 400, "the length of the body is not a number"
         if int(declared[:19]) > _BODY_BYTES and not self._is_upload(scope):
             return 413, f"the body has more than {_BODY_BYTES} bytes"
         if scope["method"] not in _READS and not self._is_own(headers):

@@ -266,20 +266,20 @@ class ComparisonQuery(LayerQuery):
 def compare(wanted: Annotated[ComparisonQuery, Query()]) -> Twin:
     """Return sessions side by side, as `tuna compare` does, with a page of their layers; not large
     ones, unless by tag."""
-    found = wanted.read()
+    comparison = wanted.read()
 
     def answer() -> Response:
-        document = replace(found.whole, layers=found.layers).as_json()
-        document |= {"wins": found.whole.wins, "next": found.next}
+        document = replace(comparison.whole, layers=comparison.layers).as_json()
+        document |= {"wins": comparison.whole.wins, "next": comparison.next}
         return table("layers", document["layers"], wanted.format, document)
 
     def facts(address: str) -> dict[str, Any]:
         first, *others = wanted.session_id
         columns = [(f"session {number}, ms", True) for number in wanted.session_id]
         columns += [(f"{number} / {first}", True) for number in others] + [("fastest", True)]
-        layers = [{"label": one.label, "cells": _cells(one)} for one in found.layers]
-        links = table_links(address, wanted, found.next)
-        shown = {"layers": layers, "columns": columns, "compared": found.whole}
+        layers = [{"label": layer.label, "cells": _cells(layer)} for layer in comparison.layers]
+        links = table_links(address, wanted, comparison.next)
+        shown = {"layers": layers, "columns": columns, "compared": comparison.whole}
         return {**shown, "wanted": wanted.model_dump(), **links}
 
     title = " beside ".join(f"session {number}" for number in wanted.session_id)

@@ -62,7 +62,7 @@ class Address:
             raise BadInput(f"{text!r} is not of the form HOST:PORT.", hint="as 127.0.0.1:8080")
         for name in behind:
             if not _NAME.fullmatch(name):
-                raise BadInput(f"{name[:80]!a} is no name of a host.", hint="as tuna.example.org")
+                raise BadInput(f"{name[:80]!a} is not a host's name.", hint="as tuna.example.org")
         if (certificate is None) != (key is None):
             raise BadInput("A certificate and its key belong together.")
         if not (_is_loopback(host) or certificate or behind):
@@ -116,7 +116,7 @@ def serve(
     service_settings()  # an unusable one is told now
     engine = open_database()
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(one) for one in listen(address.host, address.port)]
+        sockets = [stack.enter_context(listener) for listener in listen(address.host, address.port)]
         port = int(sockets[0].getsockname()[1])
         app = create_app(Site(engine, settings, address.origins(port)))
         server = BoundedServer(Listener(sockets, app, tls), *beside)

@@ -106,9 +106,9 @@ class Caches:
         unless the store has lost them, CacheFull, StorageFull; then nothing is kept. `reporter`: of
         `programs.Program.report`."""
         with reading(self._engine) as connection:
-            there = cache_entries.entries_of(connection, name.space, name.key, [name.file])
-        others = [one for one in there if one.digest != upload.digest]
-        lost = [one for one in others if not self.artifacts.is_whole(one.digest)]
+            stored = cache_entries.entries_of(connection, name.space, name.key, [name.file])
+        others = [entry for entry in stored if entry.digest != upload.digest]
+        lost = [entry for entry in others if not self.artifacts.is_whole(entry.digest)]
         if not others or lost:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
         bounds = CacheBounds.of(service_settings())
@@ -133,16 +133,15 @@ class Caches:
         this order, and their bytes. Lists of files that were put one by one, before that was
         refused, are as if they were not there."""
         with reading(self._engine) as connection:
-            found = {
-                one.file: one for one in cache_entries.entries_of(connection, space, key, files)
-            }
+            stored = cache_entries.entries_of(connection, space, key, files)
+            entry_of = {entry.file: entry for entry in stored}
         keys = self._signing()
         content = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self._folder)  # noqa: SIM115
         entries = []
         for file in files:
-            if file not in found or file.startswith(INDEX):
+            if file not in entry_of or file.startswith(INDEX):
                 continue
-            entry = found[file]
+            entry = entry_of[file]
             start = content.tell()
             if start and start + entry.size_bytes > _MAX_BYTES:
                 continue
@@ -196,7 +195,7 @@ def _put(
 def _check(visitor: Visitor, space: str) -> None:
     """Raise NotFound for a space that the visitor does not reach, as for one that is not there."""
     if visitor.role is not Role.ADMIN and visitor.space != space:
-        raise NotFound(f"There is no space {space[:80]!a}.")
+        raise NotFound(f"Unknown space {space[:80]!a}.")
 
 
 @router.put("/{space}/{key}/{file}", openapi_extra={"requestBody": _BODY})
@@ -239,7 +238,7 @@ async def get_entry(
     EntryName(space, key, file)
     found, content = await _read(request, space, key, [file])
     if not found:
-        raise NotFound(f"There is no {key}/{file} in {space}.")
+        raise NotFound(f"{space} has no {key}/{file}.")
     ((entry, signature),) = found
     return _sent(content, {"Tuna-Signature": signature, "ETag": f'"{entry.digest}"'})
 
@@ -255,9 +254,9 @@ async def get_entries(
     """Return those of these files of a key that are there: a line of JSON that names them, then
     their bytes."""
     _check(visitor, space)
-    for one in file:
-        EntryName(space, key, one)
-    found, content = await _read(request, space, key, list(dict.fromkeys(file)))
+    for name in file:
+        EntryName(space, key, name)
+    entries, content = await _read(request, space, key, list(dict.fromkeys(file)))
     named = [
         {
             "file": entry.file,
@@ -265,7 +264,7 @@ async def get_entries(
             "sha256": entry.digest,
             "signature": signature,
         }
-        for entry, signature in found
+        for entry, signature in entries
     ]
     return _sent(content, {}, json.dumps(named).encode() + b"\n")
 

@@ -259,8 +259,8 @@ async def request_result(
     visitor: Anyone, request_id: RequestId, file: str | None = Query(None, max_length=255)
 ) -> Response:
     """Return the answer: one of its files, or all in a zip archive."""
-    found = await to_thread.run_sync(find, visitor, request_id)
-    opened = answers.opened(found, file)
+    request = await to_thread.run_sync(find, visitor, request_id)
+    opened = answers.opened(request, file)
     name, content = await to_thread.run_sync(opened.__enter__)
     size_bytes = await to_thread.run_sync(partial(content.seek, 0, 2))
     content.seek(0)
@@ -273,7 +273,7 @@ async def request_result(
             opened.__exit__(None, None, None)
 
     kind = "application/json" if name.endswith(".json") else "application/octet-stream"
-    safe = "".join(one if one.isalnum() or one in "._-" else "-" for one in name)
+    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
     headers = {
         "content-length": str(size_bytes),
         "content-disposition": f'attachment; filename="{safe}"',

@@ -24,10 +24,11 @@ pages = APIRouter(include_in_schema=False)
 class Twin:
     """A lookup, not yet read."""
 
-    answer: Callable[[], Response]  #: in JSON or CSV
+    answer: Callable[[], Response]  #: returns the result as JSON or CSV
     template: str
     title: str
-    facts: Callable[[str], Mapping[str, Any]]  #: of the template, for the address of the page
+    #: Returns the template's variables, given the page's address.
+    facts: Callable[[str], Mapping[str, Any]]
 
 
 def listing(
@@ -61,24 +62,24 @@ def twin(path: str, menu: str) -> Callable[[Callable[..., Twin]], Callable[..., 
     def register(lookup: Callable[..., Twin]) -> Callable[..., Twin]:
         signature = inspect.signature(lookup, eval_str=True)
 
-        def found(request: Request, given: Mapping[str, Any]) -> Twin:
-            return lookup(**given, **({"request": request} if takes_request else {}))
+        def called(request: Request, arguments: Mapping[str, Any]) -> Twin:
+            return lookup(**arguments, **({"request": request} if takes_request else {}))
 
-        def answer(request: Request, visitor: Visitor, **given: Any) -> Response:
-            return found(request, given).answer()
+        def answer(request: Request, visitor: Visitor, **arguments: Any) -> Response:
+            return called(request, arguments).answer()
 
-        def page(request: Request, visitor: Visitor, **given: Any) -> Response:
-            one, told = found(request, given), request.query_params.get("told", "")[:300]
-            facts = {"told": told, **one.facts(request.url.path)}
-            return html_page(one.template, visitor, one.title, menu, **facts)
+        def page(request: Request, visitor: Visitor, **arguments: Any) -> Response:
+            view, told = called(request, arguments), request.query_params.get("told", "")[:300]
+            facts = {"told": told, **view.facts(request.url.path)}
+            return html_page(view.template, visitor, view.title, menu, **facts)
 
         takes_request = "request" in signature.parameters
-        own = [one for name, one in signature.parameters.items() if name != "request"]
+        own = [parameter for name, parameter in signature.parameters.items() if name != "request"]
         keyword = inspect.Parameter.KEYWORD_ONLY
         both = [
             inspect.Parameter("request", keyword, annotation=Request),
             inspect.Parameter("visitor", keyword, annotation=Reader),
-            *(one.replace(kind=keyword) for one in own),
+            *(parameter.replace(kind=keyword) for parameter in own),
         ]
         for route, router in ((answer, answers), (page, pages)):
             route.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ class Role(IntEnum):
 class Visitor:
     """A holder of a token."""
 
-    token: str  #: its id
+    token: str  #: id of the token
     role: Role
     by_cookie: bool  #: a browser's
     space: str = ""  #: the cache that it reaches, and nothing else
