@@ -113,7 +113,7 @@ def load_jobs(
         )
     checked = check(library.options, options or {}, library.name)
     rules = library.search if names == [step.name for step in library.steps] else None
-    searched = rules.solvers([one.name for one in library.solvers()], checked) if rules else ()
+    searched = rules.solvers([item.name for item in library.solvers()], checked) if rules else ()
     request = jobs.JobRequest(
         session_id,
         library.name,

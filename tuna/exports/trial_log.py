@@ -31,17 +31,18 @@ class Logged:
     """Numbers of trials, and of parts that were not sent."""
 
     logged: int = 0
-    dropped: int = 0  #: since the spool was full
-    waiting: int = 0  #: parts
-    kept: int = 0  #: of the lists of jobs, those whose trials are all in parts, or dropped
-    reason: str = ""  #: why trials were not read or sent, the last one
+    dropped: int = 0  #: number of trials that were dropped because the spool was full
+    waiting: int = 0  #: number of parts that wait to be sent
+    #: number of lists of jobs that are kept, whose trials are all in parts, or dropped
+    kept: int = 0
+    reason: str = ""  #: last reason why trials were not read or sent
 
 
 class TrialLog(AbstractContextManager["TrialLog"], ABC):
     """Logs the trials of jobs that have ended, within a `with` block."""
 
-    shown: str  #: the URL without its secrets
-    spool: Path  #: where parts wait that the URL does not take
+    shown: str  #: URL without its secrets
+    spool: Path  #: folder of the parts that the URL does not take yet
     counts: Logged
 
     @abstractmethod

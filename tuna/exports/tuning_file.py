@@ -31,7 +31,7 @@ class TuningRows:
     """The contents of a file."""
 
     rows: list[ReportedTime] = field(default_factory=list)
-    #: numbers of the lines that are no reports, by reason
+    #: numbers of the lines that are not reports, by reason
     bad: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -46,7 +46,7 @@ class TuningFile(Exporter[ReportedOptions]):
     timed = True
     fastest_of_key = True
     options = ReportedOptions
-    layers: ClassVar[LineForm]  #: of a report's subject
+    layers: ClassVar[LineForm]  #: form of the lines that name a report's subject
 
     def accepts(self, source: ResultSource) -> None:
         """Refuse results: a solution is an index of the program that reports."""
@@ -109,7 +109,7 @@ class TuningFile(Exporter[ReportedOptions]):
         found = self.read(path)
         if found.bad or not found.rows:
             why = "; ".join(found.skipped) or "it has no times"
-            raise BadInput(f"{path} is no good {self.title}: {why}.")
+            raise BadInput(f"{path} cannot be used as a {self.title}: {why}.")
         for row in sorted(found.rows, key=lambda row: row.time_ms or 0.0):
             yield Entry(row.subject, row.implementation, (row.time_ms or 0.0,))
 

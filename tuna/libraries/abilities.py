@@ -16,12 +16,12 @@ from tuna.vocabulary import kind_text
 class CrossCompiling(ABC):
     """A library that compiles for devices that this machine lacks."""
 
-    #: Whether each job has one candidate, so that commands that repeat it need not name it.
+    #: true if each job has one candidate, so that commands that repeat it need not name it
     one_candidate: bool = False
 
     @abstractmethod
     def toolchain(self) -> str:
-        """Return `Environment.toolchain`, also where there is no device; raises LibraryMissing."""
+        """Return `Environment.toolchain`, also without a device; raises LibraryMissing."""
 
     @abstractmethod
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:

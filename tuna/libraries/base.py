@@ -24,7 +24,7 @@ from tuna.libraries.options import Condition, JobOptions
 from tuna.libraries.params_text import ParamsText
 from tuna.vocabulary import BASELINE, SEARCH, Cause, Resource
 
-#: Name of the step of `Library.finals`.
+#: Name of the step of `Library.finals`
 FINALS = "finals"
 
 
@@ -32,9 +32,11 @@ class Again(str, Enum):
     """Whether and where a failed attempt is repeated."""
 
     NEVER = "never"  #: permanent: a repetition would fail too
-    CONFIRMED = "confirmed"  #: permanent once another worker has found the same, while there is one
-    ANYWHERE = "anywhere"  #: on any worker
-    ELSEWHERE = "elsewhere"  #: on another worker than the one that failed, while there is one
+    #: permanent once another worker has failed in the same way, if there is one
+    CONFIRMED = "confirmed"
+    ANYWHERE = "anywhere"  #: tried again on any worker
+    #: tried again on another worker than the one that failed, if there is one
+    ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,11 @@ class Retry:
     """Retry policy after a failed attempt."""
 
     again: Again = Again.ANYWHERE
-    first_step: bool = False  #: go back to the job's first step: its artifact is lost
-    #: Counts against TUNA_MAX_ATTEMPTS. Uncharged failures are charged after 20 in a row.
+    #: true to go back to the job's first step, because its artifact is lost
+    first_step: bool = False
+    #: true to count against TUNA_MAX_ATTEMPTS; uncharged failures are charged after 20 in a row
     charged: bool = True
-    delay_s: float = 0.0  #: before the first repetition
+    delay_s: float = 0.0  #: seconds before the first repetition
     backoff: float = 2.0  #: factor by which the delay grows with each further failure
     max_delay_s: float = 600.0
 
@@ -59,8 +62,8 @@ class Retry:
             return self.max_delay_s
 
 
-#: The same code would be built and answer the same, if the machine is sound; a lost artifact is
-#: compiled again; the rest is tried again, if possible elsewhere.
+#: Policy by cause: the same code would be built and answer the same, if the machine is sound; a
+#: lost artifact is compiled again; the rest is tried again, if possible elsewhere
 DEFAULT_RETRIES: Mapping[Cause, Retry] = {
     **{cause: Retry(Again.ELSEWHERE) for cause in Cause},
     Cause.DEVICE_LOST: Retry(Again.ELSEWHERE, charged=False),
@@ -80,10 +83,10 @@ class Step:
     resource: Resource
     chunk: int = 1
     time_limit_s: float = 600.0
-    urgent: bool = False  #: its messages overtake those of other steps in the queue
-    #: Steps that must be repeated before this one; None: all before it in `Library.steps`.
+    urgent: bool = False  #: true if its messages overtake those of other steps in the queue
+    #: steps that must be repeated before this one; None: all before it in `Library.steps`
     needs: tuple[str, ...] | None = None
-    #: Retry policies after a failed attempt, where they differ from `DEFAULT_RETRIES`.
+    #: retry policies after a failed attempt, where they differ from `DEFAULT_RETRIES`
     retries: Mapping[Cause, Retry] = field(default_factory=dict, hash=False)
 
     def retry(self, cause: Cause) -> Retry:
@@ -102,11 +105,11 @@ class Environment:
     num_cu: int
     toolchain: str
     device: str = ""  #: readable name of the device, such as the CPU model
-    target: str = ""  #: the compiler's target, in the library's own form
+    target: str = ""  #: target of the compiler, in the library's own form
     flags: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, str] = field(
         default_factory=dict
-    )  #: that the session chose; without those left at their default
+    )  #: conditions that the session chose, without those left at their default
 
     @property
     def key(self) -> str:
@@ -133,14 +136,14 @@ class Solver:
     """One implementation that a library has for some kinds of config."""
 
     name: str
-    kinds: tuple[str, ...]  #: config kinds, such as ("convolution",)
+    kinds: tuple[str, ...]  #: kinds of config, such as ("convolution",)
     #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT; or BASELINE
     algorithm: str
     tunable: bool = True
     dynamic: bool = False
-    number: int | None = None  #: the library's own id of it
-    #: Largest error, relative to the largest magnitude of the answer, that it may have; None: the
-    #: reference's tolerance.
+    number: int | None = None  #: library's own id of the solver; None: it has none
+    #: largest allowed error, relative to the largest magnitude of the answer; None: the reference's
+    #: tolerance
     error_bound: float | None = None
 
     @property
@@ -155,11 +158,12 @@ class Finals:
     """An additional job that measures the winners of a config's solvers again, interleaved, because
     they were measured at different times."""
 
-    step: Step = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)  #: called FINALS
-    #: Whether baselines take part, because exports depend on what was gained over them.
+    #: step of the finals, called FINALS
+    step: Step = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)
+    #: true if baselines take part, because exports depend on what was gained over them
     baselines: bool = False
-    #: Whether the winner of a search of several rounds has finals alone, because the fastest of the
-    #: rounds' winners is so by chance too.
+    #: true if the winner of a search of several rounds has finals alone, because the fastest of the
+    #: rounds' winners is so by chance too
     after_rounds: bool = False
 
     def takes_part(self, options: Mapping[str, Any]) -> bool:
@@ -172,30 +176,30 @@ class Finals:
 class RoundsOutcome:
     """Outcome of the complete rounds of a search."""
 
-    #: Time of each trial, in the order of rounds and candidates; None: it failed.
+    #: time of each trial, in the order of rounds and candidates; None: it failed
     times_ms: Sequence[float | None]
-    rounds: int  #: complete rounds
-    opened: int  #: rounds, complete or not
-    proposed: int  #: candidates of all opened rounds
-    elapsed_s: float  #: since the first search of its config began, without pauses of the session
-    round_s: float  #: longest duration of a round, without pauses
-    result_ms: float | None = None  #: the search's result; trials may be shorter by chance
+    rounds: int  #: number of complete rounds
+    opened: int  #: number of rounds, complete or not
+    proposed: int  #: number of candidates of all opened rounds
+    #: seconds since the first search of its config began, without pauses of the session
+    elapsed_s: float
+    round_s: float  #: seconds of the longest round, without pauses
+    result_ms: float | None = None  #: time of the search's result; trials may be shorter by chance
 
 
 @dataclass(frozen=True)
 class SearchLimits:
     """Seconds after the first search of a config began, without pauses of the session."""
 
-    begin: float  #: when rounds are given up that no worker has begun
-    last: float  #: when all are that are not being measured
+    begin: float  #: seconds after which rounds are given up that no worker has begun
+    last: float  #: seconds after which all rounds are given up that are not being measured
 
 
 class SearchRules(ABC):
     """Rules of jobs that search in rounds: a round's candidates are proposed from the trials of
     earlier rounds. `options` are a job's."""
 
-    #: The step, called `search`, with which such jobs begin; one that proposes no trials ends its
-    #: round.
+    #: step called `search`, with which such jobs begin; one that proposes no trials ends its round
     step: Step = Step(SEARCH, Resource.CPU, time_limit_s=1800.0, urgent=True)
 
     @abstractmethod
@@ -241,12 +245,12 @@ class Library(ABC):
     steps: tuple[Step, ...]
     #: None: times of different solvers are compared as they are.
     finals: Finals | None = None
-    #: Model of its job options.
+    #: model of the library's job options
     options: type[JobOptions] = JobOptions
-    #: Conditions of measurement that a session may choose.
+    #: conditions of measurement that a session may choose
     conditions: Sequence[Condition] = ()
     device: DeviceUse = DeviceUse()
-    #: Database formats that it brings; each writes results of any library that it accepts.
+    #: database formats of the library, each of which writes results of any library that it accepts
     exporters: Sequence[Exporter[Any]] = ()
     #: None: no job searches in rounds.
     search: SearchRules | None = None
@@ -287,7 +291,7 @@ class Library(ABC):
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """Seconds after which an attempt at `step` of `item` counts as hung; waiting for the device
-        is no part of it."""
+        does not count."""
         return step.time_limit_s
 
     def close(self) -> None:  # noqa: B027  # most libraries have none

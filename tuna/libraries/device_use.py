@@ -14,17 +14,18 @@ class DeviceUse:
     """The device of a library's device steps. The defaults are those of a library that starts
     nothing there."""
 
-    #: Vendor of the devices; None: the first GPU that the worker may use, else its measuring cores.
+    #: vendor of the devices; None: the first GPU that the worker may use, else its measuring cores
     kind: str | None = None
-    #: Whether builds use measuring cores while nothing is measured there (`RunContext.build` with a
-    #: `pid`).
+    #: true if builds use measuring cores while nothing is measured there (`RunContext.build` with a
+    #: `pid`)
     borrows_cores: bool = False
-    #: Why a device does not answer, empty when it does. Asked before a worker's first chunk, after
-    #: each failed attempt, and before a worker that was put aside comes back. Takes seconds at
-    #: most: use a separate child with a time limit. The default assumes a healthy device.
+    #: function that returns why a device does not answer, empty when it does. Called before a
+    #: worker's first chunk, after each failed attempt, and before a worker that was put aside comes
+    #: back. Takes seconds at most: use a separate child with a time limit. The default assumes a
+    #: healthy device.
     probe: Callable[[DeviceHandle], str] = lambda _: ""
-    #: The device where it does not belong to this machine; None: it does.
+    #: function that returns the device if it does not belong to this machine; None: it does
     own_device: Callable[[], DeviceHandle | None] = lambda: None
-    #: Starts what is slow to start, without waiting for it; called once by a worker that will run
-    #: steps of the library.
+    #: function that starts what is slow to start, without waiting for it; called once by a worker
+    #: that will run steps of the library
     warm_up: Callable[[RunContext], None] = lambda _: None

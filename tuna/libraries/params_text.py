@@ -24,13 +24,16 @@ class ParamsText:
     """Functions of the text of a candidate's params, which may come from another version of the
     library; they need neither the device nor the library itself."""
 
-    #: Params as one short readable line. The default changes nothing.
+    #: function that returns params as one short readable line; the default changes nothing
     readable: Callable[[str], str] = str
-    #: JSON values by name, for tools that compare candidates; empty: they have no names.
+    #: function that returns JSON values by name, for tools that compare candidates; empty: they
+    #: have no names
     by_name: Callable[[str], Mapping[str, Any]] = json_object
-    #: What a predictor sees of the candidate; None: it is not learned from.
+    #: function that returns the features of a candidate for a predictor; None: it is not learned
+    #: from
     facts: Callable[[str], CandidateFacts | None] = lambda _: None
-    #: Cost model with which searches begin where no predictor was trained; None: there is none.
+    #: function that returns the cost model with which searches begin where no predictor was
+    #: trained; None: there is none
     prior: Callable[[], bytes | None] = lambda: None
-    #: Whether work items carry the best params that the session has for their config and solver.
+    #: true if work items carry the best params that the session has for their config and solver
     uses_known: bool = False

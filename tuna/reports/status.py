@@ -54,7 +54,8 @@ class LiveSession:
     eta_s: float | None  #: seconds left; None: not known yet, or no live worker
     #: totals of the session; None: not all results are read yet, or there are none
     totals: SessionTotals | None
-    waits_for: str = ""  #: what its published jobs wait for, such as "an eval worker"
+    #: resource that its published jobs wait for, such as "an eval worker"; empty: none
+    waits_for: str = ""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Need(Flag):
     #: results of each search so far, with the work that is left of sessions that search
     PROGRESS = auto()
     #: rounds that wait, each as an open step of its own; without it all jobs of a session that wait
-    #: for the same step are alike
+    #: for a step count as alike
     ROUNDS = auto()
 
 

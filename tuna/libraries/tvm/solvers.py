@@ -29,8 +29,8 @@ from tuna.vocabulary import BASELINE, kind_text
 #: Numbers of channels in one block of the blocked layout, the widest that divides both channel
 #: counts: 16 fp32 fill an AVX-512 register
 BLOCKS = (16, 8)
-#: Number of terms of the longest sums for which a solver's `error_bound` is stated; rounding grows
-#: as their square root
+#: Number of terms of the longest sums for which a solver's `error_bound` is stated: rounding grows
+#: with their square root
 _BOUND_TERMS = 2048 * 3 * 3
 #: Functions of models that are scheduled as they are made (`models/blocked.py`), and one that only
 #: changes a shape: a view

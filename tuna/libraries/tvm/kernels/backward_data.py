@@ -153,7 +153,7 @@ def space(layer: Layer) -> list[BackwardDataParams]:
 
 
 def work(layer: Layer, params: BackwardDataParams) -> Work:
-    """What a run takes of the busiest core."""
+    """Return what a run takes of the busiest core."""
     shape, tile = layer.shape, (params.columns, params.blocks)
     taps = sum(rows.count * columns.count for rows, columns in _pairs(shape).values())
     positions = -(-shape.out_size[0] // shape.stride[0]) * _width(shape) * _padded(shape, tile)

@@ -132,7 +132,7 @@ def space(layer: Layer) -> list[BackwardWeightsParams]:
 
 
 def work(layer: Layer, params: BackwardWeightsParams) -> Work:
-    """What a run takes of the busiest core."""
+    """Return what a run takes of the busiest core."""
     shape = layer.shape
     pixels = shape.batch * math.prod(shape.out_size)
     vectors = shape.out_blocks * shape.in_blocks * shape.in_block * math.prod(shape.filter)

@@ -120,7 +120,7 @@ def space(layer: Layer) -> list[DepthwiseParams]:
 
 
 def work(layer: Layer, params: DepthwiseParams) -> Work:
-    """What a run takes of the busiest core."""
+    """Return what a run takes of the busiest core."""
     shape = layer.shape
     sums = shape.batch * shape.out_blocks * math.prod(shape.out_size) * math.prod(shape.filter)
     spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0

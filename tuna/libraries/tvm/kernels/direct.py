@@ -296,7 +296,7 @@ def space(layer: Layer) -> list[DirectParams]:
 
 
 def work(layer: Layer, params: DirectParams) -> Work:
-    """What a run takes of the busiest core."""
+    """Return what a run takes of the busiest core."""
     groups, bands = grid_of(layer, params)
     part = layer.machine.part(layer.shape.batch * groups * bands)
     return Work(part * _sum_cycles(layer, params), part * stages.conversion_cycles(layer))

@@ -182,7 +182,7 @@ def space(product: Product) -> list[GemmParams]:
 
 
 def work(product: Product, params: GemmParams) -> Work:
-    """What a run takes of the busiest core, copies at two cycles for a vector."""
+    """Return what a run takes of the busiest core, copies at two cycles for a vector."""
     config, size = product.config, product.machine.floats
     blocks = column_blocks(product.config.n, product.machine.floats)
     sums = _row_count(product) * blocks * config.k * sum_cycles(params.rows, params.blocks)

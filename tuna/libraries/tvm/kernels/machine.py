@@ -36,7 +36,7 @@ Broadcast = Literal["memory", "lane", "none"]
 
 @dataclass(frozen=True)
 class Work:
-    """What a run of a kernel takes of the core that has most to do: the one currency of all
+    """Work of a kernel's run on the core that has most to do: the one currency of all
     families, on any number of cores."""
 
     sums: float  #: cycles of multiply-adds and loads

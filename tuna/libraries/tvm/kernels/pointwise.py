@@ -107,7 +107,7 @@ def space(layer: Layer) -> list[PointwiseParams]:
 
 
 def work(layer: Layer, params: PointwiseParams) -> Work:
-    """What a run takes of the busiest core."""
+    """Return what a run takes of the busiest core."""
     shape = layer.shape
     vectors = shape.batch * _padded_rows(shape) * _pixels(shape) // shape.block
     groups = shape.batch * _pixels(shape) // shape.block // params.vectors

@@ -266,7 +266,7 @@ def _unrolls(layer: Layer, tile: tuple[int, int, int]) -> list[int]:
 
 
 def work(layer: Layer, params: WinogradParams, outputs: int) -> Work:
-    """What a run takes of the busiest core."""
+    """Return what a run takes of the busiest core."""
     tile = (params.rows, params.tiles, params.blocks)
     return _work(layer, outputs, tile, groups_of(layer, outputs))
 
@@ -291,8 +291,8 @@ def _register_tiles(layer: Layer, outputs: int, groups: int) -> list[tuple[int, 
 
 
 def _work(layer: Layer, outputs: int, tile: tuple[int, int, int], groups: int) -> Work:
-    """What a run takes of the busiest core: products with what they stream from beyond L2, and
-    transforms at about two operations a cycle, and a store for each value."""
+    """Return what a run takes of the busiest core: products with what they stream from beyond L2,
+    and transforms at about two operations a cycle, and a store for each value."""
     shape, machine = layer.shape, layer.machine
     high, wide = tile_counts(layer, outputs)
     rows, tiles, blocks = tile
