@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness import Outcome, command_line
-from tuna.libraries import noise
 from tuna.libraries.noise_records import MAX_NOISE, last, quiet_needed, store
 from tuna.settings import get_settings
+from tuna_noise import noise
 
 
 def main() -> int:

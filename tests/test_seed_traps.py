@@ -272,7 +272,7 @@ EXPECTED = (
     ),
     (
         "test_yaml_parser: steps",
-        "tests/cli/test_yaml.py::test_steps_become_command_lines_in_their_order",
+        "packages/tuna-mituna/tests/test_yaml.py::test_steps_become_command_lines_in_their_order",
     ),
 )
 

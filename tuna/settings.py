@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -33,75 +32,17 @@ from pydantic_settings import (
 )
 
 from tuna.common.files import check_home
-from tuna.common.messages import choices, nearest
+from tuna.common.messages import nearest
+from tuna.common.setting_values import command, cpu_set, hex_key, named, publishing_policy, verified
 from tuna.common.settings_file import settings_file
-from tuna.common.tls import checked
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
-from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: Highest core number: Linux supports 8192 cores (NR_CPUS)
-_MAX_CPU = 8191
-#: Minimum of bytes of a signing key
-_KEY_BYTES = 16
-
-
-def _cpu_set(value: str) -> str:
-    parse_cpus(value)
-    return value
-
-
-def _hex(value: SecretStr) -> SecretStr:
-    try:
-        key = bytes.fromhex(value.get_secret_value())
-    except ValueError:
-        raise ValueError("it is not hexadecimal") from None
-    if len(key) < _KEY_BYTES:
-        raise ValueError(f"it has less than {2 * _KEY_BYTES} digits, so it could be guessed")
-    return value
-
-
-def _verified(value: SecretStr) -> SecretStr:
-    checked(value.get_secret_value())
-    return value
-
-
-def _named(value: object) -> object:
-    if value == "":
-        raise ValueError("it is empty, and would be the current folder: name one, or unset it")
-    return value
-
-
-def _command(value: str) -> str:
-    shlex.split(value)
-    return value
-
-
-def _publishes(name: str) -> str:
-    if name in COMPARED_POLICIES:
-        raise ValueError(f"{name} is for comparisons alone: `tuna simulate --policy {name}`")
-    if name not in PUBLISHING_POLICIES:
-        raise ValueError(choices(name, PUBLISHING_POLICIES, "policies"))
-    return name
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Core numbers of a list such as `0,2-5`, ascending; raises ValueError for anything else."""
-    cpus: set[int] = set()
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        first, _, last = part.partition("-")
-        low, high = int(first), int(last or first)
-        if low < 0 or high < low or high > _MAX_CPU:
-            raise ValueError(f"{part!r} is not a core or a range of cores")
-        cpus.update(range(low, high + 1))
-    return tuple(sorted(cpus))
-
-
 #: URL of a Redis or a broker, verified if it is encrypted
-_ServerUrl = Annotated[SecretStr, AfterValidator(_verified)]
+_ServerUrl = Annotated[SecretStr, AfterValidator(verified)]
 
 
 def _default_home() -> Path:
@@ -175,7 +116,7 @@ class Settings(_FileAndVariables):
         env_prefix="TUNA_", extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
     )
 
-    home: Annotated[Path, BeforeValidator(_named)] = Field(
+    home: Annotated[Path, BeforeValidator(named)] = Field(
         default_factory=_default_home,
         description="where the embedded database, Redis socket, artifacts and logs live",
     )
@@ -215,7 +156,7 @@ class Settings(_FileAndVariables):
             " used are deleted first; 0: none; a store in a folder of this machine needs none"
         ),
     )
-    artifacts_key: Annotated[SecretStr, AfterValidator(_hex)] | None = Field(
+    artifacts_key: Annotated[SecretStr, AfterValidator(hex_key)] | None = Field(
         None,
         description=(
             "secret of the key that signs artifacts, in hex, for coordinators and own workers;"
@@ -235,7 +176,7 @@ class Settings(_FileAndVariables):
             " that join with a token"
         ),
     )
-    eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
+    eval_cpus: Annotated[str, NoDecode, AfterValidator(cpu_set)] = Field(
         "",
         description=(
             "cores that measure, such as 1 or 4-7, lent to builds while they do not; default: the"
@@ -251,40 +192,6 @@ class Settings(_FileAndVariables):
         ),
     )
     rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")
-    cc: str = Field(
-        "",
-        description=(
-            "compiler that links TVM's kernels for a board; default: Debian's, such as"
-            " aarch64-linux-gnu-g++"
-        ),
-    )
-    tvm_tracker: str = Field(
-        "",
-        description=(
-            "HOST:PORT of TVM's tracker, whose boards eval workers here measure on instead of this"
-            " machine"
-        ),
-    )
-    tvm_device_key: str = Field("", description="the boards' key at that tracker")
-    tvm_target: str = Field(
-        "",
-        description=(
-            "the target that the boards' kernels are compiled for; default: the boards' own"
-        ),
-    )
-    tvm_target_alone: bool = Field(
-        False,
-        description=(
-            "measure for sessions that TUNA_TVM_TARGET alone describes, whichever device this is,"
-            " so that devices of one target are alike; `tuna rpc-client` sets it"
-        ),
-    )
-    tvm_reset: Annotated[str, AfterValidator(_command)] = Field(
-        "",
-        description=(
-            "command line that may bring a lost board back, run while a worker waits for it"
-        ),
-    )
     fin: Path | None = Field(
         None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm"
     )
@@ -296,20 +203,20 @@ class Settings(_FileAndVariables):
         ge=0.0,
         description="seconds that a worker has to finish its current chunk on a warm shutdown",
     )
-    before_worker: Annotated[str, AfterValidator(_command)] = Field(
+    before_worker: Annotated[str, AfterValidator(command)] = Field(
         "",
         description=(
             "command line to run before a worker starts; if it fails, the worker does not start"
         ),
     )
-    after_worker: Annotated[str, AfterValidator(_command)] = Field(
+    after_worker: Annotated[str, AfterValidator(command)] = Field(
         "", description="command line to run after a worker has ended, or while it is aside"
     )
     max_attempts: int = Field(
         3, ge=1, lt=2**31, description="failed attempts after which a job is errored"
     )
     claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
-    policy: Annotated[str, AfterValidator(_publishes)] = Field(
+    policy: Annotated[str, AfterValidator(publishing_policy)] = Field(
         "auto",
         description=(
             "what a coordinator publishes next (docs/scheduling.md). auto: gradient for a single"

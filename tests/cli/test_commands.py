@@ -23,7 +23,7 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.overview import Overview
-from tuna.libraries import noise
+from tuna.libraries import noise_records
 from tuna.libraries.noise_records import NoiseRecord, machine_identity
 from tuna.libraries.registry import names
 from tuna.libraries.steps import command_line
@@ -284,7 +284,7 @@ def test_the_doctor_measures_noise_and_says_what_follows(
             "2026-11-22T10:00:00+00:00", machine_identity(settings), "tvm", 1, pairs, found
         )
 
-    monkeypatch.setattr(noise, "measure", measure)
+    monkeypatch.setattr(noise_records, "measure", measure)
     quiet = {
         finding["what"]: finding["text"]
         for finding in json.loads(type_in("tuna", "doctor", "--json").out)

@@ -10,11 +10,12 @@ import pytest
 from test_candidates import ToyLibrary
 
 from tuna.errors import TunaError
-from tuna.libraries import noise, noise_records
-from tuna.libraries.noise import TurnPair
+from tuna.libraries import noise_records
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.sandbox import core_lending
 from tuna.settings import Settings
+from tuna_noise import noise
+from tuna_noise.noise import TurnPair
 
 CPUS = sorted(os.sched_getaffinity(0))
 

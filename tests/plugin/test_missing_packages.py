@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from command_lines import Ended
 from tuna import api
 from tuna.cli import main, tune
 from tuna.db.engine import reading
-from tuna.errors import NotFound
+from tuna.errors import LibraryMissing, NotFound
+from tuna.exports import trial_log
 from tuna.plugins import Plugins
 from tuna.results import best
 
@@ -45,6 +47,16 @@ def test_a_prediction_without_predictors_says_what_to_install(
         best.LayerIndex().predicted(connection, [], best.Scope())
     assert str(refusal.value) == "Predictions need the package tuna-predict."
     assert refusal.value.hint == "pip install tuna-predict"
+
+
+def test_a_log_of_trials_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none: Plugins[type[Any]] = Plugins("tuna.trial_logs.of_nobody", "log of trials", type)
+    monkeypatch.setattr(trial_log, "_WAYS", none)
+    with pytest.raises(LibraryMissing) as refusal:
+        trial_log.trial_log(str(tmp_path / "logs"), tmp_path)
+    assert refusal.value.hint == "pip install tuna-trials"
 
 
 def test_the_quickstart_without_the_vendor_says_what_to_install(

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from tuna.common.files import gunzip
+from tuna.common.setting_values import parse_cpus
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
-from tuna.settings import get_settings, parse_cpus
+from tuna.settings import get_settings
 from tuna_mituna import yaml_steps
 from tuna_mituna.go_fish import go_fish
 

@@ -6,14 +6,62 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import AfterValidator, Field
+
+from tuna.common.setting_values import command
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.context import DeviceHandle
 from tuna.libraries.measuring_processes import MeasuringProcesses
 from tuna.plugins import Plugins
+from tuna.settings import SettingsSection, get_section
+
+
+class BoardSettings(SettingsSection):
+    """Settings of what is built for boards and measured on them."""
+
+    cc: str = Field(
+        "",
+        description=(
+            "compiler that links TVM's kernels for a board; default: Debian's, such as"
+            " aarch64-linux-gnu-g++"
+        ),
+    )
+    tvm_tracker: str = Field(
+        "",
+        description=(
+            "HOST:PORT of TVM's tracker, whose boards eval workers here measure on instead of this"
+            " machine"
+        ),
+    )
+    tvm_device_key: str = Field("", description="the boards' key at that tracker")
+    tvm_target: str = Field(
+        "",
+        description=(
+            "the target that the boards' kernels are compiled for; default: the boards' own"
+        ),
+    )
+    tvm_target_alone: bool = Field(
+        False,
+        description=(
+            "measure for sessions that TUNA_TVM_TARGET alone describes, whichever device this is,"
+            " so that devices of one target are alike; `tuna rpc-client` sets it"
+        ),
+    )
+    tvm_reset: Annotated[str, AfterValidator(command)] = Field(
+        "",
+        description=(
+            "command line that may bring a lost board back, run while a worker waits for it"
+        ),
+    )
+
+
+def board_settings() -> BoardSettings:
+    """Return the settings of this process; raises BadInput with the name of an invalid one."""
+    return get_section(BoardSettings)
 
 
 @dataclass(frozen=True)

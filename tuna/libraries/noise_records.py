@@ -8,11 +8,15 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 from tuna.common.files import atomic_file
+from tuna.errors import LibraryMissing
+from tuna.plugins import Plugins
 from tuna.sandbox.cores import available_cpus, eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings
@@ -73,6 +77,20 @@ def machine_identity(settings: Settings) -> dict[str, str]:
         "usable": ",".join(map(str, available_cpus())),
         "measuring": ",".join(map(str, eval_cpus(settings))),
     }
+
+
+#: What measures noise: a function as `measure` here.
+_WAYS: Plugins[Any] = Plugins("tuna.noise", "measurement of noise", FunctionType)
+
+
+def measure(settings: Settings, pairs: int, on_pair: Callable[[int], None]) -> NoiseRecord:
+    """Measure by the function that a package brings; raises LibraryMissing without one."""
+    for found in _WAYS.all().values():
+        record: NoiseRecord = found(settings, pairs, on_pair)
+        return record
+    raise LibraryMissing(
+        "Measuring noise needs the package tuna-noise.", hint="pip install tuna-noise"
+    )
 
 
 def store(record: NoiseRecord, settings: Settings) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tuna.common.messages import counted
+from tuna.common.setting_values import parse_cpus
 from tuna.errors import BadInput
-from tuna.settings import Settings, get_settings, parse_cpus
+from tuna.settings import Settings, get_settings
 
 _SETTING = "TUNA_EVAL_CPUS"
 

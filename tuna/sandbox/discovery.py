@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuna.common.setting_values import parse_cpus
 from tuna.errors import BadInput
 from tuna.plugins import Plugins
-from tuna.settings import parse_cpus
 
 SYS = Path("/sys")
 PROC = Path("/proc")

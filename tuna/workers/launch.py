@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuna.errors import ServiceError
+from tuna.libraries.boards import board_settings
 from tuna.sandbox.processes import signal_name
 from tuna.sandbox.python import module_command
 from tuna.settings import Settings, get_settings
@@ -258,4 +259,4 @@ class DeviceRepair:
         run_hook("TUNA_AFTER_WORKER", self._settings.after_worker, {})
         if time.monotonic() - self._reset_at >= _RESET_EVERY_S:
             self._reset_at = time.monotonic()
-            run_hook("TUNA_TVM_RESET", self._settings.tvm_reset, {})
+            run_hook("TUNA_TVM_RESET", board_settings().tvm_reset, {})

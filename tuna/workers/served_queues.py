@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.base import Environment
-from tuna.libraries.boards import installed_boards
+from tuna.libraries.boards import board_settings, installed_boards
 from tuna.libraries.registry import get_library, names
-from tuna.settings import get_settings
 from tuna.vocabulary import Resource, queue_name
 from tuna.workers.lifetime import SESSION
 
@@ -44,7 +43,7 @@ class ServedQueues:
         or why it cannot."""
         resource = {"compile": Resource.CPU, "eval": Resource.DEVICE}[name]
         served: dict[str, str | Unavailable] = {}
-        on_board = resource is Resource.DEVICE and get_settings().tvm_tracker
+        on_board = resource is Resource.DEVICE and board_settings().tvm_tracker
         for library in [installed_boards().library] if on_board else names():
             try:
                 has_such_steps = any(

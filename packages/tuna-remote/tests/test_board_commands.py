@@ -10,6 +10,7 @@ import pytest
 from command_lines import Ended
 from shared_data import need, needed_program
 
+from tuna.libraries.boards import BoardSettings
 from tuna.settings import get_settings
 from tuna.workers import launch
 
@@ -102,8 +103,8 @@ def test_a_lost_board_is_reset_once_a_minute_at_most(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launch, "run_hook", lambda name, command, env: ran.append(command))
     clock = iter((1000.0, 1000.0, 1030.0, 1060.0, 1060.0))
     monkeypatch.setattr(launch.time, "monotonic", lambda: next(clock))
-    settings = get_settings().model_copy(update={"after_worker": "", "tvm_reset": "power-cycle"})
-    repair = launch.DeviceRepair(settings)
+    monkeypatch.setattr(launch, "board_settings", lambda: BoardSettings(tvm_reset="power-cycle"))
+    repair = launch.DeviceRepair(get_settings().model_copy(update={"after_worker": ""}))
     for _ in range(3):
         repair()
     assert [command for command in ran if command] == ["power-cycle", "power-cycle"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries.base import Environment
-from tuna.libraries.boards import BoardProcesses, Boards, WorkerBoards
+from tuna.libraries.boards import BoardProcesses, Boards, WorkerBoards, board_settings
 from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.measurement import DeviceGone, DeviceHeld
@@ -26,7 +26,6 @@ from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.boards import BoardAddress, Tracker
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed, ChildFault, child_env
-from tuna.settings import get_settings
 
 #: Module of the child that speaks with a board.
 CHILD = "tuna_remote.board_child"
@@ -216,7 +215,7 @@ class BoardSession(BoardProcesses):
     def environment(self) -> Environment:
         """Return that of a board, which is asked once."""
         if self._own is None:
-            text = get_settings().tvm_target
+            text = board_settings().tvm_target
             target = toolchain.parse(text) if text else None
             self._own = environment_of(ask(self._boards), target, self._boards.key)
         return self._own
@@ -375,7 +374,7 @@ class TvmBoards(Boards):
 
     def processes(self, kind: ChildKind) -> BoardSession:
         """Return a session on a board of the tracker and key that the settings name."""
-        settings = get_settings()
+        settings = board_settings()
         return BoardSession(kind, BoardPool.at(settings.tvm_tracker, settings.tvm_device_key))
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
@@ -390,7 +389,7 @@ class TvmBoards(Boards):
 
     def worker_settings(self, asked: WorkerBoards, target: str) -> dict[str, str]:
         """Return TUNA_TVM_TRACKER and the like; what is empty is as the settings say."""
-        settings = get_settings()
+        settings = board_settings()
         tracker, key = (
             asked.tracker or settings.tvm_tracker,
             asked.device_key or settings.tvm_device_key,

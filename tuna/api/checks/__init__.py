@@ -22,7 +22,7 @@ from tuna.configs.kind import KINDS
 from tuna.configs.lines import LINE_FORMS
 from tuna.db.database import open_database
 from tuna.errors import LibraryMissing, ServiceError, TunaError
-from tuna.libraries import noise, noise_records
+from tuna.libraries import noise_records
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
 from tuna.sandbox import box, landlock
@@ -213,6 +213,6 @@ def measure_noise(
     settings = get_settings()
     make_home(settings.home)
     with device_lock(f"cpu{cpu}" for cpu in eval_cpus(settings)):
-        found = noise.measure(settings, pairs, on_pair)
+        found = noise_records.measure(settings, pairs, on_pair)
     noise_records.store(found, settings)
     return found

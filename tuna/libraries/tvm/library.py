@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from tuna.configs import Config
 from tuna.libraries.abilities import CrossCompiling, ExplainsUnsupported, check_facts
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.boards import BoardProcesses, Boards, installed_boards
+from tuna.libraries.boards import BoardProcesses, Boards, board_settings, installed_boards
 from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.context import RunContext
@@ -26,7 +26,6 @@ from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, read
 from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import CPU
-from tuna.settings import get_settings
 
 
 class TvmJobOptions(SearchOptions):
@@ -107,7 +106,7 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
 
     def environment_of_target(self) -> Environment | None:
         """The environment that the target alone describes, where TUNA_TVM_TARGET_ALONE says so."""
-        settings = get_settings()
+        settings = board_settings()
         if not settings.tvm_target_alone:
             return None
         return toolchain.target_environment(settings.tvm_target)
@@ -157,6 +156,6 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
         """TVM's threads, which stay where the sandbox puts them."""
-        given = {"TUNA_CC": get_settings().cc} if get_settings().cc else {}
+        given = {"TUNA_CC": board_settings().cc} if board_settings().cc else {}
         pinned = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
         return {**super().child_variables(threads), **pinned, **given}

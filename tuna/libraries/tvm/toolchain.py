@@ -23,12 +23,12 @@ import structlog
 from tuna.common.messages import choices, install_extra
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.libraries.boards import board_settings
 from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.tvm import kernels
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.processes import Child, ChildFault, run
-from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
@@ -258,7 +258,7 @@ def check(target: Mapping[str, Any]) -> None:
     know: it would generate code for the oldest CPU of the architecture.
     """
     found = tvm_version()
-    path = linker(target, get_settings().cc)
+    path = linker(target, board_settings().cc)
     if path:
         _check_linker(target, path)
     if cpu := str(target.get("mcpu", "")):

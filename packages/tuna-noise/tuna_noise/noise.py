@@ -149,7 +149,7 @@ class FixedKernels:
     def __init__(self, settings: Settings) -> None:
         self.cpus = eval_cpus(settings)
         env = child_env(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
-        self._child = Child("tuna.libraries.noise_kernels", env=env, cpus=self.cpus[-1:])
+        self._child = Child("tuna_noise.noise_kernels", env=env, cpus=self.cpus[-1:])
         self._names: list[str] = []
 
     def __enter__(self) -> FixedKernels:

@@ -1,0 +1,1 @@
+"""What builds on other cores do to measurements on this machine (docs/scheduling.md)."""
