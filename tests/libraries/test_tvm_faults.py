@@ -129,7 +129,8 @@ def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(benc
     assert parent.starts == starts
     assert [trial.cause for trial in result.trials] == [None, None]
     best = min(result.trials, key=lambda trial: trial.time_ms or 0)
-    assert len(best.times_ms) >= 3 * 3  # in three processes, three times at least
+    # equal code, so one candidate: in two fresh processes, three times at least, on a busy machine
+    assert len(best.times_ms) >= 2 * 3
     for trial in result.trials:
         assert trial.time_ms is not None
         assert min(trial.times_ms) <= trial.time_ms <= max(trial.times_ms)
