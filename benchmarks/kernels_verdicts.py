@@ -21,7 +21,14 @@ NATIVE_LIMITS = {
 _NATIVE_OTHER, _NATIVE_MEAN = 1.05, 0.72
 _DIRECT_EACH, _DIRECT_MEAN = 1.08, 1.00
 _LAYER_EACH, _LAYER_MEAN = 1.00, 0.65
-_TWO_CORES = 1.10
+#: The same on two cores.
+_TWO_CORES_LIMITS = {
+    "3x3_64@56": 0.40,
+    "3x3_128@28": 0.45,
+    "3x3_256@14": 0.60,
+    "3x3_512@7": 0.95,
+}
+_TWO_CORES_OTHER = 1.10
 _TUNE_TIR = 0.5
 #: Layers with a best kernel at this share of the peak, by the operations of the direct sum.
 _AT_PEAK, _PEAK_SHARE = 7, 0.95
@@ -74,7 +81,8 @@ def verdicts(outcome: Outcome, results: list[LayerResult], cores: int, *, comple
 
 def _limit(found: LayerResult, cores: int) -> float:
     if cores > 1:
-        return _TWO_CORES
+        limits = _TWO_CORES_LIMITS if found.mode == "native" else {}
+        return limits.get(found.name, _TWO_CORES_OTHER)
     return NATIVE_LIMITS.get(found.name, _NATIVE_OTHER) if found.mode == "native" else _LAYER_EACH
 
 

@@ -74,7 +74,11 @@ def test_a_missed_figure_fails_and_is_named(
     assert any(text.endswith(line) for text in missed), missed
 
 
-def test_two_cores_have_a_limit_of_their_own() -> None:
-    slow = [result("3x3_64@56", share=0.55)]
-    assert judged(slow, cores=2, complete=False)[0] == 0
+@pytest.mark.parametrize(
+    ("name", "share", "failed"),
+    [("3x3_64@56", 1.55, False), ("3x3_64@56", 1.45, True), ("1x1_64-256@56", 0.55, False)],
+)
+def test_two_cores_have_limits_of_their_own(name: str, share: float, failed: bool) -> None:
+    slow = [result(name, share=share)]
+    assert judged(slow, cores=2, complete=False)[0] == failed
     assert judged(slow, cores=1, complete=False)[0] == 1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tvm_layers import DEPTHWISE, POINT, STRIDE, THREE, conv
 
-from tuna.configs import Config, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig
 
 if find_spec("tvm") is None:
     if os.environ.get("CI") == "true":
@@ -27,7 +27,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural_equal
 
 from tuna.libraries.tvm import workloads
-from tuna.libraries.tvm.kernels import gemm, machine
+from tuna.libraries.tvm.kernels import direct, gemm, machine, winograd
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -179,12 +179,34 @@ def test_on_two_cores_sums_stay_in_registers_beside_a_prefetch(
         ("winograd4", conv(**RESNET)),
     ],
 )
-def test_cores_share_a_convolution_in_one_parallel_region(kind: str, config: Config) -> None:
+def test_cores_share_a_convolution_in_one_parallel_region(kind: str, config: ConvConfig) -> None:
     """Each core copies and transforms the input that it needs: none waits for another one, and
     nothing crosses from core to core."""
     layer = on_cores(target_of("avx512"), config, 2)
     text = str(FamilyProblem(config, FAMILIES[kind], layer).candidate(0).mod)
     assert text.count("T.parallel") == 1
+
+
+def test_a_core_asks_for_the_weights_that_it_reads_next() -> None:
+    """Winograd's next product has 32 panels, of which each of two cores reads 16; direct sums read
+    all channels of a block group before the next group."""
+    config = conv(in_channels=512, out_channels=512, in_h=7, in_w=7)
+    layer = on_cores(target_of("avx512"), config, 2)
+    ahead = FAMILIES["winograd2"].kernel.space(layer)[0].blocks
+    assert winograd.groups_of(layer, 2) == 2
+    for panel, following in ((0, ahead), (16 - ahead, 32), (16, 16 + ahead), (32 - ahead, 32 + 16)):
+        assert place(winograd._following(layer, 2, numbers(0, 0, panel)))[2] == following
+    groups = FAMILIES["direct"].kernel.space(layer)[0].blocks
+    for channel, following in ((0, (4, 1)), (30, (4, 31)), (31, (4 + groups - 1, 32))):
+        assert place(direct._following(layer, numbers(4, channel)))[:2] == following
+
+
+def numbers(*values: int) -> list[Any]:
+    return [tvm.tirx.const(value, "int64") for value in values]
+
+
+def place(index: list[Any]) -> tuple[int, ...]:
+    return tuple(int(tvm.sym.Analyzer().simplify(value)) for value in index)
 
 
 @pytest.mark.parametrize("size", [7, 56])

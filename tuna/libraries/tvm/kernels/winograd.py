@@ -130,21 +130,24 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
         ),
         name=_ALONG,
     )
-    # what one group of tiles reads, and all of its successors
-    ahead = max(1, space(layer, m)[0].blocks // side)
-    panels = outs // side
-    own = panels // groups_of(layer, m)
-
-    def following(index: list[Any]) -> list[Any]:
-        """The panel that the same core reads after the next ones, maybe of the next product."""
-        panel = index[2]
-        skipped = tirx.Select(tirx.floormod(panel, own) + ahead >= own, panels - own, 0)
-        index[2] = panel + ahead + (tirx.Cast("int64", skipped) if own < panels else 0)
-        return index
-
     arguments = [x, u, *stages.answer(along, layer)]
-    change = partial(asking_ahead, name=_WEIGHTS, following=following)
+    change = partial(asking_ahead, name=_WEIGHTS, following=partial(_following, layer, m))
     return stages.module_of(arguments, change if high * wide <= _FEW_TILES else None)
+
+
+def _following(layer: Layer, outputs: int, index: list[Any]) -> list[Any]:
+    """The place of the weights that the same core reads after those at `index`, and after all that
+    go with these: of the next panels of its group, or of the next product."""
+    row, col, panel, *others = index
+    side = layer.shape.paired
+    ahead = max(1, space(layer, outputs)[0].blocks // side)
+    panels = layer.shape.out_blocks // side
+    own = panels // groups_of(layer, outputs)
+    if own == panels:
+        return [row, col, panel + ahead, *others]
+    last = tirx.floormod(panel, own) + ahead >= own
+    skipped = tirx.Cast("int64", tirx.Select(last, panels - own, 0))
+    return [row, col, panel + ahead + skipped, *others]
 
 
 def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> None:
