@@ -220,7 +220,7 @@ def test_a_build_is_shared_only_with_the_same_library_toolchain_and_body(
     item = item.model_copy(update={"options": {**item.options, "params": "same-b"}})
     body = toys.context.artifacts.put(b"another kernel")
     other = toys._run(item.model_copy(update={"body": body}), toys.context)
-    monkeypatch.setattr(ToyLibrary, "toolchain", lambda _: "toy-2")
+    monkeypatch.setattr("tuna.libraries.candidates.toolchain_of", lambda _: "toy-2")
     newer = toys._run(item, toys.context)
     monkeypatch.undo()
     same = toys._run(item, toys.context)
