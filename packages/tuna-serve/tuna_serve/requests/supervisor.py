@@ -141,7 +141,7 @@ class RequestSupervisor:
             log.warning("process of a request ended", request=request.id, code=code)
             if work.restarts.are_over:
                 times = f"{work.restarts.ends} times (code {code})"
-                process.fail(request.id, f"The process that worked on it ended {times}.")
+                return process.fail(request.id, f"The process that worked on it ended {times}.")
         running = sum(one.process is not None for one in self._works.values())
         if work.is_due and running < _AT_A_TIME:
             work.start(process.__name__, str(os.getpid()), str(request.id))
