@@ -27,7 +27,7 @@ class Target:
     shared_bytes: int  #: largest dynamic shared memory of a block
     warp_size: int
     #: The 8-bit float with 4 bits of exponent that it multiplies; None: it has none.
-    fp8: (DataType | None)
+    fp8: DataType | None
     #: Shared-memory buffers of a pipelined loop beyond `num_stages - 1`: tiles of 64 rows or more
     #: are multiplied asynchronously.
     more_buffers: int = 0
