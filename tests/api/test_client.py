@@ -3,6 +3,7 @@ raise."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -178,6 +179,7 @@ def test_a_model_is_built_as_it_was_tuned(home: Path, monkeypatch: pytest.Monkey
     stored = SimpleNamespace(name="net", version="1" * 64)
     answers: dict[str, Any] = {
         "import_model": SimpleNamespace(model=stored),
+        "open_work": contextlib.nullcontext(),
         "tune_model": SimpleNamespace(errored=1),
         "build_model": "built",
         "show_model": (stored, []),

@@ -312,7 +312,9 @@ def test_a_form_has_one_file_and_few_fields(there: None, holder: Holder) -> None
     cut = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\nxyz'
     kind = {"content-type": "multipart/form-data; boundary=b"}
     refused(visitor, 422, "cut off", content=cut, headers=kind)
-    refused(visitor, 422, "no form", content=cut, headers={"content-type": "multipart/form-data"})
+    refused(
+        visitor, 422, "is not a form", content=cut, headers={"content-type": "multipart/form-data"}
+    )
 
 
 @pytest.mark.parametrize(
