@@ -15,7 +15,6 @@ from tuna.db.session_options import SessionOptions
 from tuna.db.types import UtcDateTime, plain_table
 from tuna.errors import TunaError
 from tuna.jobs.states import is_open
-from tuna.libraries.steps import find_step
 from tuna.results.core_tables import environment, find_db, find_db_kernel, golden, golden_entry, job
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
@@ -137,6 +136,7 @@ def _waits(library: str, state: str, step: str) -> bool:
     if state != State.COMPILED.value:
         return state in (State.NEW.value, State.SEARCHING.value)
     from tuna.libraries.registry import get_library
+    from tuna.libraries.steps import find_step
 
     try:
         return is_open(state, find_step(get_library(library), step).resource)
