@@ -12,7 +12,7 @@ from typing import Any
 from tuna.configs.values import DataType
 from tuna.db.benchmarks import ModelTime
 from tuna.db.searches import MET, Searches
-from tuna.reports.totals import DeviceUse
+from tuna.reports.totals import DeviceBusyTime
 
 #: Name of a total that counts each layer of the session once
 EACH_ONCE = "each layer once"
@@ -198,7 +198,7 @@ class FailureFigures:
 
 
 @dataclass(frozen=True)
-class DeviceFigures(DeviceUse):
+class DeviceFigures(DeviceBusyTime):
     """The use of the devices with one name, and how fast they can be."""
 
     peak_gflops: float | None = None

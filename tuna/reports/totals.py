@@ -55,7 +55,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class DeviceUse:
+class DeviceBusyTime:
     """The use of the devices with one name, each between the first and the last measurement of its
     worker."""
 
@@ -86,7 +86,7 @@ class SessionTotals:
     #: share of the devices' time without work, each from the first to the last measurement of its
     #: worker
     idle_share: float | None
-    uses: tuple[DeviceUse, ...]
+    uses: tuple[DeviceBusyTime, ...]
 
     @property
     def lower_bound_s(self) -> float:
@@ -244,11 +244,11 @@ def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
     )
 
 
-def _uses(devices: Mapping[tuple[str, str], Sum]) -> Iterator[DeviceUse]:
+def _uses(devices: Mapping[tuple[str, str], Sum]) -> Iterator[DeviceBusyTime]:
     for name in sorted({name for name, _ in devices}):
         parts = [part for (device, _), part in devices.items() if device == name]
         steps, busy_s = sum(one.attempts for one in parts), sum(one.busy_s for one in parts)
-        yield DeviceUse(name, steps, busy_s, sum(one.span_s for one in parts))
+        yield DeviceBusyTime(name, steps, busy_s, sum(one.span_s for one in parts))
 
 
 def most_at_once(spans: Iterable[Sum]) -> int:

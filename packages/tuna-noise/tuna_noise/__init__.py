@@ -1,1 +1,1 @@
-"""What builds on other cores do to measurements on this machine (docs/scheduling.md)."""
+"""The effect of builds on other cores on measurements on this machine (docs/scheduling.md)."""

@@ -20,12 +20,13 @@ from test_boards import Shell, end
 pytestmark = [pytest.mark.drill(only=True), pytest.mark.timeout(600)]
 MASTER = """
 import sys
+from pathlib import Path
 from tuna import api
 from tuna_remote import joining
 port, target, label, number = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 with joining.listening("127.0.0.1", port):
     session = api.init_session("tvm", label, {"target": target}).id
-    api.import_configs(f"{label}.txt", tag=label)
+    api.import_configs(Path(f"{label}.txt"), tag=label)
     api.update_solvers("tvm")
     api.update_applicability(session)
     api.load_jobs(
