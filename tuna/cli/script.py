@@ -12,14 +12,8 @@ def run(module: str, function: str) -> None:
     try:
         main = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if package == "tuna":
+        if (error.name or "").split(".")[0] == "tuna":
             raise
-        if package == module.split(".")[0]:  # of this checkout, in packages/
-            name = package.replace("_", "-")
-            raise SystemExit(
-                f"Error: this program needs the package {name}: pip install {name}"
-            ) from None
         raise SystemExit(
             f"Error: the package {error.name} is not installed for {sys.executable}.\n  run this"
             " with the Python that Tuna is installed in, such as .venv/bin/python;"

@@ -97,7 +97,7 @@ def test_plain_tvm_finds_a_models_functions_in_an_export_which_counts_the_others
     report = export(built.connection, tuned(built, model, tmp_path), "tvm", tmp_path)
     assert [(note.split(",")[0], count) for note, count in report.notes.items()] == [
         ("functions of models", 1),
-        ("kernels of Tuna's own", 2),
+        ("kernels of Tuna's own: `tuna model build` puts them into a model", 2),
     ]
     assert sorted(layer.solver for layer in tvm_db.read(report.path)) == [
         "TvmFunction",

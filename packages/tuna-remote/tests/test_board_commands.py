@@ -49,7 +49,7 @@ WHERE = ("--tvm-tracker", "127.0.0.1:1", "--device-key", "pi")
         (("worker", "eval", *WHERE, "--target", "cuda"), "of kind llvm, not 'cuda'"),
         (("worker", "compile", *WHERE), "Only eval workers measure on boards"),
         (("worker", "eval", "--device-key", "pi"), "named by its tracker and its key"),
-        (("worker", "eval", *WHERE, "--devices", "all"), "none of this machine's devices"),
+        (("worker", "eval", *WHERE, "--devices", "all"), "not among this machine's devices"),
     ],
 )
 def test_what_names_no_board_is_refused(type_in: TypeIn, words: tuple[str, ...], said: str) -> None:
@@ -62,7 +62,7 @@ def test_what_names_no_board_is_refused(type_in: TypeIn, words: tuple[str, ...],
     ("words", "said"),
     [
         (("eval", "--tvm-tracker", "here", "--device-key", "pi"), "of the form HOST:PORT"),
-        (("eval", *WHERE, "--devices", "all"), "none of this machine's devices"),
+        (("eval", *WHERE, "--devices", "all"), "not among this machine's devices"),
         (("compile", "--devices", "all"), "Only eval workers have devices"),
     ],
 )

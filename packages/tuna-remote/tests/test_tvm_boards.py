@@ -140,11 +140,13 @@ def test_the_best_are_measured_again_in_sessions_of_their_own_on_the_same_board(
     """Where another board is free, a new session would be on that one."""
     bench, tracker = bench_at(board.port)
     artifacts = compiled(bench, 1)
-    for tracker.free, sessions in ((0, 1 + Budgets.finalist_processes), (1, 1)):
+    again = Budgets.finalist_processes
+    # one more decides where half of them were disturbed, as on a busy machine
+    for tracker.free, sessions in ((0, (1 + again, 2 + again)), (1, (1,))):
         before = tracker.given
         result = evaluated(bench, artifacts)
         assert result.ok, result.output_tail
-        assert tracker.given - before == sessions
+        assert tracker.given - before in sessions
 
 
 @pytest.mark.drill(only=True)  # starts a second board
