@@ -12,10 +12,11 @@ def run(module: str, function: str) -> None:
     try:
         main = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "tuna":
+        package = (error.name or "").split(".")[0].replace("_", "-")
+        if package == "tuna":
             raise
         raise SystemExit(
-            f"Error: the package {error.name} is not installed for {sys.executable}.\n  run this"
+            f"Error: the package {package} is not installed for {sys.executable}.\n  run this"
             " with the Python that Tuna is installed in, such as .venv/bin/python;"
             " scripts/quickstart installs it there"
         ) from None

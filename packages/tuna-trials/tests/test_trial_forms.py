@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from builders import DRIVERS, DatabaseBuilder
 from exporter_samples import Ours
+from places import ROOT
 
 from tuna.configs import parse_line
 from tuna.db import models
@@ -23,7 +24,7 @@ from tuna_trials.trial_forms import OptunaExporter, T4Exporter
 LAYER = parse_line(DRIVERS[0])[0]
 #: Copied from kernel_tuner/schema/T4/1.0.0 of Kernel Tuner 1.5.0 (Apache-2.0), which brings
 #: pandas, scikit-learn and matplotlib.
-T4_SCHEMA = Path(__file__).parents[1] / "assets" / "t4" / "results-schema.json"
+T4_SCHEMA = ROOT / "tests" / "assets" / "t4" / "results-schema.json"
 
 
 class Trials(Ours):

@@ -272,7 +272,9 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
     with api.open_work(session_id, model=name, events=events) as work:
         if not work.own:
             say(f"by the workers of session {session_id}: {work.environment}")
-        latency, builds_only = None, wanted.minutes == 0 and wanted.output is not None
+        where = f"; kernels for {of_all()} (--cores)" if work.runs_here else ""
+        latency, tuned = None, None
+        builds_only = wanted.minutes == 0 and wanted.output is not None
         if wanted.target_ms is not None:
             latency = api.Latency(wanted.target_ms, arguments["checks"])
         elif not builds_only:  # which checks it
@@ -289,29 +291,29 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
             say(
                 f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
                 f" {tuned.known} of them have a result;"
-                f" {counted(tuned.wanted, 'job is', 'jobs are')} missing"
-                f"{f'; kernels for {of_all()} (--cores)' if work.runs_here else ''}"
+                f" {counted(tuned.wanted, 'job is', 'jobs are')} missing{where}"
             )
 
-        with _progress(work, "tuning"):
-            tuned = api.tune_model(
-                name,
-                candidates=wanted.candidates,
-                winograd=kernels.winograd,
-                minutes=wanted.minutes,
-                latency=latency,
-                on_start=started,
-                work=work,
-            )
-        if tuned.reached is not None:
-            say(reached(tuned.reached, tuned.added))
-        elif wanted.minutes == 0:
-            say("no task is measured (--minutes 0)")
-        elif tuned.added < tuned.wanted:
-            say(
-                f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same"
-                " command goes on"
-            )
+        if wanted.minutes == 0 and latency is None:
+            say(f"no task is measured (--minutes 0){where}")
+        else:
+            with _progress(work, "tuning"):
+                tuned = api.tune_model(
+                    name,
+                    candidates=wanted.candidates,
+                    winograd=kernels.winograd,
+                    minutes=wanted.minutes,
+                    latency=latency,
+                    on_start=started,
+                    work=work,
+                )
+            if tuned.reached is not None:
+                say(reached(tuned.reached, tuned.added))
+            elif tuned.added < tuned.wanted:
+                say(
+                    f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the"
+                    " same command goes on"
+                )
         if wanted.output is not None:
             with _progress(work, "building"):
                 built = api.build_model(name, wanted.output, work=work, **arguments)
@@ -321,6 +323,8 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
                 f"to build and time it: `tuna model build {shlex.quote(imported.model.name)} -o"
                 f" {shlex.quote(imported.model.name)}.so`"
             )
+    if tuned is None:
+        return 0
     failed(tuned.errored, tuned.session_id)
     missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET
     return 1 if tuned.errored or missed else 0
