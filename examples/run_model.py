@@ -11,7 +11,6 @@ container's CPU quota allows fewer; `TVM_NUM_THREADS` overrides that.
 """
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -32,13 +31,25 @@ def drawn(entry, random):
     return np.ones(entry["shape"], entry["dtype"])
 
 
-def cpu_quota():
-    """CPU seconds a second that a container (cgroup v2 or v1) may use; infinite without limit."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError):
-            words = " ".join(Path("/sys/fs/cgroup", name).read_text() for name in names).split()
-            return math.inf if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
-    return math.inf
+def text(path):
+    """The text of a file, empty where it is absent."""
+    return path.read_text() if path.is_file() else ""
+
+
+def cpu_quota(groups=Path("/proc/self/cgroup"), root=Path("/sys/fs/cgroup")):
+    """CPU seconds a second that the control groups (v2 or v1) allow; infinite without a limit."""
+    limits = [math.inf]
+    for line in text(groups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = Path(path.lstrip("/"))
+        for folder in (root / controllers / each for each in (group, *group.parents)):
+            names = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            for words in (" ".join(text(folder / one) for one in each).split() for each in names):
+                if len(words) == 2 and words[0] not in ("max", "-1"):
+                    limits.append(int(words[0]) / int(words[1]))
+    return min(limits)
 
 
 def set_threads(built_for):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import runpy
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from tuna.errors import BadInput
 from tuna.sandbox import cores
@@ -125,6 +128,8 @@ def test_the_cpu_quota_is_the_least_of_the_groups_of_the_process(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     assert cores.cpu_quota(tmp_path / "groups", tmp_path / "root") == quota
+    example = runpy.run_path(str(ROOT / "examples" / "run_model.py"))["cpu_quota"]
+    assert example(tmp_path / "groups", tmp_path / "root") == (quota or math.inf)
 
 
 @pytest.mark.parametrize(
