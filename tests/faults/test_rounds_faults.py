@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,9 +197,15 @@ class Scene:
         }
 
     def objections(self) -> list[str]:
-        """What is wrong at the end; the trials apart."""
+        """What is wrong at the end; the trials apart.
+
+        A round may be measured in parts, each a job: until a killed worker's heartbeat is old, it
+        and the one in its place are two devices.
+        """
         with reading(self.engine) as connection:
-            rows = connection.execute(sa.select(Job.id, Job.round, Job.state)).all()
+            rows = connection.execute(
+                sa.select(Job.id, Job.search_id, Job.round, Job.state).order_by(Job.id)
+            ).all()
             ends = connection.execute(sa.select(Search.stopped)).scalars().all()
             good = sa.select(StepResultRow.job_id, StepResultRow.step, sa.func.count()).where(
                 StepResultRow.ok.is_(True)
@@ -209,15 +216,23 @@ class Scene:
                     good.group_by(StepResultRow.job_id, StepResultRow.step)
                 )
             }
-        found = [f"{len(rows)} rounds"] if len(rows) != len(_ALL) * ROUNDS else []
+        rounds = defaultdict(list)
+        for row in rows:
+            rounds[row.search_id, row.round].append(row.id)
+        found = [f"{len(rounds)} rounds"] if len(rounds) != len(_ALL) * ROUNDS else []
         found += [f"job {row.id} is {row.state}" for row in rows if row.state != "evaluated"]
         found += [f"a search ended for {why}" for why in ends if why != f"{ROUNDS} rounds"]
-        twice = [
-            (row.id, step) for row in rows for step in STEPS if counts.get((row.id, step)) != 1
+        # what comes before the division is of the first part
+        wanted = [
+            (job, step, int(step == STEPS[-1] or job == parts[0]))
+            for parts in rounds.values()
+            for job in parts
+            for step in STEPS
         ]
         return found + [
             f"job {job} has {counts.get((job, step), 0)} accepted results of {step}"
-            for job, step in twice
+            for job, step, count in wanted
+            if counts.get((job, step), 0) != count
         ]
 
     def lost(self) -> list[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -209,7 +210,13 @@ def test_a_process_that_is_killed_costs_no_trial(of_process: sa.Engine, tmp_path
 
 
 def children() -> set[int]:
-    return {one.pid for one in psutil.Process().children() if trial_parts.__name__ in one.cmdline()}
+    """The processes of logs, without those that have ended and not been waited for."""
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ZombieProcess too
+            if trial_parts.__name__ in child.cmdline():
+                found.add(child.pid)
+    return found
 
 
 def test_a_coordinator_that_is_killed_costs_no_trial_that_was_read(
