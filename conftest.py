@@ -364,6 +364,18 @@ def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., End
     return run
 
 
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    """A file with two layers, for command lines to work on."""
+    path = tmp_path / "layers.txt"
+    path.write_text(
+        "# two layers\n"
+        "./bin/MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1\n"
+        "./bin/MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 16 -y 1 -x 1 -F 1\n"
+    )
+    return path
+
+
 @pytest.fixture()
 def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """`rocm(num_cu=120, options={...})`: a ROCm tree with the double of fin, which the settings
