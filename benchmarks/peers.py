@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,28 +99,30 @@ def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: 
 def _running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runner | None]:
     """A runtime that has the model loaded; None where it does not take part, which is said."""
     cpus = set(available_cpus()[-threads:])
-    process = subprocess.Popen(
-        [python, "-I", str(_PROGRAM), name, str(model.resolve()), str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        preexec_fn=lambda: os.sched_setaffinity(0, cpus),
-    )
-    try:
-        assert process.stdout
-        assert process.stderr
-        line = process.stdout.readline()
-        if line:
-            yield _Runner(name, process, json.loads(line))
-        else:
-            reason = process.stderr.read().strip().rpartition("\n")[2]
-            print(f"{name} does not take part: {reason}", file=sys.stderr, flush=True)
-            yield None
-    finally:
-        process.kill()
-        process.wait()
+    # what a runtime converts lies there: the process is killed, and removes nothing
+    with tempfile.TemporaryDirectory(prefix="tuna-peers-") as folder:
+        process = subprocess.Popen(
+            [python, "-I", str(_PROGRAM), name, str(model.resolve()), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "TMPDIR": folder},
+            preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+        )
+        try:
+            assert process.stdout
+            assert process.stderr
+            line = process.stdout.readline()
+            if line:
+                yield _Runner(name, process, json.loads(line))
+            else:
+                reason = process.stderr.read().strip().rpartition("\n")[2]
+                print(f"{name} does not take part: {reason}", file=sys.stderr, flush=True)
+                yield None
+        finally:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":
