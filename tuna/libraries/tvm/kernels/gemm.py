@@ -34,6 +34,7 @@ from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import column_blocks
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
+from tuna.libraries.tvm.kernels.types import FP32, Types
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
 _POINTS = 16
@@ -51,6 +52,7 @@ class Product:
     mode: Mode
     machine: Machine
     epilogue: Epilogue = NOTHING  #: epilogue, whose bias is a value for each column
+    types: Types = FP32
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tvm import s_tir, te, tirx
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.types import FP32, Types
 
 #: Names of the blocks that a schedule looks for
 PAD, OUT, FLAT = "pad", "out", "flat"
@@ -43,6 +44,7 @@ class Layer:
     mode: Mode
     machine: Machine
     epilogue: Epilogue = NOTHING
+    types: Types = FP32
 
 
 def placeholder_of_input(layer: Layer) -> Any:

@@ -1,0 +1,42 @@
+"""The types in which a kernel reads, sums and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuna.configs.values import DataType
+
+
+@dataclass(frozen=True)
+class Types:
+    """Types of a kernel's tensors, by NumPy's names.
+
+    Sums of small values are taken by words of 32 bits: one instruction multiplies the values of a
+    word of the input, which all lanes share, by those of each lane's weights, and adds the products
+    to the lane's sum.
+    """
+
+    data_type: DataType  #: type of the layer
+    input: str  #: type of the input, of a residual, and of the answer unless the epilogue says
+    weights: str
+    sums: str
+
+    @property
+    def word(self) -> int:
+        """Number of values of the reduction in a word."""
+        return _WORDS[self.data_type]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a value of the input."""
+        return 4 // self.word
+
+
+_WORDS = {DataType.FP32: 1, DataType.BF16: 2, DataType.INT8: 4}
+FP32 = Types(DataType.FP32, "float32", "float32", "float32")
+#: Products are exact in fp32, and sums are fp32
+BF16 = Types(DataType.BF16, "bfloat16", "bfloat16", "float32")
+#: Signed inputs are stored with 128 added; sums are exact
+INT8 = Types(DataType.INT8, "uint8", "int8", "int32")
+#: Types by the layer's
+TYPES = {types.data_type: types for types in (FP32, BF16, INT8)}
