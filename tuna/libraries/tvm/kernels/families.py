@@ -220,7 +220,7 @@ _ROWS = (
     Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise),
     Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
     _winograd_family(2, 5e-6),
-    _winograd_family(4, 5e-5),
+    _winograd_family(4, 2e-5),
     _winograd_family(6, 1e-4),
     Family(
         "backward_data",
