@@ -106,7 +106,8 @@ class Epilogue:
                 found, whole = tirx.min(tirx.max(found, low), high), True
                 if place == len(self.parts) - 1:
                     return _byte(found, zero)
-                found = tirx.nearbyint(found)
+                # for TIR's own, vectorized loops become serial
+                found = tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", found)
             elif part == RESIDUAL and whole:
                 factor, other_factor, offset = (next(scalars) for _ in range(3))
                 other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
