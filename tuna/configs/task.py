@@ -10,6 +10,7 @@ from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import ConfigKind, Similar, from_json, kind_of
+from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
 #: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
@@ -24,6 +25,10 @@ RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = AC
     *("hard_sigmoid", "hard_swish"),  #: min(max(x + 3, 0), 6) / 6, and x times that
 )
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the type
+#: Steps of a layer of bytes: its sum becomes sum * M + B in fp32, with M and B for each channel;
+#: and the nearest whole number, plus a zero point and within limits, becomes a byte. Behind that a
+#: residual is one of bytes, and rounded once more.
+DEQUANTIZE, QUANTIZE = "dequantize", "quantize"
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,12 @@ class TaskConfig(Config):
         if not _is_epilogue(self.epilogue):
             raise BadInput(
                 f"an epilogue is {BIAS}, then {RESIDUAL} and one of {', '.join(ACTIVATIONS)} in"
-                f" either order, then {' or '.join(CASTS)}, each if it is there; got"
+                f" either order, then {' or '.join(CASTS)}, each if it is there; or {DEQUANTIZE},"
+                f" then that without {BIAS}, or {QUANTIZE}, {RESIDUAL} and {QUANTIZE}; got"
                 f" {shown(self.epilogue)}"
             )
+        if DEQUANTIZE in self.epilogue and self.core.data_type is not DataType.INT8:
+            raise BadInput(f"only an int8 layer has an epilogue with {DEQUANTIZE}")
         if self.name or self.body or self.structure:
             raise BadInput("a task with a core has no name, body or structure")
 
@@ -104,7 +112,11 @@ class TaskConfig(Config):
 
 def _is_epilogue(parts: tuple[str, ...]) -> bool:
     left = list(parts)
-    if left[:1] == [BIAS]:
+    if left[:1] == [DEQUANTIZE]:
+        del left[0]
+        if left in ([QUANTIZE], [QUANTIZE, RESIDUAL, QUANTIZE]):
+            return True
+    elif left[:1] == [BIAS]:
         del left[0]
     if left and left[-1] in CASTS:
         del left[-1]
