@@ -16,6 +16,7 @@ something:
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
     permuted   axes         transpose to this order; the result is contiguous, in fp32
+    word       type         ... or in this type, the last axis as one word of 32 bits
 
 The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
 of the layer, to `order`.
@@ -37,6 +38,7 @@ from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.types import TYPES
 
 #: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3
@@ -84,6 +86,8 @@ class Family:
     #: outputs of a tile of Winograd's in each direction, an argument of its functions; 0: not
     #: Winograd
     outputs: int = 0
+    #: types of the layers that it takes
+    data_types: tuple[DataType, ...] = (DataType.FP32,)
 
     @cached_property
     def kernel(self) -> FamilyKernel:
@@ -105,8 +109,8 @@ class Family:
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
-    """Any convolution."""
-    return True
+    """Any convolution whose channels are whole words."""
+    return shape.in_block % shape.word == 0
 
 
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
@@ -146,8 +150,16 @@ def _gemm(config: Config, mode: Mode) -> bool:
 
 def _pack_direct(shape: ConvShape) -> Steps:
     """The order in which a tile reads weights: the blocks that share a line side by side."""
-    split = [*_paired(shape), *shape.filter]
-    return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
+    if shape.word == 1:
+        split = [*_paired(shape), *shape.filter]
+        return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
+    *blocks, _ = _paired(shape)
+    split = [*blocks, shape.in_words, shape.word, *shape.filter]
+    return _filled(shape) | {
+        "split": split,
+        "permuted": [0, 3, 7, 6, 4, 1, 2, 5],
+        "word": shape.word_type,
+    }
 
 
 def _pack_depthwise(shape: ConvShape) -> Steps:
@@ -216,11 +228,11 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
 
 
 _ROWS = (
-    Family("direct", "TvmConvTile", _direct, _pack_direct),
+    Family("direct", "TvmConvTile", _direct, _pack_direct, data_types=tuple(TYPES)),
     Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise),
     Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
     _winograd_family(2, 5e-6),
-    _winograd_family(4, 5e-5),
+    _winograd_family(4, 2e-5),
     _winograd_family(6, 1e-4),
     Family(
         "backward_data",
@@ -243,10 +255,15 @@ GEMM = FAMILIES["gemm"]
 
 
 def packing_of(
-    core: Config, family: Family, mode: Mode, width: int, epilogue: Sequence[str] = ()
+    core: Config,
+    family: Family,
+    mode: Mode,
+    width: int,
+    epilogue: Sequence[str] = (),
+    word_type: str = "",
 ) -> list[Steps | None]:
-    """Return the steps to each argument of a family's kernel, for vectors of `width` values; None
-    for one that stays.
+    """Return the steps to each argument of a family's kernel, for vectors of `width` values and
+    words of `word_type`; None for one that stays.
 
     The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
     """
@@ -255,7 +272,7 @@ def packing_of(
     if isinstance(core, GemmConfig):
         weights = _panels(core, width) if native else None
     elif isinstance(core, ConvConfig) and family.packing is not None:
-        sizes = shapes.of(core, width)
+        sizes = shapes.of(core, width, word_type)
         order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
         backward = core.direction is Direction.BACKWARD_DATA
         turned = {"turned": core.group_count} if backward else {}
@@ -290,7 +307,8 @@ def packing_for(
 
 def extents_of(steps: Steps) -> tuple[int, ...]:
     """Extents of a packed tensor."""
-    return tuple(steps["split"][axis] for axis in steps["permuted"])
+    extents = tuple(steps["split"][axis] for axis in steps["permuted"])
+    return extents[:-1] if "word" in steps else extents
 
 
 def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
