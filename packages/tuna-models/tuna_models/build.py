@@ -29,8 +29,9 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna_models import graph, groups, indices, normalisations, segments
+from tuna_models import graph, groups, indices, integer_groups, normalisations, segments
 from tuna_models.emit import Chosen, Emitter
+from tuna_models.integer_emit import IntegerEmitter
 from tuna_models.manifest import Class
 from tuna_models.segments import Cut, Form
 
@@ -76,18 +77,23 @@ def plan(
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     block = machine.from_target(target).floats
-    emitter = Emitter(
-        parts,
-        groups.find(parts, block),
-        kernels or (lambda _: None),
-        block,
-        ends,
-        segments=form is Form.SEGMENTS,
+    whole_numbers = integer_groups.Found()
+    if kernels is not None:
+        whole_numbers = integer_groups.find(parts, block, kernels, additions=form is Form.MODEL)
+    if form is Form.MODEL:
+        ends = whole_numbers.ends(ends, parts)
+    fp32 = groups.find(parts, block, whole_numbers.taken)
+    given = (fp32, kernels or (lambda _: None), block, ends)
+    emitter = (
+        IntegerEmitter(parts, whole_numbers, *given, segments=form is Form.SEGMENTS)
+        if whole_numbers.groups
+        else Emitter(parts, *given, segments=form is Form.SEGMENTS)
     )
     emitted = emitter.run()
     with target:
         fused = tvm.transform.Sequential(
             [
+                relax.transform.DeadCodeElimination(),
                 *pipeline.library_dispatch_passes(target),
                 relax.transform.LegalizeOps(normalisations.LEGALIZATIONS if kernels else None),
                 relax.transform.AnnotateTIROpPattern(),

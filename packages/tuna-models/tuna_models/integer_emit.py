@@ -1,5 +1,5 @@
-"""Rewrites a quantised model with kernels for whole numbers: tensors between them are bytes. Imports
-TVM.
+"""Rewrites a quantised model with kernels for whole numbers: tensors between them are bytes.
+Imports TVM.
 
 Whole numbers have up to two more forms, bytes in the model's layout and in blocks of channels. What
 other operators read, fp32, is made from these where it is read.
@@ -16,7 +16,7 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, TaskConfig
-from tuna_models import blocked, block_operators, byte_functions
+from tuna_models import block_operators, blocked, byte_functions
 from tuna_models.emit import IMAGES, Chosen, Emitter, name_of
 from tuna_models.graph import RESHAPES, Graph, Node, extents
 from tuna_models.groups import FusionGroup
@@ -229,7 +229,7 @@ class IntegerEmitter(Emitter):
         columns = shape and shape[-1] > 1
         scale = self._shaped(scale, (shape[-1],) if columns else ())
         multiplied = emit(op.multiply(scale, relax.const(group.scales.astype(np.float32))))
-        zero = emit(op.add(self._shaped(zero, ()), _scalar(group.offset)))
+        zero = self._shaped(zero, ())
         taken = emit(op.multiply(zero, relax.const(group.sums.astype(np.float32))))
         taken = emit(op.multiply(taken, multiplied))
         bias = np.zeros(len(group.scales), np.float32) if group.bias is None else group.bias
@@ -258,7 +258,10 @@ class IntegerEmitter(Emitter):
         if node.op == "nn.max_pool2d":
             given = extents(source)
             assert given is not None
-            extended, pool = blocked.blocked_extents(given, self._block), block_operators.pooling(node)
+            extended, pool = (
+                blocked.blocked_extents(given, self._block),
+                block_operators.pooling(node),
+            )
             function = self._add(
                 ("max_pool", extended, shape, pool, _BYTES),
                 partial(blocked.max_pool, extended, shape[2:], pool, _BYTES),

@@ -7,15 +7,15 @@ A kernel sums products of the bytes a of its input and whole weights w exactly. 
     s * t * (sum of a * w) + b - z * s * t * (sum of w)  =  sum * M + B
 
 Where it is rounded on a grid of scale y, M and B are divided by y: the byte is the nearest whole
-number of sum * M + B, plus the grid's zero point, within limits. Clipping the real value is clipping
-the byte, because rounding keeps the order.
+number of sum * M + B, plus the grid's zero point, within limits. Clipping the real value is
+clipping the byte, because rounding keeps the order.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,13 +23,15 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import ACTIVATIONS, BIAS, DEQUANTIZE, QUANTIZE, RELU, RELU6, RESIDUAL, TaskConfig
+from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig
 from tuna.configs.values import DataType, Direction
-from tuna_models import activations, convolutions, groups, integers
+from tuna.libraries.tvm.kernels.epilogue import Epilogue
+from tuna_models import convolutions, groups, integers
 from tuna_models.blocked import Window
 from tuna_models.graph import Graph, Node, constant_of, extents
 from tuna_models.groups import FusionGroup
 from tuna_models.integers import Grid, Integers, Rounding
+from tuna_models.segments import Cut
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class IntegerGroup:
     input: Any  #: a variable that stands for whole numbers
     weights: Any  #: int8; a convolution: K, C/groups, R, S; a product: K x N
     scales: Any  #: M for each channel without `scale`, in double precision
-    zero: float | Any  #: the byte that stands for zero; a variable: whole number, less the offset
+    zero: float | Any  #: the byte that stands for zero, or a variable with it
     bias: Any = None  #: added to the real values of each channel
     scale: Any = None  #: a variable by which M is multiplied when the model runs
     window: Window | None = None
@@ -95,9 +97,15 @@ class IntegerGroup:
         return self.nodes[-1].var
 
     @property
-    def answer_rounded(self) -> Rounded | None:
-        """The rounding of the answer; None: real values in fp32."""
-        return self.rounded if self.addition is None else self.addition.rounded
+    def answer_type(self) -> str:
+        """The type of the values that are written."""
+        return Epilogue(self.task.epilogue).answer_type
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether the kernel takes P."""
+        padded = isinstance(self.core, ConvConfig) and (self.core.pad_h or self.core.pad_w)
+        return bool(padded or self.rounded)
 
     @property
     def task(self) -> TaskConfig:
@@ -116,7 +124,7 @@ class IntegerGroup:
         return self.weights.astype(np.int64).sum(axes)
 
     def factors(self) -> tuple[Any, Any]:
-        """Return M and B for each channel, in fp32; those of a group whose `scale` is no variable."""
+        """Return M and B for each channel, in fp32; of a group without a variable `scale`."""
         over = 1.0 if self.rounded is None else np.float64(np.float32(self.rounded.grid.scale))
         multiplied = self.scales / over
         added = 0.0 if self.bias is None else self.bias.astype(np.float64) / over
@@ -152,6 +160,16 @@ class Found:
         """The variables of all operators that are part of a group."""
         parts = [*self.groups, *self.additions]
         return {node.var for part in parts for node in part.nodes}
+
+    def ends(self, cuts: Sequence[Cut], graph: Graph) -> list[Cut]:
+        """Return the cuts of the model that is shipped: those between operators in fp32."""
+        taken = self.taken
+        return [
+            cut
+            for cut in cuts
+            if cut.var not in taken
+            and not all(user.var in taken for user in graph.users.get(cut.var, ()))
+        ]
 
 
 def find(graph: Graph, block: int, kernel: Kernel, *, additions: bool = True) -> Found:
@@ -283,34 +301,14 @@ class _Finder:
 
     def _in_fp32(self, group: IntegerGroup) -> IntegerGroup | None:
         """Return the group with the epilogue of a group in fp32."""
-        weights = group.weights * group.scales.reshape(_channels(group))
-        fused = FusionGroup(group.core, group.input, weights, nodes=list(group.nodes))
-        if group.bias is not None:
-            groups._set_bias(fused, group.bias)
+        fused = _in_real_values(group)
         groups._extend(fused, self.graph, self.taken)
-        # an operator may have multiplied the weights
-        whole = integers.whole_numbers(fused.weights.astype(np.float32), _axis(group))
-        if whole is None:
-            return None
         others = tuple(part for part in fused.epilogue if part != BIAS)
-        return replace(
-            group,
-            weights=whole[0],
-            scales=whole[1],
-            bias=fused.bias,
-            others=others,
-            residual=fused.residual,
-            nodes=fused.nodes,
-        )
+        return _whole_again(group, fused, others=others, residual=fused.residual)
 
     def _rounded(self, group: IntegerGroup) -> IntegerGroup | None:
         """Return the group with bias, activation and rounding, None where it is not rounded."""
-        fused = FusionGroup(
-            group.core,
-            group.input,
-            group.weights * group.scales.reshape(_channels(group)),
-            nodes=list(group.nodes),
-        )
+        fused = _in_real_values(group)
         while True:
             user = self.graph.sole_user(fused.answer)
             if user is None or user.var in self.taken:
@@ -319,25 +317,16 @@ class _Finder:
                 if not groups._normalise(fused, user):
                     return None
                 fused.nodes += [user, first]
-            elif groups._reshape(fused, user) or (
-                _has_constant(user) and groups._add(fused, user)
-            ):
+            elif groups._reshape(fused, user) or (_has_constant(user) and groups._add(fused, user)):
                 fused.nodes.append(user)
             else:
                 break
         ended = self._limited(fused.answer)
-        whole = integers.whole_numbers(fused.weights.astype(np.float32), _axis(group))
-        if ended is None or whole is None:
+        if ended is None:
             return None
         rounded, nodes = ended
-        return replace(
-            group,
-            weights=whole[0],
-            scales=whole[1],
-            bias=fused.bias,
-            rounded=rounded,
-            nodes=[*fused.nodes, *nodes],
-        )
+        fused.nodes += nodes
+        return _whole_again(group, fused, rounded=rounded)
 
     def _limited(self, var: Any) -> tuple[Rounded, list[Node]] | None:
         """Return the rounding of a variable, and the operators to it."""
@@ -417,12 +406,22 @@ def _centered(maker: Node | None, found: Integers) -> tuple[Any, Any] | None:
     return whole, zero
 
 
-def _channels(group: IntegerGroup) -> tuple[int, ...]:
-    return (-1, 1, 1, 1) if isinstance(group.core, ConvConfig) else (1, -1)
+def _in_real_values(group: IntegerGroup) -> FusionGroup:
+    """The group as one in fp32, whose epilogue operators extend."""
+    channels = (-1, 1, 1, 1) if isinstance(group.core, ConvConfig) else (1, -1)
+    weights = group.weights * group.scales.reshape(channels)
+    return FusionGroup(group.core, group.input, weights, nodes=list(group.nodes))
 
 
-def _axis(group: IntegerGroup) -> int:
-    return 0 if isinstance(group.core, ConvConfig) else 1
+def _whole_again(group: IntegerGroup, fused: FusionGroup, **changes: Any) -> IntegerGroup | None:
+    """The group with what operators have made of its weights; None where they are not whole any
+    more."""
+    axis = 0 if isinstance(group.core, ConvConfig) else 1
+    whole = integers.whole_numbers(fused.weights, axis)
+    if whole is None:
+        return None
+    found = {"weights": whole[0], "scales": whole[1], "bias": fused.bias, "nodes": fused.nodes}
+    return replace(group, **found, **changes)
 
 
 def _has_constant(node: Node) -> bool:

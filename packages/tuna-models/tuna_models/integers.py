@@ -17,8 +17,8 @@ from tvm import relax
 
 from tuna_models.graph import RESHAPES, Graph, Node, constant_of, extents
 
-#: Largest distance from a whole number of a weight over its scale: both were rounded twice
-_NEAR = 128 * 2.0**-22
+#: Largest distance from a whole number of a weight over its scale, which operators may have rounded
+_NEAR = 128 * 2.0**-20
 #: Number of a channel's weights that are looked at before all of them are
 _FIRST = 16
 
@@ -69,7 +69,9 @@ class Integers:
     bases: dict[Any, Any] = field(default_factory=dict)
     signed: dict[Any, bool] = field(default_factory=dict)  #: by the base
     grids: dict[Any, Grid] = field(default_factory=dict)  #: by variables of real values
-    roundings: dict[Any, Rounding] = field(default_factory=dict)  #: by the first operator's variable
+    roundings: dict[Any, Rounding] = field(
+        default_factory=dict
+    )  #: by the first operator's variable
     #: operators that move bytes, by their variables: their values are the base of others
     moving: dict[Any, Node] = field(default_factory=dict)
 
@@ -184,9 +186,7 @@ def _moved(found: Integers, node: Node) -> None:
     source = node.args[0]
     if not isinstance(source, relax.Var) or source not in found.bases:
         return
-    if extents(node.var) is None or (
-        node.op == "nn.max_pool2d" and node.attrs.layout != "NCHW"
-    ):
+    if extents(node.var) is None or (node.op == "nn.max_pool2d" and node.attrs.layout != "NCHW"):
         return
     found.add(node.var, node.var, found.grids.get(source))
     found.signed[node.var] = _signed(found, source)
