@@ -148,7 +148,10 @@ def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyP
     if isinstance(config, TaskConfig) and config.core is not None:
         core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
     if isinstance(core, GemmConfig) and family == GEMM.name:
-        return FamilyProblem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
+        if core.data_type not in TYPES:
+            return None
+        types, cpu = TYPES[core.data_type], machine.from_target(target)
+        return FamilyProblem(core, GEMM, Product(core, mode, cpu, epilogue, types))
     layer = layer_of(core, mode, target, epilogue)
     if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
         return None
@@ -213,10 +216,12 @@ def ranked(
 def _fits(family: Family, layer: Layer | Product) -> bool:
     if layer.types.data_type not in family.data_types:
         return False
+    if layer.types is not FP32 and layer.words is None:
+        return False
     if isinstance(layer, Product):
         return family.applies(layer.config, layer.mode)
     sizes = layer.shape
-    if layer.types is not FP32 and (layer.mode is Mode.LAYER or layer.words is None):
+    if layer.types is not FP32 and layer.mode is Mode.LAYER:
         return False
     return sizes.direction is family.direction and family.applies(sizes, layer.mode)
 

@@ -18,10 +18,9 @@ from tvm import ir, s_tir, tirx
 
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.machine import Machine
-from tuna.libraries.tvm.kernels.types import WORDS, Types
+from tuna.libraries.tvm.kernels.types import BF16, WORDS, Types
 
 _PRODUCT = "tuna_word_product"
-_LANE_AXIS = 4
 #: A function for `vdpbf16ps`, for in a call TIR makes fp32 of bfloat16
 _BF16 = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
@@ -95,18 +94,35 @@ def product(kind: str, x: Any, w: Any) -> Any:
     return tirx.call_pure_extern(kind, _PRODUCT, x, w)
 
 
-def in_vectors(function: Any, name: str, words: Words, lanes: int) -> Any:
+def copied(value: Any, types: Types, words: Words) -> Any:
+    """A value of the input as a copy has it: bfloat16 as its bits, for TIR makes fp32 of those that
+    are no argument of a function."""
+    if words.data == types.input:
+        return value
+    return (tirx.reinterpret if types is BF16 else tirx.Cast)(words.data, value)
+
+
+def word_of(parts: list[Any]) -> Any:
+    """A word of weights from its values of 16 bits, as `copied`."""
+    low, high = (tirx.Cast("int32", part) for part in parts)
+    return tirx.bitwise_or(low, tirx.shift_left(high, tirx.const(16, "int32")))
+
+
+def in_vectors(function: Any, name: str, words: Words, lanes: int, axis: int = 4) -> Any:
     """Return `function`, whose block `name` adds up a `product` for one lane, with a block that
-    does so for all lanes. The lane is the last axis of the sums and of the weights."""
+    does so for all lanes. The lane is the axis `axis` of the block, and the last one of the sums
+    and of the weights."""
     lane_loops = []
 
     def realized(realize: Any) -> Any:
         block = realize.block
         if block.name_hint != name:
             return realize
-        lane_loops.append(realize.iter_values[_LANE_AXIS])
-        values = [v for at, v in enumerate(realize.iter_values) if at != _LANE_AXIS]
-        return s_tir.SBlockRealize(values, realize.predicate, _vector_block(block, words, lanes))
+        lane_loops.append(realize.iter_values[axis])
+        values = [v for at, v in enumerate(realize.iter_values) if at != axis]
+        return s_tir.SBlockRealize(
+            values, realize.predicate, _vector_block(block, words, lanes, axis)
+        )
 
     def unrolled(loop: Any) -> Any:
         return loop.body if any(loop.loop_var.same_as(var) for var in lane_loops) else loop
@@ -115,7 +131,7 @@ def in_vectors(function: Any, name: str, words: Words, lanes: int) -> Any:
     return function.with_body(tvm_ffi.structural_map(body, (tirx.For, unrolled)))
 
 
-def _vector_block(block: Any, words: Words, lanes: int) -> Any:
+def _vector_block(block: Any, words: Words, lanes: int, axis: int) -> Any:
     """The block of all lanes."""
     found, call = block.body.value.a, block.body.value.b
     _, x, w = call.args
@@ -141,7 +157,7 @@ def _vector_block(block: Any, words: Words, lanes: int) -> Any:
         return ir.TensorRegion(region.source, ranges, region.ty)
 
     return s_tir.SBlock(
-        [var for place, var in enumerate(block.iter_vars) if place != _LANE_AXIS],
+        [var for place, var in enumerate(block.iter_vars) if place != axis],
         [whole(region) for region in block.reads],
         [whole(region) for region in block.writes],
         block.name_hint,

@@ -38,7 +38,7 @@ from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.types import TYPES
+from tuna.libraries.tvm.kernels.types import TYPES, WORDS
 
 #: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3
@@ -144,8 +144,10 @@ def _backward_weights(shape: ConvShape, mode: Mode) -> bool:
 
 
 def _gemm(config: Config, mode: Mode) -> bool:
-    """fp32 in packed matrices, in either mode."""
-    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32 and config.is_plain
+    """Packed matrices of one type, in either mode; of bytes, the second packed ahead."""
+    if not isinstance(config, GemmConfig) or config.data_type not in TYPES:
+        return False
+    return config.is_plain and (config.data_type is not DataType.INT8 or mode is Mode.NATIVE)
 
 
 def _pack_direct(shape: ConvShape) -> Steps:
@@ -247,7 +249,7 @@ _ROWS = (
         _backward_weights,
         direction=Direction.BACKWARD_WEIGHTS,
     ),
-    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm"),
+    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm", data_types=tuple(TYPES)),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: Family of matrix products
@@ -270,7 +272,7 @@ def packing_of(
     native = mode is Mode.NATIVE
     inputs, weights, bias, answer = None, None, None, None
     if isinstance(core, GemmConfig):
-        weights = _panels(core, width) if native else None
+        weights = _panels(core, width, word_type) if native else None
     elif isinstance(core, ConvConfig) and family.packing is not None:
         sizes = shapes.of(core, width, word_type)
         order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
@@ -335,12 +337,22 @@ def column_blocks(columns: int, width: int) -> int:
     return blocks + blocks % 2 if blocks > 8 else blocks
 
 
-def _panels(config: GemmConfig, width: int) -> Steps:
-    """B as N/b, K, b, after the batch, if any."""
+def _panels(config: GemmConfig, width: int, word_type: str) -> Steps:
+    """B as N/b, K, b, after the batch, if any; or with words of K."""
     batch = [config.batch_count] if config.batch_count > 1 else []
     blocks, lead = column_blocks(config.n, width), list(range(len(batch)))
     first, second, third = (len(lead) + axis for axis in range(3))
     order = {"order": [*lead, second, first]} if config.trans_b else {}
+    if word_type:
+        word = WORDS[word_type]
+        words = math.ceil(config.k / word)
+        return {
+            **order,
+            "filled": [*batch, words * word, blocks * width],
+            "split": [*batch, words, word, blocks, width],
+            "permuted": [*lead, third, first, third + 1, second],
+            "word": word_type,
+        }
     return {
         **order,
         "filled": [*batch, config.k, blocks * width],

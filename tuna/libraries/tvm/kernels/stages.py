@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
-from tuna.libraries.tvm.kernels.dots import Words, words_of
+from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
@@ -127,10 +127,8 @@ def padded_copy(
         if ragged(layer) and _overhang(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
         found = read(n, c, h * sh - ph, w * sw - pw, i)
-        if layer.types is BF16:  # TIR's own bfloat16 are fp32 in a buffer that is no argument
-            found = tirx.reinterpret(kind, found)
-        elif kind != layer.types.input:
-            found = tirx.Cast(kind, found)
+        if layer.words is not None:
+            found = copied(found, layer.types, layer.words)
         return where(conditions, found, tirx.const(0, kind))
 
     blocks = shape.group_count * shape.in_blocks
