@@ -88,7 +88,7 @@ def test_arguments_of_each_group_give_the_bytes_of_the_reference(
         apart = np.abs(answer(group, right[source], other).reshape(wanted.shape) - wanted)
         assert apart.max() <= 1
         assert np.mean(apart > 0) < 1e-2
-        assert len(np.unique(wanted)) > 20
+        assert len(np.unique(wanted)) > 8
         checked += 1
     assert checked == 5
 
