@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,6 +45,8 @@ class Planned:
     calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
     cuts: Sequence[Cut] = ()  #: quantised tensors where it is cut
+    #: reasons why convolutions and products of quantised tensors are in fp32, with their numbers
+    left_in_fp32: Mapping[str, int] = field(default_factory=dict)
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
         """Each task with its count, in the order of the first call."""
@@ -103,7 +105,7 @@ def plan(
             ]
         )(emitted)
     cores = {name: task for name, task in emitter.calls if task is not None}
-    whole = _described(fused, cores)
+    whole = replace(_described(fused, cores), left_in_fp32=whole_numbers.reasons)
     own = {name for name, _ in emitter.calls}
     for name, task in whole.functions.items():
         if kernels is not None and name not in own:
