@@ -178,7 +178,7 @@ class IntegerEmitter(Emitter):
         if group.residual is not None:
             other = group.residual
             given.append(self.blocks(other) if convolution else self.plain(other))
-        kind = _BYTES if group.rounded else group.answer_type
+        kind = _BYTES if group.rounded else "float32"
         shape = extents(group.answer)
         assert shape is not None
         if not convolution:

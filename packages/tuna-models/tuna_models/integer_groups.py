@@ -23,9 +23,8 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig
+from tuna.configs.task import BIAS, CASTS, DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig
 from tuna.configs.values import DataType, Direction
-from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna_models import convolutions, groups, integers
 from tuna_models.blocked import Window
 from tuna_models.graph import Graph, Node, constant_of, extents
@@ -95,11 +94,6 @@ class IntegerGroup:
     def answer(self) -> Any:
         """The variable that the group computes."""
         return self.nodes[-1].var
-
-    @property
-    def answer_type(self) -> str:
-        """The type of the values that are written."""
-        return Epilogue(self.task.epilogue).answer_type
 
     @property
     def has_scalars(self) -> bool:
@@ -303,6 +297,8 @@ class _Finder:
         """Return the group with the epilogue of a group in fp32."""
         fused = _in_real_values(group)
         groups._extend(fused, self.graph, self.taken)
+        if fused.epilogue and fused.epilogue[-1] in CASTS:  # kernels for bytes write fp32
+            del fused.epilogue[-1], fused.nodes[-1]
         others = tuple(part for part in fused.epilogue if part != BIAS)
         return _whole_again(group, fused, others=others, residual=fused.residual)
 
