@@ -21,7 +21,17 @@ from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import maximum
 
 _OUT, _SUMS = "out", "sums"
-_max = te.comm_reducer(maximum, lambda kind: tirx.const(-math.inf, kind))
+
+
+def _larger(x: Any, other: Any) -> Any:
+    return maximum(x, other) if str(x.ty).startswith("float") else tirx.max(x, other)
+
+
+def _least(kind: str) -> Any:
+    return tirx.const(-math.inf if kind.startswith("float") else 0, kind)
+
+
+_max = te.comm_reducer(_larger, _least)
 #: Which of N, C, D, H, W the axes of a tensor are, by their number.
 _AXES = {3: (0, 1, 4), 4: (0, 1, 3, 4), 5: (0, 1, 2, 3, 4)}
 
@@ -77,9 +87,9 @@ def images(values: Any) -> Any:
     return frames.reshape(batch * depth, channels, height, width)
 
 
-def to_blocks(shape: tuple[int, ...], block: int) -> Any:
-    """Convert a tensor to blocks, the last one filled with zeros."""
-    return window(shape, block, Window(blocked=False))
+def to_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
+    """Convert a tensor with values of type `kind` to blocks, the last one filled with zeros."""
+    return window(shape, block, Window(blocked=False), kind=kind)
 
 
 def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
@@ -94,7 +104,14 @@ def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> An
     return _function([x, te.compute(shape, value, name=_OUT)], "")
 
 
-def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = False) -> Any:
+def window(
+    shape: tuple[int, ...],
+    block: int,
+    cut: Window,
+    *,
+    image: bool = False,
+    kind: str = "float32",
+) -> Any:
     """Copy a window of a tensor with the extents `shape` to blocks, or where it is an `image` to N,
     C, H, W.
 
@@ -103,7 +120,7 @@ def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = Fal
     batch, channels, depth, height, width = _deep(shape, 1)
     frames = cut.depth or Depth(depth)
     source = blocked_extents(shape, block) if cut.blocked else shape
-    x = te.placeholder(source, name="X", dtype="float32")
+    x = te.placeholder(source, name="X", dtype=kind)
     per_tap = source[1] if cut.blocked else channels
     total = frames.taps * per_tap
 
@@ -126,7 +143,7 @@ def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = Fal
         else:
             everything = (n, own, d, row, column)
             read = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
-        fill = tirx.const(cut.value, "float32")
+        fill = tirx.const(cut.value, kind)
         return tirx.if_then_else(tirx.all(*inside), read, fill) if inside else read
 
     rows, columns = height + sum(cut.rows), width + sum(cut.columns)
@@ -148,10 +165,12 @@ def _deep(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
     return tuple(values[axes.index(axis)] if axis in axes else missing for axis in range(5))
 
 
-def max_pool(extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling) -> Any:
+def max_pool(
+    extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling, kind: str = "float32"
+) -> Any:
     """Maximum without the padding, NaN where a value is."""
-    x = te.placeholder(extents, name="X", dtype="float32")
-    y = _pooled(x, out, pool, _max, tirx.const(-math.inf, "float32"), _OUT)
+    x = te.placeholder(extents, name="X", dtype=kind)
+    y = _pooled(x, out, pool, _max, _least(kind), _OUT)
     sch = Schedule(stages.module_of([x, y]))
     _schedule_pooled(sch, sch.get_sblock(_OUT))
     return opaque(sch.mod["main"])
@@ -267,20 +286,26 @@ def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
         T.buffer_store(out, value, place)
 
 
-def global_average(extents: tuple[int, ...], channels: int) -> Any:
-    """The mean of each channel as N, C, 1, 1."""
+def global_average(extents: tuple[int, ...], channels: int, kind: str = "float32") -> Any:
+    """The mean of each channel as N, C, 1, 1 in fp32; sums of whole numbers are exact."""
     batch, blocks, height, width, block = extents
-    x = te.placeholder(extents, name="X", dtype="float32")
+    x = te.placeholder(extents, name="X", dtype=kind)
     h, w = te.reduce_axis((0, height), "h"), te.reduce_axis((0, width), "w")
+    wide = "float32" if kind.startswith("float") else "int32"
+
+    def read(*at: Any) -> Any:
+        return x[at] if kind == wide else tirx.Cast(wide, x[at])
+
     sums = te.compute(
-        (batch, blocks, block), lambda n, c, i: te.sum(x[n, c, h, w, i], axis=[h, w]), name=_SUMS
+        (batch, blocks, block), lambda n, c, i: te.sum(read(n, c, h, w, i), axis=[h, w]), name=_SUMS
     )
     scale = tirx.const(1.0 / (height * width), "float32")
-    y = te.compute(
-        (batch, channels, 1, 1),
-        lambda n, c, _h, _w: sums[n, tirx.floordiv(c, block), tirx.floormod(c, block)] * scale,
-        name=_OUT,
-    )
+
+    def mean(n: Any, c: Any, _h: Any, _w: Any) -> Any:
+        found = sums[n, tirx.floordiv(c, block), tirx.floormod(c, block)]
+        return (found if wide == "float32" else tirx.Cast("float32", found)) * scale
+
+    y = te.compute((batch, channels, 1, 1), mean, name=_OUT)
     sch = Schedule(stages.module_of([x, y]))
     n, c, i, h, w = sch.get_loops(sch.get_sblock(_SUMS))
     sch.reorder(n, c, h, w, i)

@@ -75,6 +75,7 @@ def inspect(
         ),
         bodies=planned.bodies,
         tvm=tvm.__version__,
+        left_in_fp32=dict(planned.left_in_fp32),
     )
 
 

@@ -39,6 +39,7 @@ class ReadModel(ChildAnswer):
     tasks: tuple[ManifestTask, ...]
     bodies: dict[str, str]  #: Texts of tasks without a core, by their SHA-256
     tvm: str  #: TVM's version
+    left_in_fp32: dict[str, int] = {}  #: see `Manifest.left_in_fp32`
 
 
 class Estimates(ChildAnswer):

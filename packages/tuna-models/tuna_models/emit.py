@@ -41,7 +41,7 @@ _ELEMENTWISE = {
 }
 
 #: Numbers of axes of tensors that can be in blocks.
-_IMAGES = (3, 4, 5)
+IMAGES = (3, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ class Emitter:
             self._operator(node)
 
     def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
-        function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
+        function = self._add(
+            group.task.key, lambda: chosen.function, name_of(group.task), group.task
+        )
         kind = Epilogue(tuple(group.epilogue)).answer_type()
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)
@@ -268,7 +270,7 @@ class Emitter:
         if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
             return False
         values = scale_and_shift(maker)
-        if values is None or shape is None or len(shape) not in _IMAGES:
+        if values is None or shape is None or len(shape) not in IMAGES:
             return False
         if not self._reads_blocks(maker.args[:1]) or str(node.var.ty.dtype) != "float32":
             return False
@@ -290,14 +292,14 @@ class Emitter:
         if node.op != "divide":
             return node.op in _ELEMENTWISE
         values, shape = constant_of(node.args[1]), extents(node.var)
-        whole = shape is not None and len(shape) in _IMAGES and shape[1] % self._block == 0
+        whole = shape is not None and len(shape) in IMAGES and shape[1] % self._block == 0
         return whole or (values is not None and values.size == 1 and bool(np.all(values)))
 
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)
         if (
             shape is None
-            or len(shape) not in _IMAGES
+            or len(shape) not in IMAGES
             or getattr(node.var.ty, "dtype", None) != "float32"
         ):
             return False
@@ -376,6 +378,6 @@ class Emitter:
         return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, kind)))
 
 
-def _name(task: TaskConfig) -> str:
+def name_of(task: TaskConfig) -> str:
     kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
     return "_".join([kind, *task.epilogue])

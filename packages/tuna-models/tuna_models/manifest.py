@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from tuna.configs import TaskConfig, from_json
+from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
 #: Version of the JSON form.
@@ -30,7 +31,7 @@ class Class(str, enum.Enum):
 
 
 #: Later fields, left out where they are empty, so that imports keep their versions.
-_LATER = {"bounds", "parameter", "data", "values"}
+_LATER = {"bounds", "parameter", "data", "values", "left_in_fp32"}
 
 
 class _Data(BaseModel):
@@ -80,6 +81,8 @@ class Manifest(_Data):
     inputs: tuple[ModelTensor, ...]
     tasks: tuple[ManifestTask, ...]
     text: str  #: SHA-256 of the module's text, in the artifact store
+    #: reasons why convolutions and products of quantised tensors are computed in fp32, with numbers
+    left_in_fp32: dict[str, int] = {}
 
     def to_bytes(self) -> bytes:
         """The JSON form."""
@@ -121,6 +124,12 @@ class Manifest(_Data):
         """The same import for a target with another number of cores."""
         target = {**json.loads(self.target), "num-cores": number}
         return self.model_copy(update={"target": json.dumps(target, sort_keys=True)})
+
+    @property
+    def whole_numbers(self) -> int:
+        """Number of calls of convolutions and products that sum whole numbers."""
+        cores = ((entry.task.core, entry.count) for entry in self.tasks)
+        return sum(count for core, count in cores if core and core.data_type is DataType.INT8)
 
     def weights(self) -> Mapping[str, int]:
         """The number of calls of each task, by its key."""

@@ -105,6 +105,7 @@ def import_model(
             inputs=contents.inputs,
             tasks=contents.tasks,
             text=artifacts.put(text.read_bytes()),
+            left_in_fp32=contents.left_in_fp32,
         )
     bodies = {digest: body.encode() for digest, body in contents.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())

@@ -22,6 +22,7 @@ from tuna.common.messages import counted, size
 from tuna.errors import BadInput
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
+from tuna_models.manifest import Manifest
 
 
 @click.group(cls=Group)
@@ -132,6 +133,7 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         (1, 2, 4),
         title=f"{imported.name} {imported.version[:12]}",
     )
+    _show_whole_numbers(imported.manifest)
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,19 @@ def show_import(imported: api.ImportedModel) -> None:
         f" {len(cores)} of them convolutions and products;"
         f" {counted(imported.added, 'task is', 'tasks are')} new"
     )
+    _show_whole_numbers(found.manifest)
+
+
+def _show_whole_numbers(manifest: Manifest) -> None:
+    """Print how much of a quantised model is computed with whole numbers, and why not the rest."""
+    whole, left = manifest.whole_numbers, manifest.left_in_fp32
+    if whole or left:
+        say(
+            f"{whole} of {whole + sum(left.values())} convolutions and products of quantised"
+            " tensors sum whole numbers"
+        )
+    for reason, count in left.items():
+        say(f"in fp32: {count} x {reason}")
 
 
 def show_built(built: api.BuiltModel) -> None:
@@ -369,6 +384,7 @@ def show_built(built: api.BuiltModel) -> None:
         ],
         right=(1, 2),
     )
+    _show_whole_numbers(built.model.manifest)
     for label, reason in built.refused.items():
         say(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:
