@@ -172,7 +172,7 @@ class Emitter:
         function = self._add(
             group.task.key, lambda: chosen.function, name_of(group.task), group.task
         )
-        kind = Epilogue(tuple(group.epilogue)).answer_type
+        kind = Epilogue(tuple(group.epilogue)).answer_type()
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)
             return
