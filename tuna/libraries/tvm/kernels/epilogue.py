@@ -112,16 +112,43 @@ class Epilogue:
                 other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
                 found = _fused(found, factor, other)
             elif part == RESIDUAL:
-                found = found + given(RESIDUAL).astype("float32")
+                found = found + in_fp32(given(RESIDUAL))
             elif part == BIAS:
                 found = found + given(BIAS)
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
-        return found.astype(self.answer_type(types))
+        return rounded(found, self.answer_type(types))
 
 
+_BF16 = "bfloat16"
 #: Epilogue that keeps the sum itself
 NOTHING = Epilogue()
+
+
+def in_fp32(value: Any) -> Any:
+    """The value in fp32. A bfloat16 is the upper half of its bits: with TVM's own conversion beside
+    `rounded` its passes make wrong code."""
+    value = tirx.convert(value)
+    if str(value.ty) != _BF16:
+        return value.astype("float32")
+    upper = tirx.reinterpret("uint16", value).astype("uint32") << tirx.const(16, "uint32")
+    return tirx.reinterpret("float32", upper)
+
+
+def rounded(value: Any, kind: str) -> Any:
+    """The value as one of type `kind`. To the nearest bfloat16, a tie to the even one, by arithmetic
+    on its bits: TVM's own repeats the value, which fails where that has names for its parts."""
+    value = tirx.convert(value)
+    if kind != _BF16 or str(value.ty) != "float32":
+        return value.astype(kind)
+
+    def shortened(named: Any) -> Any:
+        bits, half = tirx.reinterpret("uint32", named), tirx.const(16, "uint32")
+        odd = (bits >> half) & tirx.const(1, "uint32")
+        upper = (bits + tirx.const(0x7FFF, "uint32") + odd) >> half
+        return tirx.reinterpret(_BF16, upper.astype("uint16"))
+
+    return _let(value, shortened)
 
 
 def _fused(x: Any, factor: Any, other: Any) -> Any:
