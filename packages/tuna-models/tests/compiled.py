@@ -72,7 +72,7 @@ def compile_to(planned: Planned, target: Mapping[str, Any], path: Path) -> None:
     """Write a shared library that TVM's Relax virtual machine loads."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        compiled = whole_models.extract_object(write(planned, target, folder), folder)
+        compiled = whole_models.extract_objects(write(planned, target, folder), folder)
         program.link(folder, compiled, target, path)
 
 

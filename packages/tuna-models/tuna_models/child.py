@@ -16,7 +16,7 @@ import tvm
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
-from tuna.libraries.tvm.whole_models import extract_object
+from tuna.libraries.tvm.whole_models import extract_objects
 from tuna_models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
 from tuna_models.build import Record, TaskKernels
 from tuna_models.child_answers import (
@@ -192,7 +192,7 @@ def difference(found: str, expected: str) -> LargestError:
 @refusing
 def link(folder: str, functions: str, target: str, output: str) -> ChildAnswer:
     """Link a planned model and its compiled functions into the shared library `output`."""
-    compiled = extract_object(Path(functions), Path(folder))
+    compiled = extract_objects(Path(functions), Path(folder))
     program.link(Path(folder), compiled, json.loads(target), Path(output))
     return ChildAnswer()
 

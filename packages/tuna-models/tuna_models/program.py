@@ -151,11 +151,12 @@ def lowering(target: Any) -> Any:
     )
 
 
-def link(folder: Path, functions: Path, target: Mapping[str, Any], output: Path) -> None:
-    """Link the program of `main` in a folder of `write` and the object file with its functions into
-    a shared library that TVM's Relax virtual machine loads."""
+def link(folder: Path, functions: Sequence[Path], target: Mapping[str, Any], output: Path) -> None:
+    """Link the program of `main` in a folder of `write` and the object files with its functions
+    into a shared library that TVM's Relax virtual machine loads."""
     program = tvm.get_global_func("relax.ExecutableLoadFromFile")(str(folder / _MAIN))
-    program.import_module(tvm.runtime.load_static_library(str(functions), []))
+    for file in functions:
+        program.import_module(tvm.runtime.load_static_library(str(file), []))
 
     def packed(module: Any, is_system: bool, prefix: str, workspace: str) -> str:
         text = json.dumps(toolchain.for_code(target))
