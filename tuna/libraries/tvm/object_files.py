@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tvm
 
-from tuna.sandbox.self_limits import end_with_parent
+from tuna.sandbox.forks import start_fork
 
 #: Maximum number of processes: the longest function of a model takes a sixth of the time of all,
 #: and LLVM in each process 100 MB.
@@ -59,7 +59,7 @@ def compile_all(
             while taken := os.read(numbers.fileno(), _NUMBER_BYTES):
                 compile_one(int.from_bytes(taken, "big"))
 
-        forks = [_fork(compile_next) for _ in range(count - 1)]
+        forks = [start_fork(compile_next) for _ in range(count - 1)]
         try:
             compile_next()
         finally:
@@ -68,18 +68,3 @@ def compile_all(
     for number, (path, _) in enumerate(modules):
         if not path.exists():
             compile_one(number)
-
-
-def _fork(work: Callable[[], None]) -> int:
-    """Return the id of a fork that works, and ends with this process."""
-    parent = os.getpid()
-    fork = os.fork()
-    if fork:
-        return fork
-    status = 1
-    try:
-        end_with_parent(parent)
-        work()
-        status = 0
-    finally:  # never return into the code of the parent
-        os._exit(status)
