@@ -12,11 +12,13 @@ from pathlib import Path
 
 from tuna.common import logs
 from tuna.common.messages import choices
+from tuna.coordinator import session_run
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna.exports.trial_log import TrialLog, trial_log
 from tuna.libraries.base import Library
+from tuna.libraries.registry import get_library
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import LastingWorkers, WorkerSpec
@@ -104,6 +106,12 @@ def enqueue(
     return run(
         session_id, steps, workers=False, policy=policy, on_progress=on_progress, events=events
     )
+
+
+def start_workers(library: str, workers: LastingWorkers, events: RunEvents = _SILENT) -> None:
+    """Start the workers that runs of sessions of the library will share, so that they get ready
+    before the first one; the database need not be there yet."""
+    session_run.start_workers(get_settings(), get_library(library), workers, events)
 
 
 def _nobody(_: Collection[Library]) -> Sequence[WorkerSpec]:

@@ -236,13 +236,11 @@ def run_sessions(
     with contextlib.ExitStack() as stack:
         if specs:
             stack.callback(_drain_last_reports, coordinator)
-            wanted = local_workers(
-                settings.home / "logs", specs, settings.shutdown_s, events.on_wait
-            )
+            start = settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             if lasting is None:
-                watch.workers = stack.enter_context(wanted)
+                watch.workers = stack.enter_context(local_workers(*start))
             else:
-                watch.workers = lasting.start(wanted)
+                watch.workers = lasting.start(*start)
                 stack.push(lasting.ended)
         with _in_a_sentence(engine), waits.shown_by(watch.wait):
             coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
@@ -258,6 +256,16 @@ def run_sessions(
                 hint="the others: `tuna session list`",
             )
     return ended
+
+
+def start_workers(
+    settings: Settings, library: Library, lasting: LastingWorkers, events: RunEvents
+) -> None:
+    """Start the workers that later runs of the library's sessions share, so that they get ready
+    meanwhile."""
+    ensure_services(settings)
+    specs = default_workers([library])
+    lasting.start(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
 
 
 def _load_followers(

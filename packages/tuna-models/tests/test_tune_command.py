@@ -14,8 +14,15 @@ from tuna import errors
 from tuna_models import api
 from tuna_models.cli import model
 
+pytestmark = pytest.mark.usefixtures("without_workers")
 TypeIn = Callable[..., Any]
 CHECKED = SimpleNamespace(error=1e-6, rule="y to 0.001", report="", remark="")
+
+
+@pytest.fixture
+def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker is started."""
+    monkeypatch.setattr(api.ModelWork, "start_workers", lambda _: None)
 
 
 def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(

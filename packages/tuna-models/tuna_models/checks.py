@@ -14,6 +14,10 @@ from tuna.errors import BadInput
 #: Names of the right answers: by the reference, and by the runtime that is asked where there is no
 #: reference, or it differs.
 REFERENCE, RIVAL = "reference", "onnxruntime"
+#: Packages of the runtimes that a built model is timed beside, and the reason why one that is not
+#: here does not take part.
+RUNTIMES: Mapping[str, str] = {"onnxruntime": "onnxruntime", "pytorch": "torch"}
+ABSENT = "not installed"
 #: How a file of numpy.savez begins: it is a zip archive.
 _NPZ = b"PK\x03\x04"
 

@@ -99,12 +99,15 @@ def measure(
     return outcome.measured(model.name)
 
 
-def _follow(work: ModelWork, config: WholeModelConfig, progress: Progress) -> None:
-    """Show the progress; raises RunStopped once the model's job is over, whatever else the session
-    has to do."""
-    work.events.on_progress(progress)
+def _follow(work: ModelWork, config: WholeModelConfig, whole: Progress) -> None:
+    """Show the progress of the model's job; raises RunStopped once it is over, whatever else the
+    session has to do."""
     found = _outcome(work.session_id(), config)
-    if progress.unfinished and found is not None and found.state in _ENDED:
+    if found is None:
+        return
+    ended, errored = found.state in _ENDED, found.state is State.ERRORED
+    work.events.on_progress(Progress({found.state.value: 1}, 1, int(not ended), int(errored)))
+    if whole.unfinished and ended:
         raise RunStopped("The model is measured")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tuna.api import jobs, preparation
@@ -26,7 +25,6 @@ from tuna_models.api.building import BuiltModel, build_model
 from tuna_models.checks import Checks
 from tuna_models.child_answers import Estimates
 from tuna_models.choice import Winner
-from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
 from tuna_models.tuning_order import Tunable, Wanted
 from tuna_models.work import SESSION, ModelWork, find_model, open_work, planned_for
@@ -174,7 +172,7 @@ class _Tuning:
     def _built(self, latency: Latency) -> BuiltModel:
         """The model with the best kernels that are known, measured."""
         checks = replace(latency.checks, rivals=False, untuned=False)
-        with TemporaryDirectory() as folder:
+        with self._work.workshop.new_folder() as folder:
             return build_model(
                 f"{self._model.name}@{self._model.version}",
                 Path(folder) / f"{self._model.name.replace('/', '-')}.so",
@@ -240,6 +238,7 @@ class _Tuning:
     def _work_through(self, first: int) -> None:
         """Load the `first` jobs, and work until all are done, or it is to stop."""
         self._load(first)
+        self._work.workshop.end_process()  # its memory is needed for longer than it is
         if self._tasks:
             with contextlib.suppress(RunStopped):
                 self._work.run(self._follow)
@@ -295,10 +294,10 @@ class _Tuning:
             bodies = {digest: configs.body(connection, digest).decode() for digest in digests}
         if not wanted:
             return {}
-        with ModelProcess(manifest.target, self._model.name) as process:
-            asked = [entry.config for entry in wanted]
-            arguments = {"tasks": asked, "target": manifest.target, "bodies": bodies}
-            estimated = process.call(Estimates, "estimate", **arguments).cycles
+        process = self._work.process(self._model.name)
+        asked = [entry.config for entry in wanted]
+        arguments = {"tasks": asked, "target": manifest.target, "bodies": bodies}
+        estimated = process.call(Estimates, "estimate", **arguments).cycles
         tasks = {}
         for entry in wanted:
             config_id, solvers, loaded = tunable[entry.task.key]

@@ -68,13 +68,12 @@ def import_model(
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
     sizes, wanted, fixed = _batches(batches), dict(map(_shape, shapes)), dict(map(_value, values))
-    for batch in sizes:
-        named = name if len(sizes) < 2 else f"{name}-b{batch}"
-        show_import(
-            api.import_model(
-                named, file, batch=batch, shapes=wanted, values=fixed, session_id=session_id
+    with api.open_work(session_id, model="") as work:
+        for batch in sizes:
+            named = name if len(sizes) < 2 else f"{name}-b{batch}"
+            show_import(
+                api.import_model(named, file, batch=batch, shapes=wanted, values=fixed, work=work)
             )
-        )
 
 
 @model.command("list")
@@ -188,7 +187,10 @@ def build(
 ) -> None:
     """Build a model with its fastest kernels, check its answer against ONNX's reference, and time
     it, by a job of its session."""
-    with api.open_work(session_id, model=name) as work, _progress(work, "building"):
+    with (
+        api.open_work(session_id, model=name, output=output) as work,
+        _progress(work, "building"),
+    ):
         built = api.build_model(
             name, output, session_id=session_id, golden=golden, work=work, **wanted.arguments()
         )
@@ -260,18 +262,20 @@ def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStore
     tuned again. Interrupted, the same command goes on from there.
     """
     arguments, session_id = kernels.arguments(), wanted.session_id
-    imported = api.import_model(
-        wanted.name or file.stem,
-        file,
-        batch=wanted.batch,
-        shapes=dict(map(_shape, wanted.shapes)),
-        values=dict(map(_value, wanted.values)),
-        session_id=session_id,
-    )
-    show_import(imported)
-    name = f"{imported.model.name}@{imported.model.version}"
+    shapes, values = dict(map(_shape, wanted.shapes)), dict(map(_value, wanted.values))
     events = RunEvents(on_stored=stored)
-    with api.open_work(session_id, model=name, events=events) as work:
+    with api.open_work(session_id, model="", output=wanted.output, events=events) as work:
+        work.start_workers()
+        imported = api.import_model(
+            wanted.name or file.stem,
+            file,
+            batch=wanted.batch,
+            shapes=shapes,
+            values=values,
+            work=work,
+        )
+        show_import(imported)
+        name = f"{imported.model.name}@{imported.model.version}"
         if not work.own:
             say(f"by the workers of session {session_id}: {work.environment}")
         where = f"; kernels for {of_all()} (--cores)" if work.runs_here else ""
