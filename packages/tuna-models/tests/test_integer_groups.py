@@ -52,14 +52,13 @@ def answer(group: IntegerGroup, x: Any, residual: Any = None) -> Any:
     """What a kernel makes of bytes, by the steps of the epilogue."""
     channels = (-1, 1, 1) if isinstance(group.core, ConvConfig) else (-1,)
     m, b = (values.reshape(channels) for values in group.factors())
-    _, zero, low, high, *rest = group.scalars()
-    found = sums(group, x).astype(np.float32) * m + b
-    found = np.clip(np.rint(found) + zero, low, high)
+    _, low, high, zero, *rest = group.scalars()
+    found = np.rint(np.clip(sums(group, x).astype(np.float32) * m + b, low, high))
     if residual is not None:
-        z1, f1, z2, f2, zero, low, high = rest
-        found = (found - z1) * f1 + (residual.astype(np.float32) - z2) * f2
-        found = np.clip(np.rint(found) + zero, low, high)
-    return found
+        factor, other, offset, low, high, zero = rest
+        found = found * factor + (residual.astype(np.float32) * other + offset)
+        found = np.rint(np.clip(found, low, high))
+    return found + zero
 
 
 def tensors(model: Any) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def test_a_rounding_within_limits_has_them_as_bytes() -> None:
     net = Quantised((1, 16, 5, 5), 13)
     y = net.relu6(net.quantised_conv(net.rounded("x", 0.03), 16, size=1))
     found, _ = found_in(net.model(net.rounded(y, 0.05, 10)))
-    assert found.groups[0].scalars().tolist() == [128.0, 10.0, 10.0, 130.0]
+    assert found.groups[0].scalars().tolist() == [128.0, 0.0, 120.0, 10.0]
 
 
 def test_a_layer_that_nothing_rounds_has_an_epilogue_in_fp32() -> None:

@@ -245,7 +245,8 @@ class IntegerEmitter(Emitter):
         function = self._add(
             ("byte_sum", sizes), lambda: byte_functions.addition(sizes), "byte_sum"
         )
-        scalars = relax.const(np.array(addition.scalars, np.float32))
+        numbers = byte_functions.scalars(addition.grids[0].stored_zero, addition.scalars)
+        scalars = relax.const(np.array(numbers, np.float32))
         given = [read(addition.first), read(addition.second), scalars]
         value = self._call(function, given, sizes, _BYTES)
         (self._byte_blocks if in_blocks else self._bytes)[addition.answer] = value

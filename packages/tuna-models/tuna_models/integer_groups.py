@@ -43,8 +43,9 @@ class Rounded:
 
     @property
     def scalars(self) -> tuple[float, float, float]:
-        """The numbers of the step `quantize`."""
-        return self.grid.stored_zero, self.low, self.high
+        """The numbers of the step `quantize` (`families.added_arguments`)."""
+        zero = self.grid.stored_zero
+        return self.low - zero, self.high - zero, zero
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,9 @@ class Addition:
     @property
     def scalars(self) -> tuple[float, ...]:
         """The numbers of the steps `residual` and `quantize`."""
-        factors = (
-            (grid.stored_zero, float(np.float32(grid.scale) / np.float32(self.rounded.grid.scale)))
-            for grid in self.grids
-        )
-        return (*(number for pair in factors for number in pair), *self.rounded.scalars)
+        scale = np.float32(self.rounded.grid.scale)
+        factor, other = (float(np.float32(grid.scale) / scale) for grid in self.grids)
+        return factor, other, -self.grids[1].stored_zero * other, *self.rounded.scalars
 
 
 @dataclass
