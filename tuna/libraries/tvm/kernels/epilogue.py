@@ -136,19 +136,14 @@ def in_fp32(value: Any) -> Any:
 
 
 def rounded(value: Any, kind: str) -> Any:
-    """The value as one of type `kind`. To the nearest bfloat16, a tie to the even one, by arithmetic
-    on its bits: TVM's own repeats the value, which fails where that has names for its parts."""
+    """The value as one of type `kind`: the nearest bfloat16, of two as near the larger one. TVM's
+    own rounding takes twice the instructions, and repeats the value, which fails where that has
+    names for its parts."""
     value = tirx.convert(value)
     if kind != _BF16 or str(value.ty) != "float32":
         return value.astype(kind)
-
-    def shortened(named: Any) -> Any:
-        bits, half = tirx.reinterpret("uint32", named), tirx.const(16, "uint32")
-        odd = (bits >> half) & tirx.const(1, "uint32")
-        upper = (bits + tirx.const(0x7FFF, "uint32") + odd) >> half
-        return tirx.reinterpret(_BF16, upper.astype("uint16"))
-
-    return _let(value, shortened)
+    half = tirx.reinterpret("uint32", value) + tirx.const(1 << 15, "uint32")
+    return tirx.reinterpret(kind, (half >> tirx.const(16, "uint32")).astype("uint16"))
 
 
 def _fused(x: Any, factor: Any, other: Any) -> Any:
