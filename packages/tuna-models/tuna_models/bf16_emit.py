@@ -147,16 +147,16 @@ class Bf16Emitter(Emitter):
             return super()._window(group, window, found, image=image)
         shape, var = extents(group.input), group.input
         assert shape is not None
-        forms = (self._narrow_blocks, self._blocks) if window.blocked else (self._narrow, self._plain)
+        forms = (
+            (self._narrow_blocks, self._blocks) if window.blocked else (self._narrow, self._plain)
+        )
         kind = FP32 if var in forms[1] and var not in forms[0] else BF16
         narrow, wide = (
             (self.narrow_blocks, self.blocks) if window.blocked else (self.narrow, self.plain)
         )
         function = self._add(
             ("window", shape, window, image, kind),
-            lambda: blocked.window(
-                shape, self._block, window, image=image, kind=kind, found=BF16
-            ),
+            lambda: blocked.window(shape, self._block, window, image=image, kind=kind, found=BF16),
             "window",
         )
         return self._call(function, [(narrow if kind == BF16 else wide)(var)], found, BF16)

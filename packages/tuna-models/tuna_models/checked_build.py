@@ -192,7 +192,12 @@ class _Draft:
         manifest, checks = build.manifest, build.checks
         self._build, self._process, self._folder = build, process, folder
         path = build.work.workshop.file_of(build.model)
-        file = ModelFile(path=str(path), shapes=manifest.shapes, values=manifest.values)
+        file = ModelFile(
+            path=str(path),
+            shapes=manifest.shapes,
+            values=manifest.values,
+            precision=manifest.precision,
+        )
         self.model = file.model_dump()
         recorded = ""
         if checks.recorded is not None:

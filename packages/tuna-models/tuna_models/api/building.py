@@ -276,6 +276,7 @@ def _for_programs(built: BuiltModel, target: Mapping[str, Any]) -> dict[str, Any
         "version": built.model.version,
         "inputs": [value.model_dump(mode="json") for value in built.model.manifest.inputs],
         "target": target,
+        "precision": str(built.model.manifest.precision),
         "cpu_flags": list(built.cpu_flags),
         "tvm": built.model.manifest.tvm,
         "errors": dict(built.errors),

@@ -19,7 +19,18 @@ from tuna.common.messages import counted, size
 from tuna.errors import BadInput
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
-from tuna_models.manifest import Manifest
+from tuna_models.manifest import Manifest, Precision
+
+PRECISION_HELP = (
+    "bf16: convolutions and products in bfloat16, with sums in fp32, an error of 1e-2 at most, and"
+    " a CPU that has avx512_bf16; default: the types of the file."
+)
+precision_option = click.option(
+    "--precision",
+    type=click.Choice([str(each) for each in Precision]),
+    default=str(Precision.FP32),
+    help=PRECISION_HELP,
+)
 
 
 @click.group(cls=Group)
@@ -53,6 +64,7 @@ def model() -> None:
 @click.option(
     "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
 )
+@precision_option
 @options.model_cores
 def import_model(
     name: str,
@@ -61,6 +73,7 @@ def import_model(
     shapes: tuple[str, ...],
     values: tuple[str, ...],
     session_id: int | None,
+    precision: str,
 ) -> None:
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
@@ -73,7 +86,15 @@ def import_model(
         for batch in sizes:
             named = name if len(sizes) < 2 else f"{name}-b{batch}"
             show_import(
-                api.import_model(named, file, batch=batch, shapes=wanted, values=fixed, work=work)
+                api.import_model(
+                    named,
+                    file,
+                    batch=batch,
+                    shapes=wanted,
+                    values=fixed,
+                    precision=precision,
+                    work=work,
+                )
             )
 
 

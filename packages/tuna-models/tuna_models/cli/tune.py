@@ -14,14 +14,25 @@ from tuna.cli.console import say
 from tuna.cli.show import failed
 from tuna.common.messages import counted
 from tuna_models import api
-from tuna_models.cli.model import Kernels, progress, shape_of, show_built, show_import, value_of
+from tuna_models.cli.model import (
+    PRECISION_HELP,
+    Kernels,
+    progress,
+    shape_of,
+    show_built,
+    show_import,
+    value_of,
+)
+from tuna_models.manifest import Precision
 
 
 @dataclass(frozen=True)
 class _Tuning:
     """A model to import and tune, and the limits."""
 
-    name: str | None = options.option("Name of the model; default: the file's.")
+    name: str | None = options.option(
+        "Name of the model; default: the file's, with -bf16 in that precision."
+    )
     session_id: int | None = options.option(
         "For the target of this session, with its workers; default: this machine.", type=options.ID
     )
@@ -38,6 +49,9 @@ class _Tuning:
         "Value of an input, which becomes a constant; may be repeated.",
         "--value",
         metavar="INPUT=N[,N...]",
+    )
+    precision: str = options.option(
+        PRECISION_HELP, type=click.Choice([str(each) for each in Precision]), default="fp32"
     )
     candidates: int = options.option(
         "Candidates for each task and solver.", type=options.COUNT, default=4
@@ -71,11 +85,12 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
     with api.open_work(session_id, model="", output=wanted.output, events=events) as work:
         work.start_workers()
         imported = api.import_model(
-            wanted.name or file.stem,
+            wanted.name or _name_of(file, wanted.precision),
             file,
             batch=wanted.batch,
             shapes=shapes,
             values=values,
+            precision=wanted.precision,
             work=work,
         )
         show_import(imported)
@@ -138,6 +153,11 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
     failed(tuned.errored, tuned.session_id)
     missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET
     return 1 if tuned.errored or missed else 0
+
+
+def _name_of(file: Path, precision: str) -> str:
+    """The name of an import that the user gives none: in another precision another one."""
+    return file.stem if precision == Precision.FP32 else f"{file.stem}-{precision}"
 
 
 def reached(found: api.Reached, jobs: int) -> str:
