@@ -1,8 +1,9 @@
 """Rewrites a model with kernels in bf16: what they read and write is stored in bfloat16. Imports
 TVM.
 
-A value has up to two more forms, bfloat16 in the model's layout and in blocks of channels. All other
-operators compute in fp32 on values that are converted where these are read (`conversions.py`).
+A value has up to two more forms, bfloat16 in the model's layout and in blocks of channels. All
+other operators compute in fp32, on values that are converted where these are read
+(`conversions.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from tuna.configs.model import TOLERANCE
+from tuna.configs.model import BF16_TOLERANCE, TOLERANCE
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 
 
@@ -18,6 +18,7 @@ class ModelFile(BaseModel):
     shapes: dict[str, list[int]]  #: See `Manifest.shapes`
     values: dict[str, list[float]]  #: See `Manifest.values`
     precision: Precision = Precision.FP32
+    max_error: float = BF16_TOLERANCE  #: See `Checks.max_error`
 
 
 class ChildAnswer(BaseModel):

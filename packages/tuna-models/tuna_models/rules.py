@@ -21,11 +21,8 @@ from tuna.configs.model import SMALL, TOLERANCE
 from tuna.libraries import reference
 from tuna.libraries.tvm.model_answers import RightOutput
 from tuna_models import onnx_reference
-from tuna_models.manifest import Precision
 from tuna_models.torch_importer import TorchModel
 
-#: Largest error of a model in bf16: its values have 8 bits, sums are fp32.
-BF16_TOLERANCE = 1e-2
 #: Largest distance from a tie, in steps of eight bits, at which a quantised value may be the next
 #: one: a kernel's sums are right to this part of their largest value, which is 255 steps.
 NEAR = 255 * reference.TOLERANCE[DataType.FP32]
@@ -46,9 +43,9 @@ _ROUNDING: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def tolerance(model: Any, precision: Precision = Precision.FP32) -> tuple[float, str]:
+def tolerance(model: Any) -> tuple[float, str]:
     """The largest error of a floating-point output relative to its largest magnitude, and why it is
-    not `TOLERANCE`, where it is not. A model that is computed in bf16 may be `BF16_TOLERANCE` off.
+    not `TOLERANCE`, where it is not.
 
     An operator in fp16 rounds its results by up to 2^-11 of the largest one, and parts of its sums
     as well: 2^-9 is allowed for each. Independent errors add up to that times the root of their
@@ -56,10 +53,8 @@ def tolerance(model: Any, precision: Precision = Precision.FP32) -> tuple[float,
     """
     depth = _depth(model)
     if not depth:
-        return (BF16_TOLERANCE, "bf16") if precision is Precision.BF16 else (TOLERANCE, "")
+        return TOLERANCE, ""
     found = min(max(TOLERANCE, 2.0**-9 * math.sqrt(depth)), 0.1)
-    if precision is Precision.BF16 and found < BF16_TOLERANCE:
-        return BF16_TOLERANCE, "bf16"
     return found, f"fp16, {depth} operators one after the other"
 
 

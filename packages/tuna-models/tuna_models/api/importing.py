@@ -62,12 +62,12 @@ def import_model(
     the cores of TUNA_EVAL_CPUS, else of all that this process can keep busy.
     `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
     one value for the name of an open extent. Inputs with `values`, in the order of memory, become
-    constants. Weights in files of their own are taken from the
-    model's folder. With the `precision` bf16 its convolutions and products are computed in bf16:
-    that is another version of the model, with tasks of its own. `work`: where it is done, if that is open already. Raises BadInput for a file
-    that cannot be imported, with all the operators and open extents that are in the way, and for a
-    target that lacks the precision;
-    LibraryMissing without TVM or onnx.
+    constants. Weights in files of their own are taken from the model's folder. With the `precision`
+    bf16 its convolutions and products are computed in bf16: that is another version of the model,
+    with tasks of its own. `work`: where it is done, if that is open already.
+
+    Raises BadInput for a file that cannot be imported, with all the operators and open extents that
+    are in the way, and for a target that lacks the precision; LibraryMissing without TVM or onnx.
     """
     data = _read(path)
     with contextlib.ExitStack() as stack:

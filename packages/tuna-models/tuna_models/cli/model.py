@@ -16,6 +16,7 @@ from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.groups import Group
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
+from tuna.configs.model import BF16_TOLERANCE
 from tuna.errors import BadInput
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
@@ -178,10 +179,21 @@ class Kernels:
         "Also time what TVM makes of the model without tuning; takes long."
     )
     recorded: Path | None = options.option("A .npz file with the inputs to run it on.", "--input")
+    max_error: float = options.option(
+        "Largest error of a model in bf16, of the largest value of an answer.",
+        type=options.POSITIVE,
+        default=BF16_TOLERANCE,
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `api.build_model` and `api.check_model`."""
-        checks = api.Checks(self.rivals, self.untuned, self.recorded, compare=self.compare)
+        checks = api.Checks(
+            self.rivals,
+            self.untuned,
+            self.recorded,
+            compare=self.compare,
+            max_error=self.max_error,
+        )
         return {"winograd": self.winograd, "checks": checks}
 
 
