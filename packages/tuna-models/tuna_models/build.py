@@ -92,9 +92,11 @@ def plan(
     block = machine.from_target(target).floats
     whole_numbers = integer_groups.Found()
     if kernels is not None:
-        whole_numbers = integer_groups.find(parts, block, kernels, additions=form is Form.MODEL)
+        whole_numbers = integer_groups.find(parts, block, kernels)
     if form is Form.MODEL:
         ends = whole_numbers.ends(ends, parts)
+    else:
+        whole_numbers = whole_numbers.apart()
     fp32 = groups.find(parts, block, whole_numbers.taken)
     given = (fp32, kernels or (lambda _: None), block, ends)
     in_bf16 = precision is Precision.BF16 and kernels is not None and not cuts

@@ -85,6 +85,7 @@ class IntegerGroup:
     window: Window | None = None
     rounded: Rounded | None = None
     addition: Addition | None = None  #: follows the rounding
+    alone: IntegerGroup | None = None  #: the same group without the addition
     others: tuple[str, ...] = ()  #: steps on fp32 after `dequantize`, where nothing is rounded
     residual: Any = None  #: an fp32 variable of `others`
     nodes: list[Node] = field(default_factory=list)
@@ -154,6 +155,13 @@ class Found:
         parts = [*self.groups, *self.additions]
         return {node.var for part in parts for node in part.nodes}
 
+    def apart(self) -> Found:
+        """The same with sums as functions of their own, so that all roundings are results: of the
+        same numbers, bit by bit."""
+        groups = [group.alone or group for group in self.groups]
+        sums = [group.addition for group in self.groups if group.addition is not None]
+        return replace(self, groups=groups, additions=[*self.additions, *sums])
+
     def ends(self, cuts: Sequence[Cut], graph: Graph) -> list[Cut]:
         """Return the cuts of the model that is shipped: those between operators in fp32."""
         taken = self.taken
@@ -165,15 +173,12 @@ class Found:
         ]
 
 
-def find(graph: Graph, block: int, kernel: Kernel, *, additions: bool = True) -> Found:
-    """Return the groups for kernels with channels in blocks of `block`; no operator is in two.
-
-    Without `additions` a group ends at its first rounding, and a sum of bytes is on its own.
-    """
+def find(graph: Graph, block: int, kernel: Kernel) -> Found:
+    """Return the groups for kernels with channels in blocks of `block`; no operator is in two."""
     found = Found(integers.find(graph))
     if not found.integers.bases:
         return found
-    finder = _Finder(graph, block, kernel, found, additions)
+    finder = _Finder(graph, block, kernel, found)
     for node in graph.nodes:
         finder.core(node)
     for node in graph.nodes:
@@ -187,7 +192,6 @@ class _Finder:
     block: int
     kernel: Kernel
     found: Found
-    additions: bool
     taken: set[Any] = field(default_factory=set)
 
     def core(self, node: Node) -> None:
@@ -345,7 +349,7 @@ class _Finder:
         """Return the group with the sum of its bytes and others."""
         answer = group.answer
         user = self.graph.sole_user(answer)
-        if not self.additions or user is None:
+        if user is None:
             return None
         nodes = [user]
         if user.op == "subtract":
@@ -372,7 +376,8 @@ class _Finder:
         # a sum with itself has two arguments
         if addition.second.same_as(real):
             return None
-        return replace(group, addition=addition, nodes=[*group.nodes, *nodes, *addition.nodes])
+        nodes = [*group.nodes, *nodes, *addition.nodes]
+        return replace(group, addition=addition, alone=group, nodes=nodes)
 
     def _addition(self, node: Node) -> Addition | None:
         real, (first, second) = self.found.integers.grids, node.args
