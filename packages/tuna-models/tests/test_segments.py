@@ -13,79 +13,12 @@ import pytest
 import tvm
 from command_lines import Ended
 from compiled import check
-from nets import Net
-from onnx import numpy_helper
+from quantised_nets import Quantised, dynamic, operators, residual
 from test_plan import TARGET
 
 from tuna_models import build, importer, rules
 from tuna_models.build import TaskKernels
 from tuna_models.segments import Form
-
-
-class Quantised(Net):
-    """A net that is quantised as onnxruntime does it."""
-
-    def typed(self, values: Any, kind: Any) -> str:
-        name = self.constant(0.0)
-        self.weights[-1].CopyFrom(numpy_helper.from_array(np.asarray(values, kind), name))
-        return name
-
-    def whole_numbers(self, x: str, scale: float, zero: int = 128) -> tuple[str, ...]:
-        """The quantised tensor, with its scale and zero point."""
-        given = self.constant(scale), self.typed(zero, np.uint8)
-        return self.add("QuantizeLinear", x, *given), *given
-
-    def rounded(self, x: str, scale: float, zero: int = 128) -> str:
-        return self.add("DequantizeLinear", *self.whole_numbers(x, scale, zero))
-
-    def quantised_conv(self, x: str, channels: int) -> str:
-        weights = self.random.integers(-127, 128, (channels, channels, 3, 3))
-        scales = self.constant(self.random.uniform(1e-3, 2e-3, channels))
-        given = self.typed(weights, np.int8), scales, self.typed([0] * channels, np.int8)
-        w = self.add("DequantizeLinear", *given, axis=0)
-        return self.add("Conv", x, w, pads=[1] * 4)
-
-
-def residual(scale: float = 0.04) -> Any:
-    """A block with a shortcut; `scale` is that of the second quantised tensor."""
-    net = Quantised((1, 16, 9, 9), 13)
-    x = net.rounded("x", 0.03)
-    y = net.rounded(net.relu(net.quantised_conv(x, 16)), scale, 0)
-    y = net.rounded(net.quantised_conv(y, 16), 0.08)
-    y = net.rounded(net.relu(net.add("Add", x, y)), 0.05, 0)
-    return net.model(net.rounded(net.add("GlobalAveragePool", y), 0.02, 0))
-
-
-def dynamic() -> Any:
-    """A product as `quantize_dynamic` writes it; two of them share a quantised tensor."""
-    net = Quantised((5, 24), 13)
-    quantised = ["q", "scale", "zero"]
-    net.add("DynamicQuantizeLinear", "x")
-    net.nodes[-1].output[:] = quantised
-    parts = []
-    for _ in range(2):
-        w = net.typed(net.random.integers(-127, 128, (24, 24)), np.int8)
-        y = net.add("MatMulInteger", "q", w, "zero", net.typed(0, np.int8))
-        parts.append(net.add("Mul", net.add("Cast", y, to=1), "scale"))
-    return net.model(net.add("Add", *parts))
-
-
-def operators() -> Any:
-    """Of the operators whose arguments are quantised themselves."""
-    net = Quantised((1, 16, 9, 9), 13)
-    q, *x = net.whole_numbers("x", 0.03)
-    w = net.typed(net.random.integers(-127, 128, (16, 16, 3, 3)), np.int8)
-    w_given = net.constant(net.random.uniform(1e-3, 2e-3, 16)), net.typed([0] * 16, np.int8)
-    y = net.constant(0.05), net.typed(120, np.uint8)
-    bias = net.typed(net.random.integers(-999, 999, 16), np.int32)
-    found = net.add("QLinearConv", q, *x, w, *w_given, *y, bias, pads=[1] * 4)
-    pooled = net.add("MaxPool", found, kernel_shape=[3, 3])
-    found = net.add("Reshape", pooled, net.whole([16, 49]))
-    w = net.typed(net.random.integers(0, 256, (49, 8)), np.uint8)
-    w_given = net.constant(0.01), net.typed(128, np.uint8)
-    z = net.constant(0.2), net.typed(128, np.uint8)
-    found = net.add("QLinearMatMul", found, *y, w, *w_given, *z)
-    return net.model(net.add("DequantizeLinear", found, *z))
 
 
 @pytest.fixture(autouse=True)

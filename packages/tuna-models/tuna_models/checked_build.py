@@ -38,7 +38,7 @@ from tuna_models.child_answers import (
     WrittenAnswers,
 )
 from tuna_models.files import BuildCache, key_of
-from tuna_models.manifest import Class, Manifest
+from tuna_models.manifest import Class, Manifest, Precision
 from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
 from tuna_models.whole_job import MeasuredModel, compiled_functions, measure
@@ -192,7 +192,13 @@ class _Draft:
         manifest, checks = build.manifest, build.checks
         self._build, self._process, self._folder = build, process, folder
         path = build.work.workshop.file_of(build.model)
-        file = ModelFile(path=str(path), shapes=manifest.shapes, values=manifest.values)
+        file = ModelFile(
+            path=str(path),
+            shapes=manifest.shapes,
+            values=manifest.values,
+            precision=manifest.precision,
+            max_error=checks.max_error,
+        )
         self.model = file.model_dump()
         recorded = ""
         if checks.recorded is not None:
@@ -246,6 +252,7 @@ class _Draft:
             self._unanswered,
             recorded,
             winograd=build.winograd and _has_winograd(build.manifest),
+            bf16=build.manifest.precision is Precision.BF16,
         )
         remark = judge(build.manifest.opset, checked)
         errors = {name: _error(result) for name, result in results.items()}

@@ -16,10 +16,22 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
+from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
 from tuna.libraries.tvm.whole_models import extract_objects
 from tuna.sandbox.forks import start_fork
-from tuna_models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
+from tuna_models import (
+    build,
+    choosing,
+    edges,
+    importer,
+    inputs,
+    precisions,
+    program,
+    rules,
+    runtimes,
+    timing,
+)
 from tuna_models.build import Record, TaskKernels
 from tuna_models.child_answers import (
     ChildAnswer,
@@ -32,7 +44,7 @@ from tuna_models.child_answers import (
     WeightFiles,
     WrittenAnswers,
 )
-from tuna_models.manifest import Class, ManifestTask, ModelTensor
+from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 from tuna_models.process import refusing
 from tuna_models.program import Program
 from tuna_models.segments import Form
@@ -57,19 +69,23 @@ def inspect(
     shapes: Mapping[str, Any],
     values: Mapping[str, Any],
     batch: int | None,
+    precision: str,
     text: str,
 ) -> ReadModel:
     """Return the model's tasks, and the texts of those without a core.
 
     The module's text is written to the file `text`.
     """
+    wanted, code = Precision(precision), _target(target)
+    precisions.check_target(wanted, code)
     model = importer.read(Path(path), shapes, batch, values)
     module = importer.to_relax(model, Path(path).name)
     declared_inputs = importer.inputs_of(model)
     sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
     _READ.clear()
-    _READ[_key(ModelFile(path=path, shapes=sizes, values=values))] = module
-    planned = build.plan(module, TaskKernels(_target(target), {}, winograd=False), _target(target))
+    _READ[_key(ModelFile(path=path, shapes=sizes, values=values, precision=wanted))] = module
+    planned = build.plan(module, TaskKernels(code, {}, winograd=False), code, precision=wanted)
+    precisions.check_plan(wanted, planned, Path(path).name)
     Path(text).write_text(planned.text)
     return ReadModel(
         opset=importer.opset(model),
@@ -86,6 +102,7 @@ def inspect(
         ),
         bodies=planned.bodies,
         tvm=tvm.__version__,
+        left_in_fp32=dict(planned.left_in_fp32),
     )
 
 
@@ -119,9 +136,12 @@ def plan(
     With `compare` all of them are timed in the model, and the predicted kernel; with `untuned`, and
     nothing to compare, also what TVM makes of the model without Tuna.
     """
-    code, module = _target(target), _module(ModelFile.model_validate(model))
+    file = ModelFile.model_validate(model)
+    code, module = _target(target), _module(file)
     known = {key: [Record(*record) for record in variants] for key, variants in records.items()}
-    variants = choosing.variants(module, known, code, winograd=winograd, compare=compare)
+    variants = choosing.variants(
+        module, known, code, winograd=winograd, compare=compare, precision=file.precision
+    )
     plain = build.plan(module, None, code) if untuned and len(variants.planned) == 1 else None
     first, kernels = variants.planned[0], variants.kernels
     # other tasks than those of the model are no part of what is said of it
@@ -153,6 +173,7 @@ def plan(
         places=places,
         refused_records=variants.kernels.refused,
         operations=sum(task.flops * count for task, count in first.tasks()),
+        cpu_flags=machine.cpu_flags(code),
     )
 
 
@@ -191,8 +212,11 @@ def _answer(
 
     `model` is a `ModelFile`, `given` are arguments of `inputs.values`.
     """
-    source, arrays = _read(ModelFile.model_validate(model)), inputs.values(**given)
+    file = ModelFile.model_validate(model)
+    source, arrays = _read(file), inputs.values(**given)
     near, why = rules.tolerance(source)
+    if file.precision is Precision.BF16 and file.max_error > near:
+        near, why = file.max_error, "bf16"
     titles = "random inputs"
     try:
         if by:
@@ -259,7 +283,7 @@ def _module(file: ModelFile) -> Any:
 
 
 def _key(file: ModelFile) -> str:
-    return json.dumps(file.model_dump(), sort_keys=True)
+    return json.dumps(file.model_dump(exclude={"precision", "max_error"}), sort_keys=True)
 
 
 def _said(output: str) -> Path:

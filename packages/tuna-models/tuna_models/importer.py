@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from tuna.errors import BadInput
-from tuna_models import obstacles, segments, torch_importer
+from tuna_models import obstacles, qoperators, segments, torch_importer
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna_models.bodies import all_nodes
 from tuna_models.converters import Importer, NotConverted
@@ -79,6 +79,7 @@ def read_onnx(
     """
     model = _graph(path)
     _load_weights(model, path)
+    model = qoperators.written_out(model)
     _check_types(path.name, real_inputs(model))
     sizes = _fix_shapes(path.name, model, shapes, batch)
     _fix_values(path.name, model, values or {})

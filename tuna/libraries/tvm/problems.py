@@ -18,8 +18,10 @@ from tvm.s_tir import Schedule
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
+from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape
+from tuna.libraries.tvm.kernels.dots import words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
     FAMILIES,
@@ -32,6 +34,7 @@ from tuna.libraries.tvm.kernels.families import (
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.types import FP32, TYPES
 from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
 #: Factor over the least estimate beyond which the best point of a family is not tried early
@@ -94,14 +97,28 @@ class FamilyProblem:
     def packing(self) -> list[Steps | None]:
         """The steps to each argument of the kernel."""
         layer = self.layer
+        words = words_of(layer.types, layer.machine)
         return packing_of(
-            self.config, self.family, layer.mode, layer.machine.floats, layer.epilogue.parts
+            self.config,
+            self.family,
+            layer.mode,
+            layer.machine.floats,
+            layer.epilogue.parts,
+            "" if words is None else words.weights,
         )
 
     def inputs(self, *given: Any) -> list[Any]:
         """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
         its epilogue adds."""
-        return [packed(array, steps) for array, steps in zip(given, self.packing(), strict=False)]
+        x, w, *added = zip(given, self.packing(), strict=False)
+        return [packed(*x), self.packed_weights(w[0]), *(packed(*each) for each in added)]
+
+    def packed_weights(self, weights: Any) -> Any:
+        """The kernel's weights (GEMM: B) from the config's, or from those in fp32."""
+        steps = self.packing()[1]
+        if steps is not None and "word" not in steps:
+            weights = weights.astype(np.float32, copy=False)
+        return packed(weights, steps)
 
     def output(self, y: Any) -> Any:
         """The kernel's output, full of NaN as the config's `y` is."""
@@ -140,7 +157,10 @@ def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyP
     if isinstance(config, TaskConfig) and config.core is not None:
         core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
     if isinstance(core, GemmConfig) and family == GEMM.name:
-        return FamilyProblem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
+        if core.data_type not in TYPES:
+            return None
+        types, cpu = TYPES[core.data_type], machine.from_target(target)
+        return FamilyProblem(core, GEMM, Product(core, mode, cpu, epilogue, types))
     layer = layer_of(core, mode, target, epilogue)
     if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
         return None
@@ -157,8 +177,10 @@ def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHI
     none (`shape.supported`)."""
     if not shape.supported(config):
         return None
-    cpu = machine.from_target(target)
-    return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
+    cpu, types = machine.from_target(target), TYPES[config.data_type]
+    words = words_of(types, cpu)
+    word_type = "" if words is None else words.weights
+    return Layer(shape.of(config, cpu.floats, word_type), mode, cpu, epilogue, types)
 
 
 def estimate(
@@ -175,7 +197,7 @@ def estimate(
 
 def _weight_bytes(family: Family, sizes: ConvShape) -> float:
     """Return the bytes of the family's packed weights."""
-    channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
+    channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_words
     return 4.0 * family.packed_taps(sizes) * channels
 
 
@@ -201,9 +223,15 @@ def ranked(
 
 
 def _fits(family: Family, layer: Layer | Product) -> bool:
+    if layer.types.data_type not in family.data_types:
+        return False
+    if family.words and layer.types is not FP32 and layer.words is None:
+        return False
     if isinstance(layer, Product):
         return family.applies(layer.config, layer.mode)
     sizes = layer.shape
+    if layer.types is not FP32 and layer.mode is Mode.LAYER:
+        return False
     return sizes.direction is family.direction and family.applies(sizes, layer.mode)
 
 
@@ -235,7 +263,10 @@ def packed(array: Any, steps: Steps | None) -> Any:
         filled[(own, *others)] = array[own]
     if "transform" in steps:
         return _transformed(filled, steps)
-    return np.ascontiguousarray(filled.reshape(steps["split"]).transpose(steps["permuted"]))
+    found = filled.reshape(steps["split"]).transpose(steps["permuted"])
+    if "word" not in steps:
+        return np.ascontiguousarray(found)
+    return np.ascontiguousarray(found, np_type(steps["word"])).view(np.int32)[..., 0]
 
 
 def _transformed(filled: Any, steps: Steps) -> Any:

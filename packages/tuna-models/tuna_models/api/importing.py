@@ -18,7 +18,7 @@ from tuna.errors import BadInput
 from tuna_models import choice, files, store
 from tuna_models.child_answers import ReadModel, WeightFiles
 from tuna_models.choice import Winner
-from tuna_models.manifest import Manifest
+from tuna_models.manifest import Manifest, Precision
 from tuna_models.source import MODEL_ENDINGS
 from tuna_models.store import StoredModel
 from tuna_models.work import ModelWork, open_work
@@ -52,6 +52,7 @@ def import_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Sequence[float]] | None = None,
     session_id: int | None = None,
+    precision: Precision | str = Precision.FP32,
     work: ModelWork | None = None,
 ) -> ImportedModel:
     """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
@@ -61,10 +62,12 @@ def import_model(
     the cores of TUNA_EVAL_CPUS, else of all that this process can keep busy.
     `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
     one value for the name of an open extent. Inputs with `values`, in the order of memory, become
-    constants. Weights in files of their own are taken from the
-    model's folder. `work`: where it is done, if that is open already. Raises BadInput for a file
-    that cannot be imported, with all the operators and open extents that are in the way;
-    LibraryMissing without TVM or onnx.
+    constants. Weights in files of their own are taken from the model's folder. With the `precision`
+    bf16 its convolutions and products are computed in bf16: that is another version of the model,
+    with tasks of its own. `work`: where it is done, if that is open already.
+
+    Raises BadInput for a file that cannot be imported, with all the operators and open extents that
+    are in the way, and for a target that lacks the precision; LibraryMissing without TVM or onnx.
     """
     data = _read(path)
     with contextlib.ExitStack() as stack:
@@ -87,6 +90,7 @@ def import_model(
             shapes={key: list(value) for key, value in (shapes or {}).items()},
             values=fixed,
             batch=batch,
+            precision=str(precision),
             text=str(text),
         )
         artifacts = artifacts_of_models()
@@ -102,6 +106,8 @@ def import_model(
             inputs=contents.inputs,
             tasks=contents.tasks,
             text=artifacts.put(text.read_bytes()),
+            left_in_fp32=contents.left_in_fp32,
+            precision=Precision(precision),
         )
         opened.workshop.keep(manifest.digest, copy)
     bodies = {digest: body.encode() for digest, body in contents.bodies.items()}

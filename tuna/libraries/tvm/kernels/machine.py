@@ -32,6 +32,25 @@ _UNHIDDEN = 0.5
 #: Origin of a multiply-add's broadcast operand: memory (AVX-512), a lane of a register that holds
 #: several values (NEON), or none: the broadcast is a separate instruction (AVX2)
 Broadcast = Literal["memory", "lane", "none"]
+#: Sums of two bfloat16 in fp32, of four bytes, or of two numbers of 16 bits, in 32 bits
+Sums = Literal["bf16", "vnni", "madd"]
+#: Features of LLVM, of which one is needed, by vector bytes
+_WORDS: dict[int, tuple[tuple[Sums, set[str]], ...]] = {
+    64: (("bf16", {"avx512bf16"}), ("vnni", {"avx512vnni"}), ("madd", {"avx512bw"})),
+    32: (("vnni", {"avxvnni"}), ("madd", {"avx2"})),
+    16: (),
+}
+#: Names in /proc/cpuinfo of the instructions that LLVM uses for a target with a feature
+_FLAGS = {
+    **{name: name for name in ("avx", "avx2", "fma", "f16c", "bmi2", "gfni", "sve", "sve2")},
+    **{name: name for name in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")},
+    **{name: name for name in ("avx512ifma", "avx512vbmi")},
+    **{"sse4.2": "sse4_2", "bmi": "bmi1", "avx512vbmi2": "avx512_vbmi2", "avxvnni": "avx_vnni"},
+    **{"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16"},
+    **{"avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq"},
+    **{"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "bf16": "bf16"},
+    **{"i8mm": "i8mm", "lse": "atomics"},
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,7 @@ class Machine:
     l2_bytes: int
     cores: int = 1
     broadcast: Broadcast = "memory"
+    words: frozenset[Sums] = frozenset()  #: sums of words that it has an instruction for
 
     @property
     def floats(self) -> int:
@@ -129,6 +149,17 @@ def from_target(target: Any) -> Machine:
     return replace(found, l1_bytes=_DEFAULT_L1_BYTES, l2_bytes=_DEFAULT_L2_BYTES)
 
 
+def cpu_flags(target: Any) -> list[str]:
+    """Return what /proc/cpuinfo must have among the flags of a CPU that runs code for a
+    `tvm.target.Target`, sorted: a CPU without one of them ends the process at its instruction."""
+    from tvm.target import codegen
+
+    if target.kind.name != "llvm":
+        return []
+    features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    return sorted(_FLAGS[name] for name in features & set(_FLAGS))
+
+
 @functools.cache
 def _this_cpu() -> str:
     from tvm.target import codegen
@@ -153,6 +184,7 @@ def _from_text(text: str) -> Machine:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
+    words = frozenset(name for name, needed in _WORDS[vector_bytes] if needed & features)
     found, cores = data_caches(), int(target.attrs.get("num-cores", 1))
     l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, broadcast)
+    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, broadcast, words)
