@@ -62,6 +62,7 @@ def run(
                 hint=hint or choices(policy, PUBLISHING_POLICIES, "policies"),
             )
         settings = settings.model_copy(update={"policy": policy})
+    fixed = session_id is not None  # no session of another library joins them
     engine = open_database()
     with _log_kept(settings, events.on_log if workers else None):
         progress = run_sessions(
@@ -69,7 +70,9 @@ def run(
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
-            workers=partial(default_workers, compile_processes=processes) if workers else _nobody,
+            workers=partial(default_workers, compile_processes=processes, alone=fixed)
+            if workers
+            else _nobody,
             lasting=workers if isinstance(workers, LastingWorkers) else None,
             events=events,
         )

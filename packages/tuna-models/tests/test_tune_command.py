@@ -75,8 +75,11 @@ def test_a_model_that_is_not_built_says_how_it_is(
     open_work = partial(api.open_work, model="")
     monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
     monkeypatch.setattr(tune.api, "check_model", lambda *_, **__: CHECKED)
-    done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0, reached=None)
+    done = SimpleNamespace(session_id=1, added=1, wanted=2, errored=0, unmeasured=1, reached=None)
     monkeypatch.setattr(tune.api, "tune_model", lambda *_, **__: done)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert "checked: y to 0.001\n" in ended.out
+    assert (
+        "1 task is not measured, with the kernel of a similar one or a predicted one" in ended.out
+    )
     assert "`tuna model build net -o net.so`" in ended.out

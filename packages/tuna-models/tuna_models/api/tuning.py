@@ -68,8 +68,10 @@ class TunedModel:
     tasks: int  #: Number of tasks that solvers can run
     known: int  #: Tasks that had a result before
     wanted: int  #: Jobs that were missing
+    undecided: int = 0  #: Tasks with two solvers or more between which the estimates do not decide
     added: int = 0  #: Jobs that were loaded: all, or as many as were needed or fitted in
     errored: int = 0  #: Jobs of the model that failed for good
+    unmeasured: int = 0  #: Tasks that have no result, and keep a similar or predicted kernel
     reached: Reached | None = None  #: how the wanted time was met; None: none was wanted
 
 
@@ -87,8 +89,9 @@ def tune_model(
     on this machine, with emptied caches.
 
     Workers run on this machine if it is of the session's environment, else they are those that
-    serve the session. Each task is tuned by the solver that should win, the heaviest task first,
-    then by others that may win; `minutes` limits the time, 0 measures none. With `latency` the
+    serve the session. Tasks for which the estimates do not decide between solvers come first,
+    the heaviest before the others; then each task is tuned by the solver that should win, and then
+    by others that may; `minutes` limits the time, 0 measures none. With `latency` the
     model is built and measured too: before the first job, and whenever what is known should meet
     the wanted time; it ends then, or when the estimates say that it cannot be met.
 
@@ -124,7 +127,12 @@ class _Tuning:
         self._seen: list[Progress] = []
         self._enough: Callable[[], bool] = lambda: False
         self._tuned = TunedModel(
-            self._model, self._session_id, len(self._tasks), len(known), len(self._waiting)
+            self._model,
+            self._session_id,
+            len(self._tasks),
+            len(known),
+            len(self._waiting),
+            sum(bool(task.close) for task in self._tasks.values()),
         )
 
     def run(
@@ -142,7 +150,10 @@ class _Tuning:
             self._work_through(self._budget.AHEAD)
         added = self._tuned.wanted - len(self._waiting)
         errored = self._seen[-1].errored if self._seen else 0
-        return replace(self._tuned, added=added, errored=errored, reached=reached)
+        unmeasured = len(self._tasks.keys() - self._winners().keys())
+        return replace(
+            self._tuned, added=added, errored=errored, unmeasured=unmeasured, reached=reached
+        )
 
     def _meet(self, latency: Latency) -> Reached:
         """Build and tune in turn until the wanted time is met, or cannot be."""

@@ -118,6 +118,11 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
                 f" {tuned.known} of them have a result;"
                 f" {counted(tuned.wanted, 'job is', 'jobs are')} missing{where}"
             )
+            if tuned.undecided and tuned.wanted:
+                say(
+                    f"first {counted(tuned.undecided, 'task')} with kernels of several families"
+                    f" within a factor of {api.CLOSE} by their estimates"
+                )
 
         if wanted.minutes == 0 and latency is None:
             say(f"no task is measured (--minutes 0){where}")
@@ -138,6 +143,11 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
                 say(
                     f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the"
                     " same command goes on"
+                )
+            if tuned.unmeasured:
+                say(
+                    f"{counted(tuned.unmeasured, 'task is', 'tasks are')} not measured, with the"
+                    " kernel of a similar one or a predicted one"
                 )
         if wanted.output is not None:
             with progress(work, "building"):
