@@ -279,4 +279,4 @@ def _transformed(filled: Any, steps: Steps) -> Any:
     for first in range(0, taps.shape[1], _TRANSFORMED):
         part = slice(first, first + _TRANSFORMED)
         found[:, part] = both @ taps[:, part].astype(np.float64)
-    return found.reshape(extents_of(steps))
+    return found.reshape(extents_of(steps)).astype(steps.get("type", "float32"), copy=False)

@@ -328,10 +328,11 @@ def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list
     def replaced(block: Any) -> Any:
         if block.name_hint != name:
             return block
-        *index, line, _ = block.body.value.indices
+        read = getattr(block.body.value, "value", block.body.value)  # or a conversion of it
+        *index, line, _ = read.indices
         zero = tirx.const(0, "int64")
         wanted = [*following(index), zero, zero]
-        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, wanted))
+        address = tirx.address_of(tirx.BufferLoad(read.source, wanted))
         asked = tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address))
         imported = tirx.AttrStmt(zero, "pragma_import_llvm", _ASK, asked)
         first = tirx.IfThenElse(line == 0, imported, None)
