@@ -32,7 +32,7 @@ from tuna.configs.task import (
     SILU,
     TANH,
 )
-from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS
+from tuna.libraries.tvm.kernels.families import COMPENSATION, FACTOR, OFFSET, SCALARS
 from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
@@ -85,7 +85,8 @@ class Epilogue:
         if last in CASTS:
             return CASTS[last]
         if types is INT8:
-            return "uint8" if last == QUANTIZE else "float32" if self.parts else types.sums
+            real = DEQUANTIZE in self.parts
+            return "uint8" if last == QUANTIZE else "float32" if real else types.sums
         return types.input
 
     def residual_type(self, types: Types) -> str:
@@ -113,8 +114,8 @@ class Epilogue:
                 found = _fused(found, factor, other)
             elif part == RESIDUAL:
                 found = found + in_fp32(given(RESIDUAL))
-            elif part == BIAS:
-                found = found + given(BIAS)
+            elif part in (BIAS, COMPENSATION):
+                found = found + given(part)
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
         return rounded(found, self.answer_type(types))
