@@ -11,19 +11,19 @@ import pytest
 from quantised_nets import Quantised, dynamic, operators, residual, stem
 
 from tuna.configs import ConvConfig
-from tuna_models import graph, importer, integer_groups, integers, rules, segments
-from tuna_models.integer_groups import Found, IntegerGroup
+from tuna_models import graph, importer, integer_finder, integers, rules, segments
+from tuna_models.integer_groups import IntegerGroup, IntegerGroups
 
 
-def found_in(model: Any) -> tuple[Found, Mapping[Any, str]]:
+def found_in(model: Any) -> tuple[IntegerGroups, Mapping[Any, str]]:
     """The groups of a model, and the names of its quantised tensors by their variables."""
     module = importer.to_relax(model, "net")
     parts, cuts = segments.split(graph.read(module), module)
-    found = integer_groups.find(parts, 16, lambda task: task)
+    found = integer_finder.find(parts, 16, lambda task: task)
     return found, {found.integers.bases.get(cut.var, cut.var): cut.name for cut in cuts}
 
 
-def steps(found: Found) -> list[str]:
+def steps(found: IntegerGroups) -> list[str]:
     return [" ".join(group.task.epilogue) for group in found.groups]
 
 
@@ -94,7 +94,7 @@ def test_arguments_of_each_group_give_the_bytes_of_the_reference(model: Any, gro
     assert checked == groups
 
 
-def _name(found: Found, names: Mapping[Any, str], var: Any) -> str:
+def _name(found: IntegerGroups, names: Mapping[Any, str], var: Any) -> str:
     """The quantised tensor that a variable stands for; the numbers of one that moves bytes are
     those of the last one it was rounded to."""
     return names[found.integers.bases[var]]
@@ -158,7 +158,7 @@ def test_layers_that_no_kernel_takes_stay_and_say_why() -> None:
     }
     module = importer.to_relax(residual(), "net")
     parts, _ = segments.split(graph.read(module), module)
-    found = integer_groups.find(parts, 16, lambda _: None)
+    found = integer_finder.find(parts, 16, lambda _: None)
     assert dict(found.reasons) == {"conv2d: no kernel of the target takes it": 2}
 
 

@@ -33,13 +33,14 @@ from tuna_models import (
     graph,
     groups,
     indices,
-    integer_groups,
+    integer_finder,
     normalisations,
     segments,
 )
 from tuna_models.bf16_emit import Bf16Emitter
 from tuna_models.emit import Chosen, Emitter
 from tuna_models.integer_emit import IntegerEmitter
+from tuna_models.integer_groups import IntegerGroups
 from tuna_models.manifest import Class, Precision
 from tuna_models.segments import Cut, Form
 
@@ -90,9 +91,9 @@ def plan(
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     block = machine.from_target(target).floats
-    whole_numbers = integer_groups.Found()
+    whole_numbers = IntegerGroups()
     if kernels is not None:
-        whole_numbers = integer_groups.find(parts, block, kernels)
+        whole_numbers = integer_finder.find(parts, block, kernels)
     if form is Form.MODEL:
         ends = whole_numbers.ends(ends, parts)
     else:

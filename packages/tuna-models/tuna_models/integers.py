@@ -8,7 +8,6 @@ real values, and rounded to the same numbers once more. One of them is the *base
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,10 +186,7 @@ def _moved(found: Integers, node: Node) -> None:
     source = node.args[0]
     if not isinstance(source, relax.Var) or source not in found.bases:
         return
-    shape = extents(node.var)
-    if shape is None or math.prod(shape) == 1:  # such as a zero point
-        return
-    if node.op == "nn.max_pool2d" and node.attrs.layout != "NCHW":
+    if extents(node.var) is None or (node.op == "nn.max_pool2d" and node.attrs.layout != "NCHW"):
         return
     found.add(node.var, node.var, found.grids.get(source))
     found.signed[node.var] = _signed(found, source)

@@ -43,8 +43,6 @@ class QuantisedConversion(Conversion):
         known = constant_of(value)
         if known is not None:
             return relax.const(known.astype(np.float32))
-        if _kind(value) == "float32":
-            return value
         found = self.floats.get(value)
         return self.emit(relax.op.astype(value, "float32")) if found is None else found
 
@@ -124,9 +122,9 @@ def _dequantize(node: QuantisedConversion) -> Any:
 
 
 def _quantize_dynamically(node: QuantisedConversion) -> Any:
-    x, zero = node.inputs[0], relax.const(np.zeros(1, np.float32))
-    low, high = (  # of one axis: TVM has no vectors with values of none
-        node.emit(limit(node.shaped(node.emit(extreme(x)), (1,)), zero))
+    x, zero = node.inputs[0], relax.const(0.0, "float32")
+    low, high = (
+        node.emit(limit(node.emit(extreme(x)), zero))
         for limit, extreme in ((relax.op.minimum, relax.op.min), (relax.op.maximum, relax.op.max))
     )
     scale = node.emit(
@@ -136,11 +134,8 @@ def _quantize_dynamically(node: QuantisedConversion) -> Any:
     some = node.emit(relax.op.maximum(scale, tiny))  # for inputs of nothing but zeros
     negated = node.emit(relax.op.negative(node.emit(relax.op.divide(low, some))))
     at = node.emit(relax.op.round(negated))
-    offset = node.emit(relax.op.clip(at, 0.0, 255.0))
-    whole = node.quantized(x, some, offset, 0, "uint8")
-    return relax.Tuple(
-        [whole, node.shaped(scale, ()), node.whole(node.shaped(offset, ()), "uint8")]
-    )
+    offset = node.whole(node.emit(relax.op.clip(at, 0.0, 255.0)), "uint8")
+    return relax.Tuple([node.quantized(x, some, offset, 0, "uint8"), scale, offset])
 
 
 def _matmul_integer(node: QuantisedConversion) -> Any:

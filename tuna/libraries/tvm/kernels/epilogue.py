@@ -107,7 +107,7 @@ class Epilogue:
                 found, whole = tirx.min(tirx.max(found, low), high), True
                 if place == len(self.parts) - 1:
                     return _byte(found, zero)
-                found = tirx.nearbyint(found)
+                found = nearest(found)
             elif part == RESIDUAL and whole:
                 factor, other_factor, offset = (next(scalars) for _ in range(3))
                 other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
@@ -175,6 +175,11 @@ def _extreme(x: Any, other: Any, plain: Callable[..., Any], intrinsic: str) -> A
     if isinstance(other, tirx.FloatImm):
         return plain(other, x)  # one instruction, and the second operand where a comparison fails
     return tirx.call_llvm_pure_intrin(str(x.ty), intrinsic, x, other)
+
+
+def nearest(x: Any) -> Any:
+    """The nearest whole number, a tie to the even one: TIR's own `nearbyint` makes no vectors."""
+    return tirx.call_llvm_pure_intrin(str(x.ty), "llvm.nearbyint", x)
 
 
 def exp(x: Any) -> Any:
