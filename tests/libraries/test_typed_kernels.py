@@ -202,6 +202,22 @@ def test_solvers_take_bytes_and_bf16_in_blocks_alone() -> None:
     assert names(batch, layouts="native") == {"TvmGemmDirect", "TvmUntuned"}
 
 
+@pytest.mark.parametrize("family", ["direct", "gemm"])
+def test_rounding_leaves_whole_vectors_on_cpus_for_which_llvm_prefers_halves(family: str) -> None:
+    """TIR's own rounding makes a loop serial, and half a vector is what LLVM makes of it there."""
+    core = replace(PRODUCT, n=48) if family == "gemm" else PLAIN_CONV
+    task = task_of(core, DataType.INT8, "dequantize", "quantize", "residual", "quantize")
+    target = target_of("icelake-server")
+    made = problems.with_family(task, family, Mode.NATIVE, target)
+    assert made is not None
+    built = tvm.tirx.build(made.candidate(0).mod, target=target)
+    lines = built.inspect_source("asm").splitlines()
+    converted = [line for line in lines if "vcvtdq2ps" in line]
+    assert converted
+    assert all("%zmm" in line for line in converted)
+    assert not [line for line in lines if "vround" in line]
+
+
 @pytest.mark.keeps_processes
 @pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
