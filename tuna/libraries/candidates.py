@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,6 +140,8 @@ class CandidateLibrary(Library):
     #: true if the builder runs code that a config's body has: then a process that builds for one
     #: body builds for no other, and for no config without a body
     runs_bodies: ClassVar[bool] = False
+    #: names of solvers whose builds start a process for each core that they may use
+    wide_solvers: ClassVar[Collection[str]] = ()
 
     def __init__(self) -> None:
         self.compiler = CompileProcess(self._kind("tuna.libraries.building", self.builder, BUILD))
@@ -420,7 +422,8 @@ class CandidateLibrary(Library):
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
         """`call` of the compile child for a job."""
-        return self.compiler.caller(job, context, one_body=self.runs_bodies)
+        wide = job["solver"] in self.wide_solvers
+        return self.compiler.caller(job, context, one_body=self.runs_bodies, wide=wide)
 
     def _options(self, item: WorkItem) -> CandidateOptions:
         return read(self.options, item.options)

@@ -23,7 +23,7 @@ class BlockFunction:
 
     name: str
     key: tuple[Any, ...]  #: identity of the function: equal for equal functions
-    make: Callable[[], Any]
+    make: Callable[..., Any]  #: makes it, of its type `kind`
     sources: Sequence[Any]  #: variables, in blocks
     plain: tuple[int, ...] | None = None  #: extents of an answer that is not in blocks
 

@@ -34,7 +34,7 @@ def read(
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> Any:
     """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
-    if not _is_torch(path):
+    if not is_torch(path):
         return read_onnx(path, shapes, batch, values)
     if values:
         raise BadInput(
@@ -44,7 +44,8 @@ def read(
     return torch_importer.read(path, shapes, batch)
 
 
-def _is_torch(path: Path) -> bool:
+def is_torch(path: Path) -> bool:
+    """Whether the file is a program of `torch.export`."""
     with path.open("rb") as file:
         return file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC
 
@@ -91,7 +92,7 @@ def read_onnx(
 
 def locations(path: Path) -> list[str]:
     """Return the places of the model's weights, relative to its folder: unchecked text."""
-    if _is_torch(path):
+    if is_torch(path):
         return []
     return list(
         dict.fromkeys(ExternalDataInfo(tensor).location for tensor in _outside(_graph(path)))

@@ -96,6 +96,10 @@ def in_vectors(function: Any) -> Any:
 
     def chosen(cast: Any) -> Any:
         # where a cast of a vector of truth values has a name, TVM's analyzer fails
+        if str(cast.ty) == "bfloat16":
+            return epilogue.rounded(cast.value, "bfloat16")
+        if str(cast.value.ty) == "bfloat16" and str(cast.ty) == "float32":
+            return epilogue.in_fp32(cast.value)
         if str(cast.value.ty) != "bool" or "float" not in str(cast.ty):
             return cast
         return tirx.Select(cast.value, *(tirx.const(value, str(cast.ty)) for value in (1.0, 0.0)))
