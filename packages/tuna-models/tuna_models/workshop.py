@@ -39,8 +39,8 @@ class Workshop:
         return self._folder
 
     def new_folder(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder within the folder, which ends before it."""
-        return tempfile.TemporaryDirectory(dir=self.folder)
+        """A folder within the folder, which ends before it; a fork of the child may still write."""
+        return tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True)
 
     def process(self, target: str, model: str) -> ModelProcess:
         """The child, which has started to import TVM; `target` as `ModelProcess` has it."""
