@@ -56,13 +56,13 @@ NATIVE, DIRECT = {"layouts": "native"}, {"winograd": "no"}
 EXAMPLES = 50 if os.environ.get("TUNA_TEST_DRILLS") == "3" else 2
 #: Version of the kernels, and for each family the digest of its points, in order, and of its packed
 #: weights: both are what a record or an exported database relies on.
-VERSION = 5
+VERSION = 6
 DIGESTS = {
     "direct": "28731125761d4a52",
     "depthwise": "75c6c708d86f1762",
     "pointwise": "3d7320052e1220e2",
     "winograd2": "6bca80351cc2009d",
-    "winograd4": "0ff5320368c53af9",
+    "winograd4": "839cd7cd9e64ef91",
     "winograd6": "8420b0cde85555f0",
     "backward_data": "84186c62db1f33da",
     "backward_weights": "949abcb5b636c782",

@@ -20,6 +20,7 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape
+from tuna.libraries.tvm.kernels.dots import words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
     FAMILIES,
@@ -32,6 +33,7 @@ from tuna.libraries.tvm.kernels.families import (
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.types import FP32, TYPES
 from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
 #: Factor over the least estimate beyond which the best point of a family is not tried early
@@ -94,8 +96,14 @@ class FamilyProblem:
     def packing(self) -> list[Steps | None]:
         """The steps to each argument of the kernel."""
         layer = self.layer
+        words = words_of(layer.types, layer.machine)
         return packing_of(
-            self.config, self.family, layer.mode, layer.machine.floats, layer.epilogue.parts
+            self.config,
+            self.family,
+            layer.mode,
+            layer.machine.floats,
+            layer.epilogue.parts,
+            "" if words is None else words.weights,
         )
 
     def inputs(self, *given: Any) -> list[Any]:
@@ -140,7 +148,10 @@ def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyP
     if isinstance(config, TaskConfig) and config.core is not None:
         core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
     if isinstance(core, GemmConfig) and family == GEMM.name:
-        return FamilyProblem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
+        if core.data_type not in TYPES:
+            return None
+        types, cpu = TYPES[core.data_type], machine.from_target(target)
+        return FamilyProblem(core, GEMM, Product(core, mode, cpu, epilogue, types))
     layer = layer_of(core, mode, target, epilogue)
     if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
         return None
@@ -157,8 +168,10 @@ def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHI
     none (`shape.supported`)."""
     if not shape.supported(config):
         return None
-    cpu = machine.from_target(target)
-    return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
+    cpu, types = machine.from_target(target), TYPES[config.data_type]
+    words = words_of(types, cpu)
+    word_type = "" if words is None else words.weights
+    return Layer(shape.of(config, cpu.floats, word_type), mode, cpu, epilogue, types)
 
 
 def estimate(
@@ -175,7 +188,7 @@ def estimate(
 
 def _weight_bytes(family: Family, sizes: ConvShape) -> float:
     """Return the bytes of the family's packed weights."""
-    channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
+    channels = sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_words
     return 4.0 * family.packed_taps(sizes) * channels
 
 
@@ -201,9 +214,15 @@ def ranked(
 
 
 def _fits(family: Family, layer: Layer | Product) -> bool:
+    if layer.types.data_type not in family.data_types:
+        return False
+    if layer.types is not FP32 and layer.words is None:
+        return False
     if isinstance(layer, Product):
         return family.applies(layer.config, layer.mode)
     sizes = layer.shape
+    if layer.types is not FP32 and layer.mode is Mode.LAYER:
+        return False
     return sizes.direction is family.direction and family.applies(sizes, layer.mode)
 
 
@@ -235,7 +254,10 @@ def packed(array: Any, steps: Steps | None) -> Any:
         filled[(own, *others)] = array[own]
     if "transform" in steps:
         return _transformed(filled, steps)
-    return np.ascontiguousarray(filled.reshape(steps["split"]).transpose(steps["permuted"]))
+    found = filled.reshape(steps["split"]).transpose(steps["permuted"])
+    if "word" not in steps:
+        return np.ascontiguousarray(found)
+    return np.ascontiguousarray(found, np.dtype(steps["word"])).view(np.int32)[..., 0]
 
 
 def _transformed(filled: Any, steps: Steps) -> Any:

@@ -44,7 +44,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
-from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import L3_BYTES, Work
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
@@ -87,7 +87,9 @@ def workload(layer: Layer) -> tvm.IRModule:
     (rows, columns), out_width = shape.filter, shape.out_size[1]
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W")
+    words = layer.words
+    kind = "int32" if words else "float32"
+    w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W", dtype=kind)
     asked = asks_ahead(layer)
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if asked else w
     read = stages.reader(x, layer)
@@ -99,7 +101,7 @@ def workload(layer: Layer) -> tvm.IRModule:
             extent = high, wide + (row.computed - row.pixels) * sw
             data = stages.padded_copy(read, layer, extent)
         read = lambda *index: data[index]  # noqa: E731
-    c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
+    c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_words), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
 
     def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
@@ -109,14 +111,23 @@ def workload(layer: Layer) -> tvm.IRModule:
             h, v = h * row.merged + tirx.floordiv(v, out_width), tirx.floormod(v, out_width)
         block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
         weight = weights[tirx.floordiv(k, side), c, rx, ry, i, tirx.floormod(k, side), lane]
-        value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i) * weight
+        value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i * shape.word)
+        if words:
+            value = dots.product(layer.types.sums, value, weight)
+        else:
+            value *= weight
         return te.sum(value, axis=[c, rx, ry, i])
 
     high = shape.out_size[0] // row.merged
     extents = (shape.batch, shape.out_blocks, high, row.computed, shape.block)
     arguments = [x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)]
     following = functools.partial(_following, layer)
-    change = functools.partial(asking_ahead, name=_WEIGHTS, following=following) if asked else None
+
+    def change(function: Any) -> Any:
+        if words:
+            function = dots.in_vectors(function, _SUMS, words, shape.block)
+        return asking_ahead(function, _WEIGHTS, following) if asked else function
+
     return stages.module_of(arguments, change)
 
 
@@ -133,7 +144,7 @@ def _following(layer: Layer, index: list[Any]) -> list[Any]:
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     """Apply a point of the space to a schedule of `workload(layer)`."""
     sums, merged = sch.get_sblock(_SUMS), rows_of(layer).merged
-    n, k, h, v, lane, c, rx, ry, i = sch.get_loops(sums)
+    n, k, h, v, *lanes, c, rx, ry, i = sch.get_loops(sums)  # no loop of lanes: words
     k, kn = sch.split(k, [None, params.blocks])
     h, hn = sch.split(h, [None, params.rows])
     v, vn = sch.split(v, [None, params.columns])
@@ -155,13 +166,14 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
         ROWS_OUTSIDE: [h, k, row, v, c],
         CHANNELS_OUTSIDE: [k, c, h, v],
     }[params.order]
-    sch.reorder(*first, *outer, rx, ry, i, *inside, lane)
+    sch.reorder(*first, *outer, rx, ry, i, *inside, *lanes)
     if shared:
         n = sch.fuse(*first)
         sch.parallel(n)
     for loop in [v, *inside] if tiles_unrolled(layer, params) else inside:
         sch.unroll(loop)
-    sch.vectorize(lane)
+    for lane in lanes:
+        sch.vectorize(lane)
     if asks_ahead(layer):
         weights = sch.get_sblock(_WEIGHTS)
         sch.compute_at(weights, step, preserve_unit_loops=True)
@@ -170,13 +182,19 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     if params.order == CHANNELS_OUTSIDE:
         answer = stages.answer_block(sch, merged)
         sch.reverse_compute_at(answer, k, preserve_unit_loops=True)
-        for block in (answer, sch.decompose_reduction(sums, c)):
+        cleared = sch.decompose_reduction(sums, c)
+        for block in (answer, *([cleared] if lanes else [])):
             sch.vectorize(sch.get_loops(block)[-1])
     else:
         sch.set_scope(sums, 0, "local")
         depth = len(outer)
         stages.schedule_answer(sch, layer, v, depth, merged)
-        stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), depth)
+        cleared = sch.decompose_reduction(sums, c)
+        if lanes:
+            stages.unroll_and_vectorize(sch, cleared, depth)
+        else:
+            for loop in sch.get_loops(cleared)[depth:]:
+                sch.unroll(loop)
     if copies(layer):
         placed = together > 1 or shared
         if placed:
@@ -196,7 +214,7 @@ def grid_of(layer: Layer, params: DirectParams) -> tuple[int, int]:
     together = _rows_in_l2(layer, params.rows) if params.order == ROWS_OUTSIDE else 1
     down = shape.out_size[0] // rows_of(layer).merged // params.rows // together
     most = 4 * machine.cores
-    read = _data_bytes(shape) / L3_BYTES * (1 if shape.image else shape.group_count)
+    read = _data_bytes(layer) / L3_BYTES * (1 if shape.image else shape.group_count)
     if copies(layer):
         read *= 3
     halo = (shape.filter[0] - 1) / shape.in_size[0]
@@ -230,8 +248,10 @@ def asks_ahead(layer: Layer) -> bool:
 
 def copies(layer: Layer) -> bool:
     """Whether the kernel works on a copy of its input."""
-    shape = layer.shape
+    shape, words = layer.shape, layer.words
     if any(shape.pad) or stages.ragged(layer):
+        return True
+    if words is not None and (shape.image or words.data == "int16"):
         return True
     row = rows_of(layer)
     if shape.stride != (1, 1) if shape.pointwise else row.computed > row.pixels:
@@ -288,7 +308,7 @@ def space(layer: Layer) -> list[DirectParams]:
     )
     reach = math.prod(shape.filter) * shape.in_blocks
     unrolls = [
-        unroll for unroll in (_UNROLLS if reach > 1 else (1,)) if shape.in_block % unroll == 0
+        unroll for unroll in (_UNROLLS if reach > 1 else (1,)) if shape.in_words % unroll == 0
     ]
     order = _order(layer)
     orders = [order]
@@ -310,7 +330,7 @@ def work(layer: Layer, params: DirectParams) -> Work:
 def _sum_cycles(layer: Layer, params: DirectParams) -> float:
     """Cycles of all sums on one core."""
     shape, rows = layer.shape, rows_of(layer)
-    steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
+    steps = shape.in_blocks * shape.in_words * math.prod(shape.filter)
     pixels = math.prod(shape.out_size) * rows.computed / rows.pixels
     vectors = shape.batch * shape.out_blocks * pixels
     tile = (params.rows, params.columns, params.blocks)
@@ -340,7 +360,7 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
 def _row_cycles(tile: tuple[int, int, int], pixels: int, layer: Layer) -> float:
     """Cycles per multiply-add of a vector in a row of `pixels`, whose last tile may be narrower."""
     (rows, columns, blocks), shape, machine = tile, layer.shape, layer.machine
-    steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
+    steps = shape.in_blocks * shape.in_words * math.prod(shape.filter)
     tiles, rest = divmod(pixels, columns)
     found = tiles * machine.tile_cycles(rows * columns, blocks, steps)
     if rest:
@@ -352,7 +372,7 @@ def _order(layer: Layer) -> int:
     """Which order reads fewer bytes from beyond L2: the input once for each block group, or the
     weights for each row."""
     shape, machine = layer.shape, layer.machine
-    data, weights, half = _data_bytes(shape), _weight_bytes(shape), machine.l2_bytes / 2
+    data, weights, half = _data_bytes(layer), _weight_bytes(shape), machine.l2_bytes / 2
     rows = shape.out_size[0] // rows_of(layer).merged
     overflows = weights > half * shape.out_blocks / 2  # already the weights of two blocks
     if overflows and not shape.pointwise:
@@ -367,16 +387,17 @@ def _rows_in_l2(layer: Layer, tile_rows: int) -> int:
     whole input stay there."""
     shape, merged = layer.shape, rows_of(layer).merged
     l2_bytes = layer.machine.l2_bytes
-    if _weight_bytes(shape) <= l2_bytes / 2 or _data_bytes(shape) <= l2_bytes:
+    if _weight_bytes(shape) <= l2_bytes / 2 or _data_bytes(layer) <= l2_bytes:
         return 1
-    row_bytes = 4 * shape.group_in * shape.in_size[1] * shape.stride[0]
+    row_bytes = layer.data_bytes * shape.group_in * shape.in_size[1] * shape.stride[0]
     fitting = l2_bytes // 2 // (row_bytes * merged * tile_rows)
     return divisors(shape.out_size[0] // merged // tile_rows, max(1, fitting))[-1]
 
 
-def _data_bytes(shape: ConvShape) -> int:
-    return 4 * shape.group_in * math.prod(shape.in_size)
+def _data_bytes(layer: Layer) -> int:
+    shape = layer.shape
+    return layer.data_bytes * shape.group_in * math.prod(shape.in_size)
 
 
 def _weight_bytes(shape: ConvShape) -> int:
-    return 4 * shape.out_channels * shape.in_blocks * shape.in_block * math.prod(shape.filter)
+    return 4 * shape.out_channels * shape.in_blocks * shape.in_words * math.prod(shape.filter)

@@ -91,6 +91,11 @@ class Epilogue:
         """Data type of the values that are written."""
         return CASTS.get(self.parts[-1], "float32") if self.parts else "float32"
 
+    @property
+    def is_cast(self) -> bool:
+        """Whether it says the type of the values that are written."""
+        return bool(self.parts) and self.parts[-1] in CASTS
+
     def apply(self, found: Any, bias: Callable[[], Any], residual: Callable[[], Any]) -> Any:
         """The value that is written for a sum; `bias` and `residual` give what is added to it."""
         added = {BIAS: bias, RESIDUAL: residual}

@@ -16,6 +16,7 @@ something:
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
     permuted   axes         transpose to this order; the result is contiguous, in fp32
+    word       type         ... or in this type, the last axis as one word of 32 bits
 
 The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
 of the layer, to `order`.
@@ -37,6 +38,7 @@ from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.types import TYPES, WORDS
 
 #: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3
@@ -84,6 +86,8 @@ class Family:
     #: outputs of a tile of Winograd's in each direction, an argument of its functions; 0: not
     #: Winograd
     outputs: int = 0
+    #: types of the layers that it takes
+    data_types: tuple[DataType, ...] = (DataType.FP32,)
 
     @cached_property
     def kernel(self) -> FamilyKernel:
@@ -105,8 +109,8 @@ class Family:
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
-    """Any convolution."""
-    return True
+    """Any convolution whose channels are whole words."""
+    return shape.in_block % shape.word == 0
 
 
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
@@ -140,14 +144,24 @@ def _backward_weights(shape: ConvShape, mode: Mode) -> bool:
 
 
 def _gemm(config: Config, mode: Mode) -> bool:
-    """fp32 in packed matrices, in either mode."""
-    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32 and config.is_plain
+    """Packed matrices of one type, in either mode; of bytes, the second packed ahead."""
+    if not isinstance(config, GemmConfig) or config.data_type not in TYPES:
+        return False
+    return config.is_plain and (config.data_type is not DataType.INT8 or mode is Mode.NATIVE)
 
 
 def _pack_direct(shape: ConvShape) -> Steps:
     """The order in which a tile reads weights: the blocks that share a line side by side."""
-    split = [*_paired(shape), *shape.filter]
-    return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
+    if shape.word == 1:
+        split = [*_paired(shape), *shape.filter]
+        return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
+    *blocks, _ = _paired(shape)
+    split = [*blocks, shape.in_words, shape.word, *shape.filter]
+    return _filled(shape) | {
+        "split": split,
+        "permuted": [0, 3, 7, 6, 4, 1, 2, 5],
+        "word": shape.word_type,
+    }
 
 
 def _pack_depthwise(shape: ConvShape) -> Steps:
@@ -216,11 +230,11 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
 
 
 _ROWS = (
-    Family("direct", "TvmConvTile", _direct, _pack_direct),
+    Family("direct", "TvmConvTile", _direct, _pack_direct, data_types=tuple(TYPES)),
     Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise),
     Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
     _winograd_family(2, 5e-6),
-    _winograd_family(4, 5e-5),
+    _winograd_family(4, 2e-5),
     _winograd_family(6, 1e-4),
     Family(
         "backward_data",
@@ -235,7 +249,7 @@ _ROWS = (
         _backward_weights,
         direction=Direction.BACKWARD_WEIGHTS,
     ),
-    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm"),
+    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm", data_types=tuple(TYPES)),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: Family of matrix products
@@ -243,19 +257,24 @@ GEMM = FAMILIES["gemm"]
 
 
 def packing_of(
-    core: Config, family: Family, mode: Mode, width: int, epilogue: Sequence[str] = ()
+    core: Config,
+    family: Family,
+    mode: Mode,
+    width: int,
+    epilogue: Sequence[str] = (),
+    word_type: str = "",
 ) -> list[Steps | None]:
-    """Return the steps to each argument of a family's kernel, for vectors of `width` values; None
-    for one that stays.
+    """Return the steps to each argument of a family's kernel, for vectors of `width` values and
+    words of `word_type`; None for one that stays.
 
     The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
     """
     native = mode is Mode.NATIVE
     inputs, weights, bias, answer = None, None, None, None
     if isinstance(core, GemmConfig):
-        weights = _panels(core, width) if native else None
+        weights = _panels(core, width, word_type) if native else None
     elif isinstance(core, ConvConfig) and family.packing is not None:
-        sizes = shapes.of(core, width)
+        sizes = shapes.of(core, width, word_type)
         order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
         backward = core.direction is Direction.BACKWARD_DATA
         turned = {"turned": core.group_count} if backward else {}
@@ -290,7 +309,8 @@ def packing_for(
 
 def extents_of(steps: Steps) -> tuple[int, ...]:
     """Extents of a packed tensor."""
-    return tuple(steps["split"][axis] for axis in steps["permuted"])
+    extents = tuple(steps["split"][axis] for axis in steps["permuted"])
+    return extents[:-1] if "word" in steps else extents
 
 
 def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
@@ -317,12 +337,22 @@ def column_blocks(columns: int, width: int) -> int:
     return blocks + blocks % 2 if blocks > 8 else blocks
 
 
-def _panels(config: GemmConfig, width: int) -> Steps:
-    """B as N/b, K, b, after the batch, if any."""
+def _panels(config: GemmConfig, width: int, word_type: str) -> Steps:
+    """B as N/b, K, b, after the batch, if any; or with words of K."""
     batch = [config.batch_count] if config.batch_count > 1 else []
     blocks, lead = column_blocks(config.n, width), list(range(len(batch)))
     first, second, third = (len(lead) + axis for axis in range(3))
     order = {"order": [*lead, second, first]} if config.trans_b else {}
+    if word_type:
+        word = WORDS[word_type]
+        words = math.ceil(config.k / word)
+        return {
+            **order,
+            "filled": [*batch, words * word, blocks * width],
+            "split": [*batch, words, word, blocks, width],
+            "permuted": [*lead, third, first, third + 1, second],
+            "word": word_type,
+        }
     return {
         **order,
         "filled": [*batch, config.k, blocks * width],

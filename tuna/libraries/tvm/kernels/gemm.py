@@ -22,6 +22,8 @@ once.
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +31,13 @@ import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
-from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels import dots, stages
+from tuna.libraries.tvm.kernels.dots import Words, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import column_blocks
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
-from tuna.libraries.tvm.kernels.types import FP32, Types
+from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
 _POINTS = 16
@@ -53,6 +56,16 @@ class Product:
     machine: Machine
     epilogue: Epilogue = NOTHING  #: epilogue, whose bias is a value for each column
     types: Types = FP32
+
+    @property
+    def words(self) -> Words | None:
+        """The words that its sums take; None: single values."""
+        return words_of(self.types, self.machine)
+
+    @property
+    def steps(self) -> int:
+        """Steps of K: its values, or words of them, the last one filled up with zeros."""
+        return math.ceil(self.config.k / (1 if self.words is None else self.words.word))
 
 
 @dataclass(frozen=True)
@@ -77,48 +90,69 @@ def workload(product: Product) -> tvm.IRModule:
     blocks, high = column_blocks(product.config.n, product.machine.floats), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     stored = (config.k, config.m) if config.trans_a else (config.m, config.k)
-    a = te.placeholder((*batch, *stored), name="A")
+    words, types, steps = product.words, product.types, product.steps
+    word = 1 if words is None else words.word
+    a = te.placeholder((*batch, *stored), name="A", dtype=types.input)
+    packed = (*batch, blocks, steps, size)
     if product.mode is Mode.NATIVE:
-        b = panels = te.placeholder((*batch, blocks, config.k, size), name="B")
+        b = panels = te.placeholder(packed, name="B", dtype="int32" if words else "float32")
     else:
         stored = (config.n, config.k) if config.trans_b else (config.k, config.n)
-        b = te.placeholder((*batch, *stored), name="B")
-        panels = te.compute(
-            (*batch, blocks, config.k, size),
-            lambda *index: _panel(b, product, *index),
-            name=_PANELS,
-        )
+        b = te.placeholder((*batch, *stored), name="B", dtype=types.input)
+        panels = te.compute(packed, lambda *index: _panel(b, product, *index), name=_PANELS)
 
     def row_value(*index: Any) -> Any:
         *lead, i, r = index
         inside = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
-        return stages.where([i < config.m] if high > config.m else [], inside)
+        conditions = [i < config.m] if high > config.m else []
+        if words is None:
+            return stages.where(conditions, inside)
+        if steps * word > config.k:
+            conditions.append(r < config.k)
+        copied = dots.copied(inside, types, words)
+        return stages.where(conditions, copied, tirx.const(0, words.data))
 
-    rows = te.compute((*batch, high, config.k), row_value, name=_ROWS)
-    r = te.reduce_axis((0, config.k), "r")
+    rows = te.compute((*batch, high, steps * word), row_value, name=_ROWS)
+    r = te.reduce_axis((0, steps), "r")
 
     def term(*index: Any) -> Any:
         *lead, i, j, lane = index
-        return te.sum(rows[(*lead, i, r)] * panels[(*lead, j, r, lane)], axis=[r])
+        value, weight = rows[(*lead, i, r * word)], panels[(*lead, j, r, lane)]
+        both = dots.product(types.sums, value, weight) if words else value * weight
+        return te.sum(both, axis=[r])
 
     sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
     bias: Any = te.placeholder((config.n,), name="bias") if wanted.bias else None
-    residual: Any = te.placeholder(extents, name="R") if wanted.residual else None
+    residual: Any = (
+        te.placeholder(extents, name="R", dtype=types.input) if wanted.residual else None
+    )
 
     def written(*index: Any) -> Any:
         total = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
-        return wanted.apply(total, lambda: bias[index[-1]], lambda: residual[index])
+        found = wanted.apply(
+            total, lambda: bias[index[-1]], lambda: tirx.Cast("float32", residual[index])
+        )
+        narrow = types is BF16 and not wanted.is_cast
+        return tirx.Cast(types.input, found) if narrow else found
 
     added = [tensor for tensor in (bias, residual) if tensor is not None]
-    return stages.module_of([a, b, *added, te.compute(extents, written, name=_OUT)])
+    arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
+    if words is None:
+        return stages.module_of(arguments)
+    lanes = functools.partial(
+        dots.in_vectors, name=_SUMS, words=words, lanes=size, axis=len(batch) + 2
+    )
+    return stages.module_of(arguments, lanes)
 
 
 def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     """Apply a point of the space to a schedule of `workload(product)`."""
     block, size = sch.get_sblock, product.machine.floats
     sums, rows = block(_SUMS), block(_ROWS)
-    *batch, i, j, lane, r = sch.get_loops(sums)
+    depth = 1 if product.config.batch_count > 1 else 0
+    loops = sch.get_loops(sums)
+    batch, (i, j, *lanes, r) = loops[:depth], loops[depth:]  # no loop of lanes: words
     i, row = sch.split(i, [None, params.rows])
     j, panel, nn = sch.split(j, [None, params.group, params.blocks])
     whole = params.passes == 1
@@ -128,7 +162,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         first, r = sch.split(r, [params.passes, None])
         parts = [first]
     outer = [*batch, j, i, panel] if whole else [*batch, j]
-    sch.reorder(*batch, j, *parts, i, panel, r, step, row, nn, lane)
+    sch.reorder(*batch, j, *parts, i, panel, r, step, row, nn, *lanes)
     out, depth = block(_OUT), len(outer)
     sch.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
     sch.split(sch.get_loops(out)[-1], [None, size])
@@ -139,14 +173,18 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         sch.vectorize(sch.get_loops(out)[-1])
     for loop in (step, row, nn):
         sch.unroll(loop)
-    sch.vectorize(lane)
+    for lane in lanes:
+        sch.vectorize(lane)
     if batch:
         j = sch.fuse(*batch, j)
         depth -= 1
     if product.machine.cores > 1:
         sch.parallel(j)
     init = sch.decompose_reduction(sums, first)
-    if whole:
+    if not lanes:
+        for loop in sch.get_loops(init)[depth if whole else -1 :]:
+            sch.unroll(loop)
+    elif whole:
         stages.unroll_and_vectorize(sch, init, depth)
     else:
         sch.vectorize(sch.get_loops(init)[-1])
@@ -170,12 +208,12 @@ def space(product: Product) -> list[GemmParams]:
     config, machine = product.config, product.machine
     high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
     tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (sum_cycles(*tile), -tile[0]))
-    unroll = 4 if config.k % 4 == 0 else 1
+    unroll = 4 if product.steps % 4 == 0 else 1
     found = []
     for tile in tiles[:4]:
         panels = blocks // tile[1]
-        for passes in _passes(config.k, tile[0], unroll, machine):
-            kept = 4 * config.k // passes * tile[1] * machine.floats
+        for passes in _passes(product.steps, tile[0], unroll, machine):
+            kept = 4 * product.steps // passes * tile[1] * machine.floats
             groups = divisors(panels, machine.l2_bytes // 2 // kept)
             for group in groups[::-1][:2] or [1]:
                 for copy_rows, copy_panels in _copies(product):
@@ -187,11 +225,11 @@ def work(product: Product, params: GemmParams) -> Work:
     """Return what a run takes of the busiest core, copies at two cycles for a vector."""
     config, size = product.config, product.machine.floats
     blocks = column_blocks(product.config.n, product.machine.floats)
-    sums = _row_count(product) * blocks * config.k * sum_cycles(params.rows, params.blocks)
-    copied = 2.0 * config.k * blocks if params.copy_panels else 0.0
+    sums = _row_count(product) * blocks * product.steps * sum_cycles(params.rows, params.blocks)
+    copied = 2.0 * product.steps * blocks if params.copy_panels else 0.0
     if params.copy_rows:
         times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
-        copied += 2.0 * config.m * config.k / size * times
+        copied += 2.0 * config.m * product.steps / size * times
     if params.passes > 1:
         copied += 2.0 * config.m * blocks * params.passes
     groups = config.batch_count * (blocks // (params.blocks * params.group))
@@ -218,6 +256,8 @@ def _copies(product: Product) -> list[tuple[int, int]]:
     panels_must = config.n % product.machine.floats != 0 or config.trans_b
     rows = [many] if rows_must else ([many, 0] if config.n > 64 else [0, many])
     panels = [1] if panels_must else ([1, 0] if config.m > 64 else [0, 1])
+    if product.words is not None:  # words are read from copies alone
+        rows, panels = [1, 2], [1]
     if product.mode is Mode.NATIVE:
         panels = [0]
     return [(row, panel) for panel in panels for row in rows]
@@ -245,9 +285,21 @@ def _row_count(product: Product) -> int:
 def _panel(b: Any, product: Product, *index: Any) -> Any:
     config, size, (*lead, block, r, lane) = product.config, product.machine.floats, index
     column = block * size + lane
-    inside = b[(*lead, column, r)] if config.trans_b else b[(*lead, r, column)]
-    filled = column_blocks(config.n, size) * size > config.n
-    return stages.where([column < config.n] if filled else [], inside)
+    words, filled = product.words, column_blocks(config.n, size) * size > config.n
+
+    def value(r: Any) -> Any:
+        return b[(*lead, column, r)] if config.trans_b else b[(*lead, r, column)]
+
+    conditions = [column < config.n] if filled else []
+    if words is None:
+        return stages.where(conditions, value(r))
+    parts = []
+    for place in range(words.word):
+        at = r * words.word + place
+        inside = [at < config.k] if config.k % words.word else []
+        part = dots.copied(value(at), product.types, words)
+        parts.append(stages.where([*conditions, *inside], part, tirx.const(0, words.data)))
+    return dots.word_of(parts)
 
 
 def _vectorize_copy(sch: Any, block: Any, product: Product) -> None:
@@ -256,7 +308,7 @@ def _vectorize_copy(sch: Any, block: Any, product: Product) -> None:
     size = product.machine.floats
     row, last = sch.get_loops(block)[-2:]
     if not product.config.trans_a:
-        if product.config.k % size == 0:
+        if int(sch.get(last).extent) % size == 0:
             sch.vectorize(sch.split(last, [None, size])[1])
     elif _row_count(product) == product.config.m and int(sch.get(row).extent) % size == 0:
         group, lane = sch.split(row, [None, size])

@@ -32,6 +32,14 @@ _UNHIDDEN = 0.5
 #: Origin of a multiply-add's broadcast operand: memory (AVX-512), a lane of a register that holds
 #: several values (NEON), or none: the broadcast is a separate instruction (AVX2)
 Broadcast = Literal["memory", "lane", "none"]
+#: Sums of two bfloat16 in fp32, of four bytes, or of two numbers of 16 bits, in 32 bits
+Sums = Literal["bf16", "vnni", "madd"]
+#: Features of LLVM, of which one is needed, by vector bytes
+_WORDS: dict[int, tuple[tuple[Sums, set[str]], ...]] = {
+    64: (("bf16", {"avx512bf16"}), ("vnni", {"avx512vnni"}), ("madd", {"avx512bw"})),
+    32: (("vnni", {"avxvnni"}), ("madd", {"avx2"})),
+    16: (),
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Machine:
     l2_bytes: int
     cores: int = 1
     broadcast: Broadcast = "memory"
+    words: frozenset[Sums] = frozenset()  #: sums of words that it has an instruction for
 
     @property
     def floats(self) -> int:
@@ -153,6 +162,7 @@ def _from_text(text: str) -> Machine:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
+    words = frozenset(name for name, needed in _WORDS[vector_bytes] if needed & features)
     found, cores = data_caches(), int(target.attrs.get("num-cores", 1))
     l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, broadcast)
+    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, broadcast, words)

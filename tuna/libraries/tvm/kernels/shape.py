@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
+from tuna.libraries.tvm.kernels.types import TYPES, WORDS
 
 #: Maximum of channels with which a layer is the first of a network: its input is an image in its
 #: own layout, never blocked
@@ -54,6 +55,13 @@ class ConvShape:
     in_layout: str
     out_layout: str
     direction: Direction = Direction.FORWARD
+    #: type of the weights of which words are multiplied (`kernels.dots`), empty for single values
+    word_type: str = ""
+
+    @property
+    def word(self) -> int:
+        """Number of input channels that one instruction takes at once."""
+        return WORDS[self.word_type]
 
     @property
     def group_count(self) -> int:
@@ -67,13 +75,21 @@ class ConvShape:
 
     @property
     def in_block(self) -> int:
-        """Input channels in one step of the reduction: a block, all of a group, what divides them,
-        or 1 of an image."""
+        """Input channels in one block of the reduction: those of the input, all of a group, what
+        divides them, or of an image one word. Whole words, but for groups that have none."""
         if self.image:
-            return 1
+            return self._in_words(1 if self.word == 1 else self.in_channels)
         if self.group_count == 1:
-            return min(self.block, self.group_in)
+            return self._in_words(min(self.block, self.group_in))
         return divisors(self.group_in, self.block)[-1]
+
+    def _in_words(self, channels: int) -> int:
+        return math.ceil(channels / self.word) * self.word
+
+    @property
+    def in_words(self) -> int:
+        """Words of a block of the reduction."""
+        return self.in_block // self.word
 
     @property
     def in_blocks(self) -> int:
@@ -144,8 +160,11 @@ def divisors(number: int, most: int) -> list[int]:
 
 
 def supported(config: Config) -> TypeGuard[ConvConfig]:
-    """Whether `config` is a 2D convolution in fp32, or a gradient of one."""
-    if not isinstance(config, ConvConfig) or config.data_type is not DataType.FP32:
+    """Whether `config` is a 2D convolution in fp32, or a gradient of one; or a forward one of
+    another type that kernels take."""
+    if not isinstance(config, ConvConfig) or config.data_type not in TYPES:
+        return False
+    if config.data_type is not DataType.FP32 and config.direction is not Direction.FORWARD:
         return False
     return config.mode == "conv" and config.spatial_dim == 2 and min(config.output_shape) >= 1
 
@@ -158,9 +177,9 @@ def turned(config: ConvConfig) -> bool:
     return config.conv_stride_h == config.conv_stride_w == 1 and min(_turned_pad(config)) >= 0
 
 
-def of(config: ConvConfig, block: int) -> ConvShape:
-    """The shape of a supported `config` in blocks of `block` channels; forward, for what is
-    `turned`."""
+def of(config: ConvConfig, block: int, word_type: str = "") -> ConvShape:
+    """The shape of a supported `config` in blocks of `block` channels, with weights in words of
+    `word_type`; forward, for what is `turned`."""
     height, width = config.output_size
     channels = config.in_channels, config.out_channels
     size = (config.in_h, config.in_w), (height, width)
@@ -185,6 +204,7 @@ def of(config: ConvConfig, block: int) -> ConvShape:
         in_layout=config.in_layout,
         out_layout=config.out_layout,
         direction=Direction.FORWARD if turned(config) else config.direction,
+        word_type=word_type,
     )
 
 

@@ -11,10 +11,11 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
+from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.types import FP32, Types
+from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
 
 #: Names of the blocks that a schedule looks for
 PAD, OUT, FLAT = "pad", "out", "flat"
@@ -46,11 +47,21 @@ class Layer:
     epilogue: Epilogue = NOTHING
     types: Types = FP32
 
+    @property
+    def words(self) -> Words | None:
+        """The words that its sums take; None: single values."""
+        return words_of(self.types, self.machine)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of a value of the input, or of its copy."""
+        return 4 if self.words is None else 4 // self.words.word
+
 
 def placeholder_of_input(layer: Layer) -> Any:
     """The placeholder `X` of a kernel's input."""
     extents = layer.shape.native_input() if layer.mode is Mode.NATIVE else layer.shape.layer_input()
-    return te.placeholder(extents, name="X", dtype="float32")
+    return te.placeholder(extents, name="X", dtype=layer.types.input)
 
 
 def reader(x: Any, layer: Layer) -> Reader:
@@ -86,11 +97,12 @@ def _overhang(shape: ConvShape) -> bool:
     return shape.group_count * shape.in_blocks * shape.in_block > shape.in_channels
 
 
-def where(conditions: Sequence[Any], value: Any) -> Any:
-    """The value where all conditions hold, else zero."""
+def where(conditions: Sequence[Any], value: Any, fill: Any = None) -> Any:
+    """The value where all conditions hold, else `fill`, or zero."""
     if not conditions:
         return value
-    return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0.0, "float32"))
+    other = tirx.const(0.0, "float32") if fill is None else fill
+    return tirx.if_then_else(tirx.all(*conditions), value, other)
 
 
 def padded_copy(
@@ -108,12 +120,16 @@ def padded_copy(
     """
     shape = layer.shape
     (ph, pw), (sh, sw) = pad or shape.pad, step
+    kind = layer.types.input if layer.words is None else layer.words.data
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         conditions = inside(shape, (h * sh, w * sw), (ph, pw), extent, step)
         if ragged(layer) and _overhang(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
-        return where(conditions, read(n, c, h * sh - ph, w * sw - pw, i))
+        found = read(n, c, h * sh - ph, w * sw - pw, i)
+        if layer.words is not None:
+            found = copied(found, layer.types, layer.words)
+        return where(conditions, found, tirx.const(0, kind))
 
     blocks = shape.group_count * shape.in_blocks
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
@@ -146,11 +162,14 @@ def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
     channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
     last = shape.out_layout.endswith("C")
     bias: Any = te.placeholder(channels, name="B", dtype="float32") if wanted.bias else None
-    residual: Any = te.placeholder(extents, name="R", dtype="float32") if wanted.residual else None
+    stored = layer.types.input
+    residual: Any = te.placeholder(extents, name="R", dtype=stored) if wanted.residual else None
 
     def value(index: tuple[Any, ...], found: Any) -> Any:
         at = (index[1], index[4]) if native else (index[3] if last else index[1],)
-        return wanted.apply(found, lambda: bias[at], lambda: residual[index])
+        found = wanted.apply(found, lambda: bias[at], lambda: tirx.Cast("float32", residual[index]))
+        narrow = layer.types is BF16 and not wanted.is_cast
+        return tirx.Cast(stored, found) if narrow else found
 
     return [given for given in (bias, residual) if given is not None], value
 

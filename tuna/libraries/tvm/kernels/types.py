@@ -22,17 +22,13 @@ class Types:
     sums: str
 
     @property
-    def word(self) -> int:
-        """Number of values of the reduction in a word."""
-        return _WORDS[self.data_type]
-
-    @property
     def bytes(self) -> int:
         """Bytes of a value of the input."""
-        return 4 // self.word
+        return {"float32": 4, "bfloat16": 2, "uint8": 1}[self.input]
 
 
-_WORDS = {DataType.FP32: 1, DataType.BF16: 2, DataType.INT8: 4}
+#: Number of values in a word of 32 bits by their type; empty: no words
+WORDS = {"": 1, "bfloat16": 2, "int16": 2, "int8": 4}
 FP32 = Types(DataType.FP32, "float32", "float32", "float32")
 #: Products are exact in fp32, and sums are fp32
 BF16 = Types(DataType.BF16, "bfloat16", "bfloat16", "float32")
