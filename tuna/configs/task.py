@@ -10,6 +10,7 @@ from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import ConfigKind, Similar, from_json, kind_of
+from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
 #: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
@@ -23,7 +24,12 @@ RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = AC
     *("gelu", "gelu_tanh"),  #: GELU by erf, and by the approximation with tanh
     *("hard_sigmoid", "hard_swish"),  #: min(max(x + 3, 0), 6) / 6, and x times that
 )
-CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the type
+#: NumPy's name of the type that is written
+CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16", "to_fp32": "float32"}
+#: Steps of an epilogue of sums of whole numbers: to real values, by a factor and an offset for each
+#: channel; and to the nearest whole numbers, which are written as uint8 if this is the last step. A
+#: residual between two of the latter is whole numbers too.
+DEQUANTIZE, QUANTIZE = "dequantize", "quantize"
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,15 @@ class TaskConfig(Config):
             return
         if self.layouts not in LAYOUTS:
             raise BadInput(f"layouts must be {' or '.join(LAYOUTS)}, got {shown(self.layouts)}")
-        if not _is_epilogue(self.epilogue):
+        if self.core.data_type is DataType.INT8:
+            if self.epilogue and not _is_integer_epilogue(self.epilogue):
+                raise BadInput(
+                    f"an epilogue of INT8 is {DEQUANTIZE}, then {RESIDUAL} and one of"
+                    f" {', '.join(ACTIVATIONS)} in either order, then {QUANTIZE}, then {RESIDUAL}"
+                    f" and {QUANTIZE}, each but the first if it is there; got"
+                    f" {shown(self.epilogue)}"
+                )
+        elif not _is_epilogue(self.epilogue):
             raise BadInput(
                 f"an epilogue is {BIAS}, then {RESIDUAL} and one of {', '.join(ACTIVATIONS)} in"
                 f" either order, then {' or '.join(CASTS)}, each if it is there; got"
@@ -110,6 +124,17 @@ def _is_epilogue(parts: tuple[str, ...]) -> bool:
         del left[-1]
     functions = [part for part in left if part in ACTIVATIONS]
     return len(functions) <= 1 and left.count(RESIDUAL) == len(left) - len(functions) <= 1
+
+
+def _is_integer_epilogue(parts: tuple[str, ...]) -> bool:
+    if parts[0] != DEQUANTIZE:
+        return False
+    left = parts[1:]
+    if QUANTIZE not in left:
+        return _is_epilogue((BIAS, *left)) and not set(left) & set(CASTS)
+    place = left.index(QUANTIZE)
+    real, whole = left[:place], left[place + 1 :]
+    return _is_integer_epilogue((DEQUANTIZE, *real)) and whole in ((), (RESIDUAL, QUANTIZE))
 
 
 def _similar(config: TaskConfig) -> Similar | None:

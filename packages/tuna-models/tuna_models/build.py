@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import tvm
@@ -258,7 +257,6 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 
 
 def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
-    steps = problem.packing()[1]
-    pack = None if steps is None else partial(problems.packed, steps=steps)
+    pack = None if problem.packing()[1] is None else problem.packed_weights
     sizes = None if isinstance(problem.layer, Product) else problem.layer.shape
     return Chosen(module["main"], pack, sizes)

@@ -18,6 +18,7 @@ from tvm.s_tir import Schedule
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
+from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape
 from tuna.libraries.tvm.kernels.dots import words_of
@@ -109,7 +110,15 @@ class FamilyProblem:
     def inputs(self, *given: Any) -> list[Any]:
         """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
         its epilogue adds."""
-        return [packed(array, steps) for array, steps in zip(given, self.packing(), strict=False)]
+        x, w, *added = zip(given, self.packing(), strict=False)
+        return [packed(*x), self.packed_weights(w[0]), *(packed(*each) for each in added)]
+
+    def packed_weights(self, weights: Any) -> Any:
+        """The kernel's weights (GEMM: B) from the config's, or from those in fp32."""
+        steps = self.packing()[1]
+        if steps is not None and "word" not in steps:
+            weights = weights.astype(np.float32, copy=False)
+        return packed(weights, steps)
 
     def output(self, y: Any) -> Any:
         """The kernel's output, full of NaN as the config's `y` is."""
@@ -216,7 +225,7 @@ def ranked(
 def _fits(family: Family, layer: Layer | Product) -> bool:
     if layer.types.data_type not in family.data_types:
         return False
-    if layer.types is not FP32 and layer.words is None:
+    if family.words and layer.types is not FP32 and layer.words is None:
         return False
     if isinstance(layer, Product):
         return family.applies(layer.config, layer.mode)
@@ -257,7 +266,7 @@ def packed(array: Any, steps: Steps | None) -> Any:
     found = filled.reshape(steps["split"]).transpose(steps["permuted"])
     if "word" not in steps:
         return np.ascontiguousarray(found)
-    return np.ascontiguousarray(found, np.dtype(steps["word"])).view(np.int32)[..., 0]
+    return np.ascontiguousarray(found, np_type(steps["word"])).view(np.int32)[..., 0]
 
 
 def _transformed(filled: Any, steps: Steps) -> Any:

@@ -58,16 +58,19 @@ def workload(layer: Layer) -> tvm.IRModule:
     height, width = shape.out_size
     x = stages.placeholder_of_input(layer)
     w = te.placeholder(FAMILIES["depthwise"].packed_extents(shape), name="W")
-    data = _padded_copy(x, layer)
+    scalars = stages.scalars_of(layer)
+    data = _padded_copy(x, layer, scalars if pads(shape) else None)
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
     sums = te.compute(
         (shape.batch, shape.out_blocks, height, width, shape.block),
         lambda n, k, h, v, lane: te.sum(
-            data[n, k, h * sh + ry * dh, v * sw + rx * dw, lane] * w[k, ry, rx, lane], axis=[ry, rx]
+            data[n, k, h * sh + ry * dh, v * sw + rx * dw, lane].astype("float32")
+            * w[k, ry, rx, lane],
+            axis=[ry, rx],
         ),
         name=_SUMS,
     )
-    return stages.module_of([x, w, *stages.answer(sums, layer)])
+    return stages.module_of([x, w, *stages.answer(sums, layer, scalars=scalars)])
 
 
 def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
@@ -159,23 +162,25 @@ def _loads(params: DepthwiseParams, shape: ConvShape) -> float:
     return (high * wide + taps + 16) / _unrolled(params, shape)
 
 
-def _padded_copy(x: Any, layer: Layer) -> Any:
-    """The input as N, K/b, rows, columns, b: a channel for each output channel; X itself where that
-    is what it is."""
+def _padded_copy(x: Any, layer: Layer, scalars: Any) -> Any:
+    """The input in fp32 as N, K/b, rows, columns, b: a channel for each output channel; X itself
+    where that is what it is. Around it is zero, or the first of the `scalars`."""
     if not copies(layer) and not pads(layer.shape):
         return x
     shape, extent = layer.shape, layer.shape.read_size
     (ph, pw), many = shape.pad, shape.out_channels // shape.groups
     last = shape.in_layout.endswith("C")
+    fill = None if scalars is None else scalars[0]
 
     def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
         conditions = stages.inside(shape, (h, w), shape.pad, extent)
         if not copies(layer):
-            return stages.where(conditions, x[n, k, h - ph, w - pw, lane])
+            return stages.where(conditions, x[n, k, h - ph, w - pw, lane].astype("float32"), fill)
         channel = tirx.floordiv(k * shape.block + lane, many)
         if layer.mode is Mode.NATIVE:
             block, own = tirx.floordiv(channel, shape.block), tirx.floormod(channel, shape.block)
-            return stages.where(conditions, x[n, block, h - ph, w - pw, own])
+            read = x[n, block, h - ph, w - pw, own].astype("float32")
+            return stages.where(conditions, read, fill)
         if shape.out_channels % shape.block:
             conditions.append(channel < shape.in_channels)
         at = (n, h - ph, w - pw, channel) if last else (n, channel, h - ph, w - pw)

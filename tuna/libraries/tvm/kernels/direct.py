@@ -92,14 +92,17 @@ def workload(layer: Layer) -> tvm.IRModule:
     w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W", dtype=kind)
     asked = asks_ahead(layer)
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if asked else w
-    read = stages.reader(x, layer)
+    read, scalars = stages.reader(x, layer), stages.scalars_of(layer)
+    copied = functools.partial(
+        stages.padded_copy, read, layer, words=words, scalars=scalars if any(shape.pad) else None
+    )
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
-            data, (sh, sw) = stages.padded_copy(read, layer, shape.out_size, shape.stride), (1, 1)
+            data, (sh, sw) = copied(shape.out_size, shape.stride), (1, 1)
         else:
             high, wide = shape.read_size
             extent = high, wide + (row.computed - row.pixels) * sw
-            data = stages.padded_copy(read, layer, extent)
+            data = copied(extent)
         read = lambda *index: data[index]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_words), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
@@ -120,7 +123,8 @@ def workload(layer: Layer) -> tvm.IRModule:
 
     high = shape.out_size[0] // row.merged
     extents = (shape.batch, shape.out_blocks, high, row.computed, shape.block)
-    arguments = [x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)]
+    sums = te.compute(extents, term, name=_SUMS)
+    arguments = [x, w, *stages.answer(sums, layer, row.merged, scalars)]
     following = functools.partial(_following, layer)
 
     def change(function: Any) -> Any:

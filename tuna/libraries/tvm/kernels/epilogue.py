@@ -19,10 +19,12 @@ from tvm.ir import TensorLoad
 from tuna.configs.task import (
     BIAS,
     CASTS,
+    DEQUANTIZE,
     GELU,
     GELU_TANH,
     HARD_SIGMOID,
     HARD_SWISH,
+    QUANTIZE,
     RELU,
     RELU6,
     RESIDUAL,
@@ -30,6 +32,8 @@ from tuna.configs.task import (
     SILU,
     TANH,
 )
+from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS
+from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
 #: has all its digits; and above which it is infinite
@@ -75,42 +79,61 @@ class Epilogue:
 
     parts: tuple[str, ...] = ()
 
-    @property
-    def bias(self) -> bool:
-        """Whether there is a value for each channel, an argument of K values, in native mode
-        K/block, block."""
-        return BIAS in self.parts
-
-    @property
-    def residual(self) -> bool:
-        """Whether there is an argument in shape and layout of the answer."""
-        return RESIDUAL in self.parts
-
-    @property
-    def answer_type(self) -> str:
+    def answer_type(self, types: Types = FP32) -> str:
         """Data type of the values that are written."""
-        return CASTS.get(self.parts[-1], "float32") if self.parts else "float32"
+        last = self.parts[-1] if self.parts else ""
+        if last in CASTS:
+            return CASTS[last]
+        if types is INT8:
+            return "uint8" if last == QUANTIZE else "float32" if self.parts else types.sums
+        return types.input
 
-    @property
-    def is_cast(self) -> bool:
-        """Whether it says the type of the values that are written."""
-        return bool(self.parts) and self.parts[-1] in CASTS
+    def residual_type(self, types: Types) -> str:
+        """Data type of the residual."""
+        real = types is INT8 and QUANTIZE not in self.parts[: self.parts.index(RESIDUAL)]
+        return "float32" if real else types.input
 
-    def apply(self, found: Any, bias: Callable[[], Any], residual: Callable[[], Any]) -> Any:
-        """The value that is written for a sum; `bias` and `residual` give what is added to it."""
-        added = {BIAS: bias, RESIDUAL: residual}
-        for part in self.parts:
-            if part in added:
-                found = found + added[part]()
-            elif part in CASTS:
-                found = tirx.Cast(CASTS[part], found)
-            else:
+    def apply(self, found: Any, given: Callable[[str], Any], types: Types = FP32) -> Any:
+        """The value that is written for a sum. `given` returns the value of an argument
+        (`families.added_arguments`) for it, and of the scalars all of them."""
+        scalars = iter(given(SCALARS)[1:] if QUANTIZE in self.parts else ())
+        whole = False
+        for place, part in enumerate(self.parts):
+            if part == DEQUANTIZE:
+                found = _fused(found.astype("float32"), given(FACTOR), given(OFFSET))
+            elif part == QUANTIZE:
+                low, high, zero = (next(scalars) for _ in range(3))
+                found, whole = tirx.min(tirx.max(found, low), high), True
+                if place == len(self.parts) - 1:
+                    return _byte(found, zero)
+                found = tirx.nearbyint(found)
+            elif part == RESIDUAL and whole:
+                factor, other_factor, offset = (next(scalars) for _ in range(3))
+                other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
+                found = _fused(found, factor, other)
+            elif part == RESIDUAL:
+                found = found + given(RESIDUAL).astype("float32")
+            elif part == BIAS:
+                found = found + given(BIAS)
+            elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
-        return found
+        return found.astype(self.answer_type(types))
 
 
 #: Epilogue that keeps the sum itself
 NOTHING = Epilogue()
+
+
+def _fused(x: Any, factor: Any, other: Any) -> Any:
+    """x times the factor plus the other value, rounded once where the CPU has that in one
+    instruction."""
+    return tirx.call_llvm_pure_intrin("float32", "llvm.fmuladd", x, factor, other)
+
+
+def _byte(x: Any, zero: Any) -> Any:
+    """The nearest whole number, a tie to the even one, plus `zero`, as uint8; both must fit."""
+    rounded = tirx.reinterpret("int32", x + _const(_ROUNDING))
+    return (rounded + zero.astype("int32")).astype("uint8")
 
 
 def maximum(x: Any, other: Any) -> Any:

@@ -32,7 +32,7 @@ from importlib import import_module
 from typing import Any
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.task import BIAS, RESIDUAL
+from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import shape as shapes
@@ -46,6 +46,8 @@ TAPS = 3
 #: channels and 3 x 3 taps
 DIRECT_ERROR = 1e-5
 
+#: Arguments of a kernel that an epilogue has besides bias and residual (`added_arguments`)
+FACTOR, OFFSET, SCALARS = "factor", "offset", "scalars"
 #: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
 #: Steps that pack a tensor
@@ -88,6 +90,8 @@ class Family:
     outputs: int = 0
     #: types of the layers that it takes
     data_types: tuple[DataType, ...] = (DataType.FP32,)
+    #: whether it sums words of small values; if not, all sums are in fp32
+    words: bool = False
 
     @cached_property
     def kernel(self) -> FamilyKernel:
@@ -226,12 +230,13 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
         packing=partial(_pack_winograd, outputs=outputs),
         error_bound=error_bound,
         outputs=outputs,
+        data_types=(DataType.FP32, DataType.BF16),
     )
 
 
 _ROWS = (
-    Family("direct", "TvmConvTile", _direct, _pack_direct, data_types=tuple(TYPES)),
-    Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise),
+    Family("direct", "TvmConvTile", _direct, _pack_direct, data_types=tuple(TYPES), words=True),
+    Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise, data_types=tuple(TYPES)),
     Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
     _winograd_family(2, 5e-6),
     _winograd_family(4, 2e-5),
@@ -249,7 +254,15 @@ _ROWS = (
         _backward_weights,
         direction=Direction.BACKWARD_WEIGHTS,
     ),
-    Family("gemm", "TvmGemmTile", _gemm, algorithm="GEMM", kind="gemm", data_types=tuple(TYPES)),
+    Family(
+        "gemm",
+        "TvmGemmTile",
+        _gemm,
+        algorithm="GEMM",
+        kind="gemm",
+        data_types=tuple(TYPES),
+        words=True,
+    ),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: Family of matrix products
@@ -283,8 +296,30 @@ def packing_of(
             inputs = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
             bias = channels_in_blocks(sizes.out_blocks, width)
             answer = in_blocks(sizes.native_output(), core.in_layout)
-    added = {BIAS: bias, RESIDUAL: answer}
-    return [inputs, weights, *(added[part] for part in added if part in epilogue), answer]
+    steps = {BIAS: bias, FACTOR: bias, OFFSET: bias, RESIDUAL: answer, SCALARS: None}
+    return [inputs, weights, *(steps[name] for name in added_arguments(core, epilogue)), answer]
+
+
+def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
+    """Return the names of the arguments of a kernel between the weights and the answer: BIAS,
+    FACTOR and OFFSET are a value for each channel; RESIDUAL has the extents of the answer.
+
+    SCALARS are one array: the value of the padding; for each QUANTIZE the least and the largest
+    whole number without the zero point, and the zero point, which is added to what is written; for
+    a residual of whole numbers, in its place among these, the factors of what it is added to
+    (without its zero point) and of itself, and an offset.
+    """
+    if DEQUANTIZE not in epilogue:
+        return [part for part in (BIAS, RESIDUAL) if part in epilogue]
+    pads = isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
+    scalars = [SCALARS] if pads or QUANTIZE in epilogue else []
+    return [FACTOR, OFFSET, *scalars, *([RESIDUAL] if RESIDUAL in epilogue else [])]
+
+
+def scalar_count(epilogue: Sequence[str]) -> int:
+    """Return the number of the SCALARS of an epilogue."""
+    rounded = list(epilogue).count(QUANTIZE)
+    return 1 + 3 * rounded + (3 if rounded > 1 else 0)
 
 
 def packing_for(

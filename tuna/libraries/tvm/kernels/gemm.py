@@ -31,13 +31,14 @@ import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
+from tuna.configs.task import QUANTIZE
 from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.dots import Words, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import column_blocks
+from tuna.libraries.tvm.kernels.families import column_blocks, scalar_count
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
-from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
+from tuna.libraries.tvm.kernels.types import FP32, Types
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
 _POINTS = 16
@@ -123,20 +124,15 @@ def workload(product: Product) -> tvm.IRModule:
 
     sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
-    bias: Any = te.placeholder((config.n,), name="bias") if wanted.bias else None
-    residual: Any = (
-        te.placeholder(extents, name="R", dtype=types.input) if wanted.residual else None
-    )
+    scalars = None
+    if QUANTIZE in wanted.parts:
+        scalars = te.placeholder((scalar_count(wanted.parts),), name="P", dtype="float32")
+    added, value = stages.epilogue_arguments(wanted, types, (config.n,), extents, scalars)
 
     def written(*index: Any) -> Any:
         total = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
-        found = wanted.apply(
-            total, lambda: bias[index[-1]], lambda: tirx.Cast("float32", residual[index])
-        )
-        narrow = types is BF16 and not wanted.is_cast
-        return tirx.Cast(types.input, found) if narrow else found
+        return value(total, index, index[-1:])
 
-    added = [tensor for tensor in (bias, residual) if tensor is not None]
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
     if words is None:
         return stages.module_of(arguments)
@@ -205,7 +201,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
 
 def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
-    config, machine = product.config, product.machine
+    machine = product.machine
     high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
     tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (sum_cycles(*tile), -tile[0]))
     unroll = 4 if product.steps % 4 == 0 else 1

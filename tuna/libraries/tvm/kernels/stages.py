@@ -11,11 +11,13 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
+from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL
 from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
+from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS, scalar_count
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
+from tuna.libraries.tvm.kernels.types import FP32, Types
 
 #: Names of the blocks that a schedule looks for
 PAD, OUT, FLAT = "pad", "out", "flat"
@@ -111,25 +113,28 @@ def padded_copy(
     extent: tuple[int, int],
     step: tuple[int, int] = (1, 1),
     pad: tuple[int, int] | None = None,
+    *,
+    words: Words | None = None,
+    scalars: Any = None,
 ) -> Any:
-    """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; zero
-    outside the input.
+    """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; in fp32, or
+    for `words`. Outside the input it is zero, or the first of the `scalars`.
 
     `step` takes every second, third, ... row and column only; `pad` is another padding than the
     layer's.
     """
     shape = layer.shape
     (ph, pw), (sh, sw) = pad or shape.pad, step
-    kind = layer.types.input if layer.words is None else layer.words.data
+    kind = "float32" if words is None else words.data
+    fill = tirx.const(0, kind) if scalars is None else scalars[0].astype(kind)
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         conditions = inside(shape, (h * sh, w * sw), (ph, pw), extent, step)
         if ragged(layer) and _overhang(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
         found = read(n, c, h * sh - ph, w * sw - pw, i)
-        if layer.words is not None:
-            found = copied(found, layer.types, layer.words)
-        return where(conditions, found, tirx.const(0, kind))
+        found = copied(found, layer.types, words) if words else found.astype(kind)
+        return where(conditions, found, fill)
 
     blocks = shape.group_count * shape.in_blocks
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
@@ -153,28 +158,59 @@ def inside(
     return found
 
 
-def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
+def scalars_of(layer: Layer) -> Any:
+    """The placeholder of the scalars of an epilogue (`families.added_arguments`), None where it has
+    none."""
+    pads = DEQUANTIZE in layer.epilogue.parts and any(layer.shape.pad)
+    if not pads and QUANTIZE not in layer.epilogue.parts:
+        return None
+    return te.placeholder((scalar_count(layer.epilogue.parts),), name="P", dtype="float32")
+
+
+def epilogue_arguments(
+    wanted: Epilogue, types: Types, channels: Sequence[int], extents: Sequence[int], scalars: Any
+) -> tuple[list[Any], Callable[..., Any]]:
+    """The placeholders of an epilogue, for `channels` and an answer of `extents`, and a function
+    that returns a value of the answer from its sum, its index, and that of its channel."""
+    parts, given = wanted.parts, dict[str, Any]()
+    names = {FACTOR: "M", OFFSET: "B"} if DEQUANTIZE in parts else {}
+    for part, name in (names | ({BIAS: "B"} if BIAS in parts else {})).items():
+        given[part] = te.placeholder(tuple(channels), name=name, dtype="float32")
+    if scalars is not None:
+        given[SCALARS] = scalars
+    if RESIDUAL in parts:
+        kind = wanted.residual_type(types)
+        given[RESIDUAL] = te.placeholder(tuple(extents), name="R", dtype=kind)
+
+    def value(found: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
+        def of(part: str) -> Any:
+            if part == SCALARS:
+                return [scalars[place] for place in range(int(scalars.shape[0]))]
+            return given[part][tuple(index if part == RESIDUAL else channel)]
+
+        return wanted.apply(found, of, types)
+
+    return list(given.values()), value
+
+
+def finished(layer: Layer, scalars: Any = None) -> tuple[list[Any], Callable[..., Any]]:
     """The epilogue's placeholders, and what makes a value of the answer from its index in the
     answer and its sum."""
-    shape, wanted = layer.shape, layer.epilogue
+    shape = layer.shape
     native = layer.mode is Mode.NATIVE
     extents = shape.native_output() if native else shape.layer_output()
     channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
     last = shape.out_layout.endswith("C")
-    bias: Any = te.placeholder(channels, name="B", dtype="float32") if wanted.bias else None
-    stored = layer.types.input
-    residual: Any = te.placeholder(extents, name="R", dtype=stored) if wanted.residual else None
+    inputs, of_sum = epilogue_arguments(layer.epilogue, layer.types, channels, extents, scalars)
 
     def value(index: tuple[Any, ...], found: Any) -> Any:
         at = (index[1], index[4]) if native else (index[3] if last else index[1],)
-        found = wanted.apply(found, lambda: bias[at], lambda: tirx.Cast("float32", residual[index]))
-        narrow = layer.types is BF16 and not wanted.is_cast
-        return tirx.Cast(stored, found) if narrow else found
+        return of_sum(found, index, at)
 
-    return [given for given in (bias, residual) if given is not None], value
+    return inputs, value
 
 
-def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
+def answer(accumulated: Any, layer: Layer, merged: int = 1, scalars: Any = None) -> list[Any]:
     """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block.
 
     `merged` rows of the answer are one row of the sums. The epilogue then is applied in that form,
@@ -183,7 +219,7 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
     shape, size, (height, width) = layer.shape, layer.shape.block, layer.shape.out_size
     native, last = layer.mode is Mode.NATIVE, layer.shape.out_layout.endswith("C")
     extents = shape.native_output() if native else shape.layer_output()
-    inputs, value = finished(layer)
+    inputs, value = finished(layer, scalars)
     at = 2 if native or not last else 1  # where the rows are in an index
 
     def split(index: tuple[Any, ...]) -> tuple[Any, ...]:
