@@ -185,8 +185,8 @@ def _write_down(outcome: Outcome, found: LayerResult) -> None:
 def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned:
     """Build the first `count` candidates and take a quick look at each."""
     from tuna.libraries import reference
-    from tuna.libraries.tvm.kernels.shape import Mode
     from tuna.libraries.tvm.kernels.epilogue import Epilogue
+    from tuna.libraries.tvm.kernels.shape import Mode
     from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
 
     started = time.perf_counter()
@@ -212,7 +212,6 @@ def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned
 
 def _build(made: Any, index: int, problem: Any, target: Any) -> Contestant:
     """One candidate, its answer checked after a run on NaN."""
-    import numpy as np
     import tvm
 
     arrays = [*made.inputs(*problem.inputs), made.output(problem.blank())]
