@@ -63,6 +63,16 @@ def set_threads(built_for):
         os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
 
 
+def missing_flags(needed, cpuinfo=Path("/proc/cpuinfo")):
+    """The instructions that the library was compiled with and this CPU does not have; none where
+    the system does not say what it has."""
+    for line in text(cpuinfo).splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return sorted(set(needed) - set(flags.split()))
+    return []
+
+
 def main():
     """Load, run, print the outputs' shapes and first values, and how long a run takes."""
     parser = argparse.ArgumentParser(description="Run a model that `tuna model build` wrote.")
@@ -70,6 +80,12 @@ def main():
     parser.add_argument("--input", type=Path, action="append", default=[], metavar="FILE.npy")
     given = parser.parse_args()
     facts = json.loads(Path(f"{given.library}.json").read_text())
+    missing = missing_flags(facts.get("cpu_flags", ()))
+    if missing:  # the first of these instructions would end the process
+        raise SystemExit(
+            f"{given.library} is built for {facts['target'].get('mcpu', 'another CPU')}: this CPU"
+            f" has no {', '.join(missing)}; build it here, or for a CPU like this one"
+        )
     set_threads(facts["target"].get("num-cores", 1))  # before TVM is imported
     import tvm
     from tvm import relax

@@ -19,6 +19,7 @@ from nets import Net
 from onnx import TensorProto
 
 from tuna.errors import BadInput
+from tuna.sandbox.cpu import cpu_model
 from tuna_models import importer, inputs
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "run_model.py"
@@ -31,6 +32,19 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
 
 def bounds(model: Any) -> list[inputs.Bounds | None]:
     return [one["bounds"] for one in inputs_of(model)]
+
+
+def test_a_library_is_not_loaded_on_a_cpu_without_its_instructions(tmp_path: Path) -> None:
+    """The first of them would end the process by SIGILL, without a word."""
+    facts = {"target": {"mcpu": "znver9"}, "cpu_flags": ["avx2", "avx2048"], "inputs": []}
+    library = tmp_path / "net.so"
+    Path(f"{library}.json").write_text(json.dumps(facts))
+    ran = subprocess.run([sys.executable, EXAMPLE, library], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        f"{library} is built for znver9: this CPU has no avx2048; build it here, or for a CPU like"
+        " this one\n"
+    )
 
 
 def test_token_ids_positions_lengths_and_masks_are_drawn_from_what_they_index_and_compare() -> None:
@@ -195,6 +209,8 @@ def test_a_model_with_token_ids_is_benchmarked_and_run_on_recorded_inputs(
         [sys.executable, EXAMPLE, tokens], capture_output=True, text=True, check=True
     )
     assert "(2, 6, 16) float32" in ran.stdout
+    facts = json.loads(Path(f"{tokens}.json").read_text())
+    assert set(facts["cpu_flags"]) <= set(cpu_model().flags.split()), "built for this CPU"
     for recorded in ([], ["--input", given]):
         timed = type_in("tuna", "benchmark-model", tokens, "--local", "--json", *recorded)
         assert timed.code == 0, timed

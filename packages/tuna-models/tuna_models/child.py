@@ -15,6 +15,7 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
+from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
 from tuna.libraries.tvm.whole_models import extract_object
 from tuna_models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
@@ -141,6 +142,7 @@ def plan(
         places=places,
         refused_records=variants.kernels.refused,
         operations=sum(task.flops * count for task, count in first.tasks()),
+        cpu_flags=machine.cpu_flags(code),
     )
 
 

@@ -58,6 +58,7 @@ class Plan(ChildAnswer):
     places: dict[str, dict[str, int | None]]
     refused_records: dict[str, str]  #: Why a record could not be applied, by task key
     operations: int  #: Floating-point operations of convolutions and products
+    cpu_flags: list[str] = []  #: Flags of /proc/cpuinfo without which a CPU cannot run the code
 
     def task_of(self, function: str) -> str:
         """Return the task key of a function; empty for one that belongs to no task."""

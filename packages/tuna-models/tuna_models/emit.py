@@ -170,7 +170,7 @@ class Emitter:
 
     def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
         function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
-        kind = Epilogue(tuple(group.epilogue)).answer_type
+        kind = Epilogue(tuple(group.epilogue)).answer_type()
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)
             return

@@ -62,6 +62,7 @@ class BuiltModel:
     cached: bool
     lookup_s: float  #: Seconds of the search for results of its tasks
     cores: int = 1  #: Number of cores that it is built for
+    cpu_flags: Sequence[str] = ()  #: Flags of /proc/cpuinfo without which a CPU cannot run it
     #: records that could not be applied, by task label
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Times of TVM's model without tuning, and of this model in turn with it
@@ -223,6 +224,7 @@ def _described(
         cached=facts.cached,
         lookup_s=lookup_s,
         cores=cores,
+        cpu_flags=plan.cpu_flags,
         refused={labels.get(key, key): reason for key, reason in plan.refused_records.items()},
         untuned_ms=in_turn,
     )
@@ -263,6 +265,7 @@ def _for_programs(built: BuiltModel, target: Mapping[str, Any]) -> dict[str, Any
         "version": built.model.version,
         "inputs": [value.model_dump(mode="json") for value in built.model.manifest.inputs],
         "target": target,
+        "cpu_flags": list(built.cpu_flags),
         "tvm": built.model.manifest.tvm,
         "errors": dict(built.errors),
         "tolerance": built.tolerance,

@@ -18,6 +18,7 @@ depends on the tile, so the order is a parameter.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
-from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import Work
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
@@ -56,21 +57,28 @@ def workload(layer: Layer) -> tvm.IRModule:
     shape = layer.shape
     (rows, columns), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
     height, width = shape.out_size
-    x = stages.placeholder_of_input(layer)
-    w = te.placeholder(FAMILIES["depthwise"].packed_extents(shape), name="W")
+    x, words = stages.placeholder_of_input(layer), shape.tap_words
+    kind = "int32" if words else "float32"
+    w = te.placeholder(FAMILIES["depthwise"].packed_extents(shape), name="W", dtype=kind)
+    if words:
+        columns, dw = words, 4
     scalars = stages.scalars_of(layer)
     data = _padded_copy(x, layer, scalars if pads(shape) else None)
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
-    sums = te.compute(
-        (shape.batch, shape.out_blocks, height, width, shape.block),
-        lambda n, k, h, v, lane: te.sum(
-            data[n, k, h * sh + ry * dh, v * sw + rx * dw, lane].astype("float32")
-            * w[k, ry, rx, lane],
-            axis=[ry, rx],
-        ),
-        name=_SUMS,
-    )
-    return stages.module_of([x, w, *stages.answer(sums, layer, scalars=scalars)])
+
+    def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
+        value, weight = data[n, k, h * sh + ry * dh, v * sw + rx * dw, lane], w[k, ry, rx, lane]
+        if words:
+            return te.sum(dots.product(kind, value, weight), axis=[ry, rx])
+        return te.sum(value.astype("float32") * weight, axis=[ry, rx])
+
+    extents = (shape.batch, shape.out_blocks, height, width, shape.block)
+    sums = te.compute(extents, term, name=_SUMS)
+    arguments = [x, w, *stages.answer(sums, layer, scalars=scalars)]
+    if not words:
+        return stages.module_of(arguments)
+    change = functools.partial(dots.in_vectors, name=_SUMS, words=None, lanes=shape.block)
+    return stages.module_of(arguments, change)
 
 
 def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
@@ -78,20 +86,26 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
     sums = sch.get_sblock(_SUMS)
     if not copies(layer) and pads(layer.shape):
         sch.compute_inline(sch.get_sblock(stages.PAD))
-    n, k, h, v, lane, ry, rx = sch.get_loops(sums)
+    n, k, h, v, *lanes, ry, rx = sch.get_loops(sums)  # no loop of lanes: words
     h, hn = sch.split(h, [None, params.rows])
     v, vn = sch.split(v, [None, params.columns])
     inner = ([ry, rx, hn, vn], [ry, hn, vn, rx], [hn, vn, ry, rx])[params.order]
-    sch.reorder(n, k, h, v, *inner, lane)
+    sch.reorder(n, k, h, v, *inner, *lanes)
     sch.set_scope(sums, 0, "local")
     stages.schedule_answer(sch, layer, v, 4)
     for loop in inner if _unrolled(params, layer.shape) <= _MAX_UNROLLED else (rx, hn, vn):
         sch.unroll(loop)
-    sch.vectorize(lane)
+    for lane in lanes:
+        sch.vectorize(lane)
     image = sch.fuse(n, k)
     if layer.machine.cores > 1:
         sch.parallel(image)
-    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, inner[0]), 3)
+    cleared = sch.decompose_reduction(sums, inner[0])
+    if lanes:
+        stages.unroll_and_vectorize(sch, cleared, 3)
+    else:
+        for loop in sch.get_loops(cleared)[3:]:
+            sch.unroll(loop)
     if copies(layer):
         sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])
@@ -100,7 +114,8 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
 def copies(layer: Layer) -> bool:
     """Whether the kernel works on a copy of its input: one channel for each output channel, in
     blocks."""
-    return layer.mode is Mode.LAYER or layer.shape.out_channels > layer.shape.groups
+    many = layer.shape.out_channels > layer.shape.groups
+    return layer.mode is Mode.LAYER or many or layer.shape.tap_words > 0
 
 
 def pads(shape: ConvShape) -> bool:
@@ -167,19 +182,21 @@ def _padded_copy(x: Any, layer: Layer, scalars: Any) -> Any:
     where that is what it is. Around it is zero, or the first of the `scalars`."""
     if not copies(layer) and not pads(layer.shape):
         return x
-    shape, extent = layer.shape, layer.shape.read_size
+    shape, (high, wide) = layer.shape, layer.shape.read_size
+    kind = layer.types.input if shape.tap_words else "float32"
+    extent = high, wide + max(0, 4 * shape.tap_words - shape.filter[1])
     (ph, pw), many = shape.pad, shape.out_channels // shape.groups
     last = shape.in_layout.endswith("C")
-    fill = None if scalars is None else scalars[0]
+    fill = tirx.const(0, kind) if scalars is None else scalars[0].astype(kind)
 
     def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
         conditions = stages.inside(shape, (h, w), shape.pad, extent)
         if not copies(layer):
-            return stages.where(conditions, x[n, k, h - ph, w - pw, lane].astype("float32"), fill)
+            return stages.where(conditions, x[n, k, h - ph, w - pw, lane].astype(kind), fill)
         channel = tirx.floordiv(k * shape.block + lane, many)
         if layer.mode is Mode.NATIVE:
             block, own = tirx.floordiv(channel, shape.block), tirx.floormod(channel, shape.block)
-            read = x[n, block, h - ph, w - pw, own].astype("float32")
+            read = x[n, block, h - ph, w - pw, own].astype(kind)
             return stages.where(conditions, read, fill)
         if shape.out_channels % shape.block:
             conditions.append(channel < shape.in_channels)

@@ -36,6 +36,20 @@ define linkonce_odr <16 x float> @tuna_dpbf16(<16 x float> %sums, <16 x i32> %x,
 """
 
 
+#: A function for words of four taps of each lane: of pixels side by side, each with its lanes
+_TAPS = """
+declare <{n} x i32> @llvm.x86.avx512.vpdpbusd.{bits}(<{n} x i32>, <{m} x i8>, <{m} x i8>)
+define linkonce_odr <{n} x i32> @tuna_taps{n}(<{n} x i32> %sums, <{m} x i8> %x, <{n} x i32> %w)
+  alwaysinline nounwind memory(none) {{
+  %a = shufflevector <{m} x i8> %x, <{m} x i8> poison, <{m} x i32> <{order}>
+  %b = bitcast <{n} x i32> %w to <{m} x i8>
+  %found = call <{n} x i32> @llvm.x86.avx512.vpdpbusd.{bits}(
+    <{n} x i32> %sums, <{m} x i8> %a, <{m} x i8> %b)
+  ret <{n} x i32> %found
+}}
+"""
+
+
 @dataclass(frozen=True)
 class Words:
     """The words that an instruction takes, and how it is called."""
@@ -88,6 +102,11 @@ def words_of(types: Types, machine: Machine) -> Words | None:
     return None
 
 
+def takes_taps(types: Types, machine: Machine) -> bool:
+    """Whether there is an instruction for words of four taps of bytes."""
+    return types.data_type is DataType.INT8 and "vnni" in machine.words
+
+
 def product(kind: str, x: Any, w: Any) -> Any:
     """The products of a word of which `x` is the first value, and of the word `w`, added, as type
     `kind`; for one lane."""
@@ -108,10 +127,10 @@ def word_of(parts: list[Any]) -> Any:
     return tirx.bitwise_or(low, tirx.shift_left(high, tirx.const(16, "int32")))
 
 
-def in_vectors(function: Any, name: str, words: Words, lanes: int, axis: int = 4) -> Any:
+def in_vectors(function: Any, name: str, words: Words | None, lanes: int, axis: int = 4) -> Any:
     """Return `function`, whose block `name` adds up a `product` for one lane, with a block that
     does so for all lanes. The lane is the axis `axis` of the block, and the last one of the sums
-    and of the weights."""
+    and of the weights; without `words` also of the input, of which four pixels are a word."""
     lane_loops = []
 
     def realized(realize: Any) -> Any:
@@ -131,29 +150,40 @@ def in_vectors(function: Any, name: str, words: Words, lanes: int, axis: int = 4
     return function.with_body(tvm_ffi.structural_map(body, (tirx.For, unrolled)))
 
 
-def _vector_block(block: Any, words: Words, lanes: int, axis: int) -> Any:
+def _vector_block(block: Any, words: Words | None, lanes: int, axis: int) -> Any:
     """The block of all lanes."""
     found, call = block.body.value.a, block.body.value.b
     _, x, w = call.args
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
     all_lanes = tirx.Ramp(zero, one, lanes)
     at = [*found.indices[:-1], all_lanes]
-    word = tirx.Ramp(x.indices[-1], one, words.word)
-    shared = tirx.reinterpret("int32", tirx.BufferLoad(x.source, [*x.indices[:-1], word]))
     weights = tirx.BufferLoad(w.source, [*w.indices[:-1], all_lanes])
     sums = tirx.BufferLoad(found.source, at)
-    total = words.call(sums, tirx.Broadcast(shared, lanes), weights, lanes)
+    if words is None:
+        pixels = tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(zero, one, 4 * lanes)])
+        kind = f"int32x{lanes}"
+        total = tirx.call_pure_extern(kind, f"tuna_taps{lanes}", sums, pixels, weights)
+        imported = _taps_text(lanes)
+    else:
+        word = tirx.Ramp(x.indices[-1], one, words.word)
+        shared = tirx.reinterpret("int32", tirx.BufferLoad(x.source, [*x.indices[:-1], word]))
+        total = words.call(sums, tirx.Broadcast(shared, lanes), weights, lanes)
+        imported = words.imported
     body: Any = tirx.BufferStore(found.source, total, at)
-    if words.imported:
-        body = tirx.AttrStmt(zero, "pragma_import_llvm", words.imported, body)
+    if imported:
+        body = tirx.AttrStmt(zero, "pragma_import_llvm", imported, body)
     nothing = tirx.Broadcast(tirx.const(0, block.init.value.ty.dtype), lanes)
-    lengths = {x.source: words.word, w.source: lanes, found.source: lanes}
 
     def whole(region: Any) -> Any:
         *before, last = region.region
-        first = last.min if region.source.same_as(x.source) else zero
-        length = tirx.const(lengths[region.source], "int64")
-        ranges = [*before, ir.Range.from_min_extent(first, length)]
+        first, length = zero, lanes
+        if region.source.same_as(x.source):
+            if words is None:
+                *before, column = before
+                before.append(ir.Range.from_min_extent(column.min, tirx.const(4, "int64")))
+            else:
+                first, length = last.min, words.word
+        ranges = [*before, ir.Range.from_min_extent(first, tirx.const(length, "int64"))]
         return ir.TensorRegion(region.source, ranges, region.ty)
 
     return s_tir.SBlock(
@@ -165,3 +195,8 @@ def _vector_block(block: Any, words: Words, lanes: int, axis: int) -> Any:
         tirx.BufferStore(found.source, nothing, at),
         annotations=block.annotations,
     )
+
+
+def _taps_text(lanes: int) -> str:
+    order = (f"i32 {pixel * lanes + lane}" for lane in range(lanes) for pixel in range(4))
+    return _TAPS.format(n=lanes, m=4 * lanes, bits=32 * lanes, order=", ".join(order))

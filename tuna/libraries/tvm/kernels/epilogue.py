@@ -33,7 +33,7 @@ from tuna.configs.task import (
     TANH,
 )
 from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS
-from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
+from tuna.libraries.tvm.kernels.types import BF16, FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
 #: has all its digits; and above which it is infinite
@@ -117,7 +117,8 @@ class Epilogue:
                 found = found + given(BIAS)
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
-        return found.astype(self.answer_type(types))
+        kind = self.answer_type(types)
+        return _narrow(found) if types is BF16 and kind == types.input else found.astype(kind)
 
 
 #: Epilogue that keeps the sum itself
@@ -134,6 +135,13 @@ def _byte(x: Any, zero: Any) -> Any:
     """The nearest whole number, a tie to the even one, plus `zero`, as uint8; both must fit."""
     rounded = tirx.reinterpret("int32", x + _const(_ROUNDING))
     return (rounded + zero.astype("int32")).astype("uint8")
+
+
+def _narrow(x: Any) -> Any:
+    """The nearest bfloat16, of two as near the larger one; half of the instructions of TVM's
+    cast."""
+    half = tirx.reinterpret("uint32", x) + tirx.const(1 << 15, "uint32")
+    return tirx.reinterpret("bfloat16", (half >> tirx.const(16, "uint32")).astype("uint16"))
 
 
 def maximum(x: Any, other: Any) -> Any:

@@ -169,6 +169,14 @@ def _pack_direct(shape: ConvShape) -> Steps:
 
 
 def _pack_depthwise(shape: ConvShape) -> Steps:
+    if shape.tap_words:
+        high, words = shape.filter[0], shape.tap_words
+        return {
+            "filled": [shape.out_blocks * shape.block, 1, high, 4 * words],
+            "split": [shape.out_blocks, shape.block, high, words, 4],
+            "permuted": [0, 2, 3, 1, 4],
+            "word": shape.word_type,
+        }
     return {
         "filled": [shape.out_blocks * shape.block, 1, *shape.filter],
         "split": [shape.out_blocks, shape.block, *shape.filter],

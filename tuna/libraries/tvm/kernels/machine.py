@@ -40,6 +40,17 @@ _WORDS: dict[int, tuple[tuple[Sums, set[str]], ...]] = {
     32: (("vnni", {"avxvnni"}), ("madd", {"avx2"})),
     16: (),
 }
+#: Names in /proc/cpuinfo of the instructions that LLVM uses for a target with a feature
+_FLAGS = {
+    **{name: name for name in ("avx", "avx2", "fma", "f16c", "bmi2", "gfni", "sve", "sve2")},
+    **{name: name for name in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")},
+    **{name: name for name in ("avx512ifma", "avx512vbmi")},
+    **{"sse4.2": "sse4_2", "bmi": "bmi1", "avx512vbmi2": "avx512_vbmi2", "avxvnni": "avx_vnni"},
+    **{"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16"},
+    **{"avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq"},
+    **{"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "bf16": "bf16"},
+    **{"i8mm": "i8mm", "lse": "atomics"},
+}
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,17 @@ def from_target(target: Any) -> Machine:
     if str(target.attrs.get("mcpu", "")) == _this_cpu():
         return found
     return replace(found, l1_bytes=_DEFAULT_L1_BYTES, l2_bytes=_DEFAULT_L2_BYTES)
+
+
+def cpu_flags(target: Any) -> list[str]:
+    """Return what /proc/cpuinfo must have among the flags of a CPU that runs code for a
+    `tvm.target.Target`, sorted: a CPU without one of them ends the process at its instruction."""
+    from tvm.target import codegen
+
+    if target.kind.name != "llvm":
+        return []
+    features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    return sorted(_FLAGS[name] for name in features & set(_FLAGS))
 
 
 @functools.cache

@@ -92,6 +92,12 @@ class ConvShape:
         return self.in_block // self.word
 
     @property
+    def tap_words(self) -> int:
+        """Words of four taps of a row of a depthwise filter; 0 where they are single values."""
+        words = self.word == 4 and self.dilation[1] == 1
+        return math.ceil(self.filter[1] / 4) if words else 0
+
+    @property
     def in_blocks(self) -> int:
         """Blocks of input channels of a merged group; the last may be filled up with zeros."""
         return math.ceil(self.group_in / self.in_block)
