@@ -258,7 +258,7 @@ def check_packing(
 ) -> None:
     """What an exported database says of the arguments is what the loader does."""
     extents = [extents for *_, extents in record[3]]
-    steps = packing_for(job.config, solvers.BY_NAME[job.solver].family, extents) or [None] * 3
+    steps = packing_for(job.config, solvers.BY_NAME[job.solver].family, record[3]) or [None] * 3
     made = problems.of(job)
     if made is None:
         assert steps == [None] * 3
@@ -408,8 +408,8 @@ def test_what_an_epilogue_adds_is_packed_where_the_answer_is(
     task: TaskConfig, solver: str, packed: int
 ) -> None:
     (params,) = TvmBuilder().propose(KernelJob(task, solver, CPU))
-    extents = [extents for *_, extents in json.loads(params)[3]]
-    steps = packing_for(task, solvers.BY_NAME[solver].family, extents)
+    arguments = json.loads(params)[3]
+    steps = packing_for(task, solvers.BY_NAME[solver].family, arguments)
     assert steps is not None
-    assert len(steps) == len(extents)
+    assert len(steps) == len(arguments)
     assert sum(step is not None for step in steps) == packed

@@ -13,7 +13,7 @@ from tvm import te, tirx, topi
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.target import codegen
 
-from tuna.libraries.reference import FUNCTIONS
+from tuna.libraries.task_reference import FUNCTIONS
 from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.epilogue import ACTIVATIONS

@@ -15,7 +15,7 @@ something:
                             number
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
-    permuted   axes         transpose to this order; the result is contiguous, in fp32
+    permuted   axes         transpose to this order; the result is contiguous, weights in fp32
     word       type         ... or in this type, the last axis as one word of 32 bits
 
 The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
@@ -24,6 +24,7 @@ of the layer, to `order`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -48,6 +49,8 @@ DIRECT_ERROR = 1e-5
 
 #: Arguments of a kernel that an epilogue has besides bias and residual (`added_arguments`)
 FACTOR, OFFSET, SCALARS = "factor", "offset", "scalars"
+#: Types of words of weights of a layer, by CPU: without an instruction for bfloat16 there are none
+_WORD_TYPES = {DataType.BF16: ("bfloat16", ""), DataType.INT8: ("int8", "int16")}
 #: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
 #: Steps that pack a tensor
@@ -331,23 +334,27 @@ def scalar_count(epilogue: Sequence[str]) -> int:
 
 
 def packing_for(
-    config: Config, family: str, arguments: Sequence[Sequence[int]]
+    config: Config, family: str, arguments: Sequence[Sequence[Any]]
 ) -> list[Steps | None] | None:
-    """Return `packing_of` a layer or task for a kernel whose arguments have these extents, None if
-    all stay; raises BadInput for extents that the family does not have."""
+    """Return `packing_of` a layer or task for a kernel with these arguments, of each the type and
+    the extents last, as a TVM record has them; None if all stay. Raises BadInput for weights that
+    the family does not have."""
     core = config.core if isinstance(config, TaskConfig) else config
     epilogue = config.epilogue if isinstance(config, TaskConfig) else ()
     if not family or not isinstance(core, ConvConfig | GemmConfig):
         return None
-    packed = len(arguments[-1]) == 5
+    (*_, first), (*_, kind, weights), *_, (*_, answer) = arguments
+    packed = len(answer) == 5
     if isinstance(core, GemmConfig):
-        packed = len(arguments[1]) > len(arguments[0])
+        packed = len(weights) > len(first)
     mode = Mode.NATIVE if packed else Mode.LAYER
-    for width in WIDTHS:
-        found = packing_of(core, FAMILIES[family], mode, width, epilogue)
-        if found[1] is None or extents_of(found[1]) == tuple(arguments[1]):
+    for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
+        found = packing_of(core, FAMILIES[family], mode, width, epilogue, word_type)
+        steps = found[1]
+        in_words = steps is not None and "word" in steps
+        if steps is None or (extents_of(steps), in_words) == (tuple(weights), kind == "int32"):
             return found if any(found) else None
-    raise BadInput(f"no kernel of the family {family} takes weights of {list(arguments[1])}")
+    raise BadInput(f"no kernel of the family {family} takes weights of {list(weights)}, {kind}")
 
 
 def extents_of(steps: Steps) -> tuple[int, ...]:
