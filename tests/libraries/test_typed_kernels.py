@@ -4,6 +4,8 @@ rounding, whatever the layer, the epilogue, the CPU and the point."""
 from __future__ import annotations
 
 import functools
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_kernels import TUNED, convolutions, target_of
+from tvm_bench import Bench
 
 tvm = pytest.importorskip("tvm", reason="TVM is not installed: pip install '.[tvm]'")
 from tvm.target import codegen
 
-from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json
 from tuna.configs.task import ACTIVATIONS, DEQUANTIZE, QUANTIZE, RELU, RELU6, RESIDUAL
+from tuna.configs.values import DataType
 from tuna.libraries import reference
-from tuna.libraries.tvm import problems
-from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm import problems, schedules, solvers
+from tuna.libraries.tvm.kernels.families import FAMILIES, packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import FamilyProblem
 
@@ -131,3 +135,83 @@ def test_a_product_of_bf16_rounds_its_answer_once(
     data: st.DataObject, core: GemmConfig, epilogue: tuple[str, ...], layouts: Mode
 ) -> None:
     check(data, TaskConfig(core=core, layouts=layouts.value, epilogue=epilogue))
+
+
+PLAIN_CONV = ConvConfig(1, 24, 6, 6, 40, 3, 3, 1, 1)
+DEPTHWISE = ConvConfig(1, 40, 6, 5, 40, 3, 1, 1, 0, group_count=40)
+PRODUCT = GemmConfig(m=7, n=40, k=30)
+
+
+def task_of(core: ConvConfig | GemmConfig, data_type: DataType, *epilogue: str) -> TaskConfig:
+    return TaskConfig(replace(core, data_type=data_type), layouts="native", epilogue=epilogue)
+
+
+@pytest.mark.parametrize("data_type", [DataType.BF16, DataType.INT8])
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize(
+    ("core", "family"),
+    [
+        (PLAIN_CONV, "direct"),
+        (DEPTHWISE, "depthwise"),  # one tap wide: as many words as single values
+        (PLAIN_CONV, "winograd4"),
+        (PRODUCT, "gemm"),
+    ],
+)
+def test_the_arguments_of_a_record_tell_how_the_weights_are_packed(
+    core: ConvConfig | GemmConfig, family: str, cpu: str, data_type: DataType
+) -> None:
+    parts = ("bias", "residual")
+    if data_type is DataType.INT8:
+        parts = ("dequantize", "quantize", "residual", "quantize")
+    task = task_of(core, data_type, *parts)
+    made = problems.with_family(task, family, Mode.NATIVE, target_of(cpu))
+    assert made is not None
+    if not made.count(1):
+        lacks = data_type is DataType.BF16 and cpu != "cooperlake" and family in ("direct", "gemm")
+        assert lacks or (family, data_type) == ("winograd4", DataType.INT8)
+        return
+    record = json.loads(schedules.to_params(made.workload(), target_of(cpu), made.candidate(0)))
+    assert packing_for(task, family, record[3]) == made.packing()
+
+
+def test_solvers_take_tasks_of_bytes_and_bf16_in_blocks_and_bare_layers_as_before() -> None:
+    target = json.dumps({"kind": "llvm", "mcpu": "cooperlake", "num-cores": 1})
+
+    def names(config: Config, **conditions: str) -> set[str]:
+        return set(solvers.applicable(config, target, conditions))
+
+    winograd = {"TvmConvWinogradF2", "TvmConvWinogradF4", "TvmConvWinogradF6"}
+    for kind, transformed in ((DataType.INT8, set()), (DataType.BF16, winograd)):
+        assert names(task_of(PLAIN_CONV, kind)) == {"TvmConvTile", *transformed}
+        assert names(replace(task_of(PLAIN_CONV, kind), layouts="layer")) == set()
+        assert names(task_of(DEPTHWISE, kind)) == {"TvmConvTile", "TvmConvDepthwise"}
+        assert names(task_of(PRODUCT, kind)) == {"TvmGemmTile"}
+        assert solvers.error_bound("TvmConvTile", task_of(PLAIN_CONV, kind)) == float("inf")
+    searched = {"TvmConvDirectNCHW", "TvmConvNCHWc", "TvmConvIm2colGemm", "TvmUntuned"}
+    of_bytes = replace(PLAIN_CONV, data_type=DataType.INT8)
+    assert names(of_bytes) - {"TvmConvDirectNHWC"} == searched
+    assert names(of_bytes, layouts="native") - {"TvmConvDirectNHWC"} == searched
+    # an instruction of words is not in every CPU
+    both = names(replace(PLAIN_CONV, data_type=DataType.BF16), layouts="native")
+    assert both >= {"TvmConvTile", "TvmConvDirectNCHW"}
+
+
+@pytest.mark.keeps_processes
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.parametrize(
+    ("task", "solver"),
+    [
+        (task_of(PLAIN_CONV, DataType.INT8, "dequantize", "quantize"), "TvmConvTile"),
+        (task_of(PLAIN_CONV, DataType.BF16, "bias", "relu"), "TvmConvWinogradF2"),
+    ],
+)
+def test_a_worker_builds_checks_and_measures_typed_tasks(
+    bench: Bench, task: TaskConfig, solver: str
+) -> None:
+    assert runnable()
+    item = bench.item(task, solver)
+    built = bench.run(item)
+    assert [trial.cause for trial in built.trials] == [None, None]
+    measured = bench.run(bench.eval_item(item, [trial.artifact for trial in built.trials]))
+    assert [trial.output_tail for trial in measured.trials] == ["", ""]
+    assert all((trial.max_error or 0) < 1e-2 and trial.time_ms for trial in measured.trials)
