@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuna.configs.task import DEQUANTIZE, QUANTIZE
 from tuna.configs.values import DataType
 
 HERE = Path(__file__).parent
@@ -30,7 +31,8 @@ _WALL_TURN_S = 0.05
 #: Longer than the idle threads of TVM and OpenMP spin before they sleep.
 _PAUSE_S = 0.025
 _PEAK_STEPS = 100_000
-#: Bytes of a value of each type that has a peak.
+#: The types that are measured, and bytes of a value.
+TYPES = {"fp32": DataType.FP32, "bf16": DataType.BF16, "int8": DataType.INT8}
 _BYTES = {DataType.FP32: 4, DataType.BF16: 2, DataType.INT8: 1}
 
 
@@ -153,6 +155,19 @@ def host_target(cores: int) -> Any:
     return tvm.target.Target(
         {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores}
     )
+
+
+def epilogue_of(data_type: DataType) -> tuple[str, ...]:
+    """The epilogue of what is measured: sums of bytes become bytes, as in a model."""
+    return (DEQUANTIZE, QUANTIZE) if data_type is DataType.INT8 else ()
+
+
+def spoilt(array: Any) -> Any:
+    """An array of NaN, or of the largest integer."""
+    import numpy as np
+
+    kind = array.dtype
+    return np.full_like(array, np.iinfo(kind).max if kind.kind in "iu" else np.nan)
 
 
 def compiled(source: Path, folder: Path, *options: str) -> ctypes.CDLL:

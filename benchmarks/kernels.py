@@ -31,11 +31,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import Contest, Contestant, host_target, prepare
+from benchmarks.contest import (
+    TYPES,
+    Contest,
+    Contestant,
+    epilogue_of,
+    host_target,
+    prepare,
+    spoilt,
+)
 from benchmarks.harness import Outcome
 from benchmarks.kernels_verdicts import LayerResult, verdicts
 from tuna.configs import ConvConfig, TaskConfig
-from tuna.configs.task import DEQUANTIZE, QUANTIZE
 from tuna.configs.values import DataType
 
 #: Name, then C, H = W, K, filter, stride, pad, groups.
@@ -52,7 +59,6 @@ LAYERS = {
     "depthwise_192@28": (192, 28, 192, 3, 1, 1, 192),
     "7x7/2_3-64@224": (3, 224, 64, 7, 2, 3, 1),
 }
-_TYPES = {"fp32": DataType.FP32, "bf16": DataType.BF16, "int8": DataType.INT8}
 _FINALISTS = 3
 #: The first candidates, one of which should be nearly the best.
 _FIRST = 8
@@ -82,7 +88,7 @@ def main() -> int:
     )
     parser.add_argument("--onednn", type=Path, help="folder with oneDNN's include and lib")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
-    parser.add_argument("--type", choices=_TYPES, default="fp32")
+    parser.add_argument("--type", choices=TYPES, default="fp32")
     parser.add_argument(
         "--modes", nargs="+", choices=("native", "layer"), help="default: both, for fp32"
     )
@@ -97,7 +103,7 @@ def main() -> int:
     parser.add_argument("--tune-tir", action="store_true", help="beside TVM's own tuner; slow")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
-    data_type = _TYPES[options.type]
+    data_type = TYPES[options.type]
     options.modes = options.modes or ["native", "layer"][: 2 if data_type is DataType.FP32 else 1]
     if data_type is not DataType.FP32 and (options.tune_tir or "layer" in options.modes):
         parser.error("kernels of bf16 and int8 are compared in native layouts")
@@ -131,11 +137,10 @@ def _one(
     name: str, mode: str, options: argparse.Namespace, contest: Contest, rival: Any
 ) -> LayerResult:
     """Tune and judge one layer in one mode."""
-    config = config_of(name, _TYPES[options.type])
+    config = config_of(name, TYPES[options.type])
     tuned = _tuned(config, mode, options.candidates, contest)
     layouts = ("any", "NHWC") if mode == "native" else ("NCHW",)
-    quantized = config.data_type is DataType.INT8
-    vendors = rival.convolutions(config, layouts, contest, quantized=quantized) if rival else []
+    vendors = rival.convolutions(config, layouts, contest) if rival else []
     theirs, theirs_s = [], 0.0
     if options.tune_tir and mode == "layer":
         from benchmarks.kernels_tune_tir import tune
@@ -191,7 +196,7 @@ def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned
 
     started = time.perf_counter()
     target = host_target(contest.cores)
-    epilogue = (DEQUANTIZE, QUANTIZE) if config.data_type is DataType.INT8 else ()
+    epilogue = epilogue_of(config.data_type)
     layer = layer_of(config, Mode(mode), target, Epilogue(epilogue))
     assert layer is not None
     problem = reference.make(TaskConfig(core=config, layouts=mode, epilogue=epilogue))
@@ -216,7 +221,7 @@ def _build(made: Any, index: int, problem: Any, target: Any) -> Contestant:
 
     arrays = [*made.inputs(*problem.inputs), made.output(problem.blank())]
     function = tvm.tirx.build(made.candidate(index).mod, target=target)["main"]
-    function(*(tvm.runtime.tensor(_spoilt(array)) for array in arrays))
+    function(*(tvm.runtime.tensor(spoilt(array)) for array in arrays))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     function(*tensors)
     error, family = problem.error(made.answer(tensors[-1].numpy())), made.family
@@ -226,14 +231,6 @@ def _build(made: Any, index: int, problem: Any, target: Any) -> Contestant:
     return Contestant(
         name, lambda: function(*tensors), flops, direct=not family.name.startswith("winograd")
     )
-
-
-def _spoilt(array: Any) -> Any:
-    """An array of NaN, or of the largest integer."""
-    import numpy as np
-
-    kind = array.dtype
-    return np.full_like(array, np.iinfo(kind).max if kind.kind in "iu" else np.nan)
 
 
 def config_of(name: str, data_type: DataType = DataType.FP32) -> ConvConfig:

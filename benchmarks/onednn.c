@@ -15,11 +15,10 @@ struct kernel {
     char name[128];
 };
 
-/* Types of input, weights and answer, by the kind: fp32, bf16, bytes with whole sums, bytes with scales. */
-enum { BYTES_SCALED = 3 };
+/* Types of input, weights and answer, by the kind: fp32, bf16, bytes, whose sums are scaled. */
+enum { BYTES = 2 };
 static const dnnl_data_type_t types[][3] = {{dnnl_f32, dnnl_f32, dnnl_f32},
                                             {dnnl_bf16, dnnl_bf16, dnnl_bf16},
-                                            {dnnl_u8, dnnl_s8, dnnl_s32},
                                             {dnnl_u8, dnnl_s8, dnnl_u8}};
 static dnnl_engine_t engine;
 
@@ -44,11 +43,11 @@ static int memory(dnnl_memory_t *made, const_dnnl_memory_desc_t desc)
     return 1;
 }
 
-/* Scales for each channel of the weights, whose axes are in the mask, and one for the answer; none but for bytes with scales. */
+/* Scales for each channel of the weights, whose axes are in the mask, and one for the answer; none but for bytes. */
 static dnnl_primitive_attr_t scaled(int kind, int mask)
 {
     dnnl_primitive_attr_t made = NULL;
-    if (kind == BYTES_SCALED && dnnl_primitive_attr_create(&made) == dnnl_success) {
+    if (kind == BYTES && dnnl_primitive_attr_create(&made) == dnnl_success) {
         dnnl_primitive_attr_set_scales_mask(made, DNNL_ARG_WEIGHTS, mask);
         dnnl_primitive_attr_set_scales_mask(made, DNNL_ARG_DST, 0);
     }
@@ -91,7 +90,7 @@ static struct kernel *kernel_of(dnnl_primitive_desc_t pd, int64_t channels, int 
 }
 
 /* sizes: n, g, c, h, w, k, oh, ow, r, s, stride h, w, pad h, w, dilation h, w. layout: 0 any, 1 NCHW, 2 NHWC.
- * kind: 0 fp32, 1 bf16, 2 bytes to whole sums, 3 bytes to bytes. */
+ * kind: 0 fp32, 1 bf16, 2 bytes. */
 struct kernel *conv_create(const int64_t *sizes, int layout, int kind, int rank)
 {
     int64_t n = sizes[0], g = sizes[1], c = sizes[2], k = sizes[5];
@@ -113,7 +112,7 @@ struct kernel *conv_create(const int64_t *sizes, int layout, int kind, int rank)
                                                        NULL, yd, strides, dilates, pads, right, scaled(kind, g > 1 ? 3 : 1))
         != dnnl_success)
         return NULL;
-    return kernel_of(pd, kind == BYTES_SCALED ? k : 0, rank);
+    return kernel_of(pd, kind == BYTES ? k : 0, rank);
 }
 
 /* C, m x n, from row-major A, m x k, and B, k x n, in the layout that the implementation wants. */
@@ -129,7 +128,7 @@ struct kernel *matmul_create(int64_t m, int64_t n, int64_t k, int kind, int rank
     dnnl_memory_desc_create_with_tag(&cd, 2, c, types[kind][2], dnnl_ab);
     if (dnnl_matmul_primitive_desc_create(&pd, engine, ad, bd, NULL, cd, scaled(kind, 2)) != dnnl_success)
         return NULL;
-    return kernel_of(pd, kind == BYTES_SCALED ? n : 0, rank);
+    return kernel_of(pd, kind == BYTES ? n : 0, rank);
 }
 
 const char *kernel_name(const struct kernel *kernel)

@@ -16,13 +16,8 @@ from benchmarks.contest import HERE, Contest, Contestant, compiled
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.values import DataType
 
-#: Places in the list `types` of onednn.c, by the layer's type and whether sums become bytes again.
-_KINDS = {
-    (DataType.FP32, False): 0,
-    (DataType.BF16, False): 1,
-    (DataType.INT8, False): 2,
-    (DataType.INT8, True): 3,
-}
+#: Places in the list `types` of onednn.c; sums of bytes become bytes again.
+_KINDS = {DataType.FP32: 0, DataType.BF16: 1, DataType.INT8: 2}
 _LAYOUTS = ("any", "NCHW", "NHWC")
 #: Implementations of each kind that are listed at most.
 _RANKS = 16
@@ -49,18 +44,9 @@ class Onednn:
         self._library.kernel_run.argtypes = [ctypes.c_void_p]
 
     def convolutions(
-        self,
-        config: ConvConfig,
-        layouts: tuple[str, ...],
-        contest: Contest,
-        *,
-        quantized: bool = False,
+        self, config: ConvConfig, layouts: tuple[str, ...], contest: Contest
     ) -> list[Contestant]:
-        """The two best implementations of a quick look for the layouts, without references.
-
-        Of bytes the answer is whole sums, or bytes again, with a scale for each channel, where it
-        is `quantized`.
-        """
+        """The two best implementations of a quick look for the layouts, without references."""
         values = (
             *(config.batchsize, config.group_count, config.in_channels, config.in_h, config.in_w),
             *(config.out_channels, *config.output_size, config.fil_h, config.fil_w),
@@ -68,7 +54,7 @@ class Onednn:
             *(config.dilation_h, config.dilation_w),
         )
         sizes = (ctypes.c_int64 * len(values))(*values)
-        kind = _KINDS[config.data_type, quantized]
+        kind = _KINDS[config.data_type]
         found = []
         for layout in layouts:
             index = _LAYOUTS.index(layout)
@@ -78,7 +64,7 @@ class Onednn:
 
     def products(self, config: GemmConfig, contest: Contest) -> list[Contestant]:
         """The two best matrix products of a quick look, without batch and transposition."""
-        sizes, kind = (config.m, config.n, config.k), _KINDS[config.data_type, False]
+        sizes, kind = (config.m, config.n, config.k), _KINDS[config.data_type]
         handles = self._handles(partial(self._library.matmul_create, *sizes, kind))
         return self._best(
             [(f"oneDNN {name}", handle) for name, handle in handles], float(config.flops), contest
