@@ -44,11 +44,13 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
+from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import L3_BYTES, Work
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode, divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
+from tuna.libraries.tvm.kernels.types import INT8
 
 _UNROLLS = (1, 4, 2)
 #: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the
@@ -66,6 +68,8 @@ _SUMS, _WEIGHTS = "sums", "weights"
 _MAX_COLUMNS = 28
 #: Maximum of pixels of an answer whose tiles each ask for all of the next weights
 _FEW_PIXELS = 64
+#: Maximum of rows of an answer of which the rows of taps in the padding are left out
+_FEW_ROWS = 8
 #: Number of points in a space
 _POINTS = 16
 
@@ -116,7 +120,10 @@ def workload(layer: Layer) -> tvm.IRModule:
         weight = weights[tirx.floordiv(k, side), c, rx, ry, i, tirx.floormod(k, side), lane]
         value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i * shape.word)
         if words:
-            value = dots.product(layer.types.sums, value, weight)
+            inside = None
+            if leaves_out_taps(layer):
+                inside = _inside(layer, h * sh + ry * dh, scalars)
+            value = dots.product(layer.types.sums, value, weight, inside)
         else:
             value *= weight
         return te.sum(value, axis=[c, rx, ry, i])
@@ -248,6 +255,27 @@ def asks_ahead(layer: Layer) -> bool:
     few = math.prod(layer.shape.out_size) <= _FEW_PIXELS
     several = few and layer.machine.cores > 1 and layer.shape.group_count == 1
     return _order(layer) == CHANNELS_OUTSIDE or several
+
+
+def leaves_out_taps(layer: Layer) -> bool:
+    """Whether rows of taps in the padding are left out: of words, where these are many of all.
+
+    Measured on 3x3 512@7: bytes take 5 to 16 % less time, pairs of bf16 9 % less on one core, and
+    15 % more beside a prefetch. Where tiles of a row are code of their own LLVM spills.
+    """
+    shape, words = layer.shape, layer.words
+    if words is None or not shape.pad[0] or rows_of(layer).merged > 1:
+        return False
+    if layer.types is INT8 and DEQUANTIZE not in layer.epilogue.parts:  # the padding is not zero
+        return False
+    return shape.out_size[0] <= _FEW_ROWS and (words.word > 2 or not asks_ahead(layer))
+
+
+def _inside(layer: Layer, row: Any, scalars: Any) -> Any:
+    """Whether a row of the padded copy may have other values than zero."""
+    first = layer.shape.pad[0]
+    found = tirx.all(row >= first, row < first + layer.shape.in_size[0])
+    return found if scalars is None else tirx.any(found, scalars[0] != tirx.const(0.0, "float32"))
 
 
 def copies(layer: Layer) -> bool:
