@@ -288,6 +288,8 @@ int cuInit(unsigned flags) {
   log_line("cuInit");
   return is_lost() ? 100 : has_needs() ? 0 : 304;
 }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   snprintf(name, size, "NVIDIA Fake H100 80GB HBM3");
@@ -306,6 +308,7 @@ static size_t memory(void) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { CHECK; *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { CHECK; return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxGetDevice(int *device) { *device = 0; return 0; }
 int cuCtxSetLimit(int limit, size_t value) { CHECK; return 0; }
 int cuCtxGetLimit(size_t *value, int limit) { CHECK; *value = 0; return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { CHECK; *stream = (void *)2; return 0; }
@@ -429,10 +432,9 @@ int cuFuncGetAttribute(int *value, int attribute, kernel *of) {
 }
 int cuFuncSetAttribute(kernel *of, int attribute, int value) {
   CHECK;
-  if (attribute == 8) {
-    if (value + (int)number(of->script, "static_shared", 0) > 232448) return 1;
-    of->dynamic_shared = value;
-  }
+  if (attribute != 8) return 1; /* as of a driver without the mode that Triton 3.8 tries first */
+  if (value + (int)number(of->script, "static_shared", 0) > 232448) return 1;
+  of->dynamic_shared = value;
   log_line("cuFuncSetAttribute %s %d %d", of->name, attribute, value);
   return 0;
 }
