@@ -69,11 +69,11 @@ def autotuned(layer: Config, runs: Mapping[str, Run], seconds: float, most: int 
     `exhaustive` and `search`, that has one; `most`: so many tiles, 0: all."""
     started = time.monotonic()
     done = {name: run for name, run in runs.items() if run.is_done}
-    winners = {name: run.winners().get(layer.canonical()) for name, run in done.items()}
+    winners = {name: run.winners().get(layer.json_text()) for name, run in done.items()}
     ours = next((one for one in winners.values() if one is not None), None)
     solver = ours.solver if ours else "TritonMoe"
     limit_s = max(seconds - _START_S - _VERSUS_S, 5)
-    words = [layer.canonical(), solver, f"{limit_s:.0f}", str(most)]
+    words = [layer.json_text(), solver, f"{limit_s:.0f}", str(most)]
     found = Rivalry(Outcome("gpu", {}))
     end: dict[str, Any] = {}
     for line in lines_of("benchmarks.gpu_autotune", words, limit_s + _START_S):
@@ -140,9 +140,9 @@ def _add_winners(found: Rivalry, answer: Mapping[str, Any]) -> None:
 
 def helion(product: Config, run: Run, seconds: float, folder: Path) -> Rivalry:
     """Helion's full effort on a product that `run` has tuned."""
-    ours = run.winners().get(product.canonical()) if run.is_done else None
+    ours = run.winners().get(product.json_text()) if run.is_done else None
     limit_s = max(seconds - _START_S - _VERSUS_S, 5)
-    words = [product.canonical(), ours.params if ours else "", f"{limit_s:.0f}", str(folder)]
+    words = [product.json_text(), ours.params if ours else "", f"{limit_s:.0f}", str(folder)]
     end: dict[str, Any] = {}
     for line in lines_of("benchmarks.gpu_helion", words, seconds - 2):
         end |= line
