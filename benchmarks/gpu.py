@@ -383,6 +383,8 @@ def _stand_in(argv: Sequence[str], home: Path | None) -> bool:
         with tempfile.TemporaryDirectory() as scratch:
             folder = home.absolute() / "stand_in" if home else Path(scratch)
             variables = {**stand_in.variables(stand_in.install(folder)), _STAND_IN: "1"}
+            paths = variables["PYTHONPATH"], os.environ.get("PYTHONPATH")
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             command = [sys.executable, "-m", "benchmarks.gpu", *argv]
             if "--run" in argv:  # seconds of a run are those of a device at work
                 (folder / "real_time").touch()

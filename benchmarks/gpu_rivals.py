@@ -98,10 +98,10 @@ def autotuned(layer: Config, runs: Mapping[str, Run], seconds: float, most: int 
     if end["tried"] < end["tiles"]:
         missing = end["tiles"] - end["tried"]
         found.left_out.append(f"{_RIVAL} of {missing} of {end['tiles']} tiles")
-    for name, most in (("exhaustive", EXHAUSTIVE_SHARE), ("search", SEARCH_SHARE)):
+    for name, share_at_most in (("exhaustive", EXHAUSTIVE_SHARE), ("search", SEARCH_SHARE)):
         if name in done and "cut_off" not in done[name].earlier():
             figures[f"{name}_share"] = done[name].earlier()["wall_s"] / figures["whole_s"]
-            limits[f"{name}_share"] = most
+            limits[f"{name}_share"] = share_at_most
         else:
             found.left_out.append(f"{name} beside {_RIVAL}: it did not end")
     if ours is None or not end["best"]:

@@ -136,9 +136,7 @@ def test_a_fault_of_a_stage_costs_that_stage_alone(tmp_path: Path) -> None:
 
 @pytest.mark.service
 def test_a_stage_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    part = Part(
-        "hangs", ["hangs"], 2 - GRACE_S, 0
-    )  # ended after two seconds; orphans fail the test
+    part = Part("hangs", ["hangs"], 2 - GRACE_S, 0)  # ended after two seconds
     document = _run(tmp_path, part, Part("last", ["last"], 60, 1))
     stages = document["stages"]
     assert isinstance(stages, dict)
