@@ -186,8 +186,9 @@ class Stage:
         )
 
     def _product(self) -> GemmConfig:
-        small = {"m": PRODUCT.m, "n": PRODUCT.n, "k": PRODUCT.k}
-        return dataclasses.replace(WIDE_PRODUCT, **small) if self.stand_in else WIDE_PRODUCT
+        return (
+            dataclasses.replace(PRODUCT, data_type=DataType.BF16) if self.stand_in else WIDE_PRODUCT
+        )
 
     def autotune(self, tokens: str | None) -> Outcome:
         """`triton.autotune` on the tiles of one batch size, beside those parts of `shape` that are

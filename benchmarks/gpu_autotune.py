@@ -153,7 +153,7 @@ def main() -> None:
         candidates.close()
     bench.close()
     best = min(done, key=lambda one: one[1], default=("", math.inf))
-    facts = {"seconds": took, "tiles": len(tiles), "tried": len(done)}
+    facts: dict[str, Any] = {"seconds": took, "tiles": len(tiles), "tried": len(done)}
     facts |= {"best": best[0] if math.isfinite(best[1]) else None}
     facts |= {"torch": getattr(sys.modules.get("torch"), "__version__", None)}
     print(json.dumps(facts), flush=True)
