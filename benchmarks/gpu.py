@@ -186,9 +186,8 @@ class Stage:
         )
 
     def _product(self) -> GemmConfig:
-        return (
-            dataclasses.replace(PRODUCT, data_type=DataType.BF16) if self.stand_in else WIDE_PRODUCT
-        )
+        small = dataclasses.replace(PRODUCT, data_type=DataType.BF16)
+        return small if self.stand_in else WIDE_PRODUCT
 
     def autotune(self, tokens: str | None) -> Outcome:
         """`triton.autotune` on the tiles of one batch size, beside those parts of `shape` that are
