@@ -22,6 +22,8 @@ from tuna.libraries.tvm.kernels.shape import Mode
 
 NHWC = {"in_layout": "NHWC", "fil_layout": "NHWC", "out_layout": "NHWC"}
 IMAGE = ConvConfig(1, 3, 9, 9, 20, 3, 3, 1, 1, conv_stride_h=2, conv_stride_w=2)
+#: Of its taps, not of its channels, there are whole words
+TAPS = ConvConfig(2, 2, 9, 8, 20, 5, 7, 2, 3, conv_stride_w=2, **NHWC)
 GROUPS = replace(PLAIN_CONV, in_channels=32, out_channels=64, group_count=2, **NHWC)
 
 
@@ -31,6 +33,8 @@ GROUPS = replace(PLAIN_CONV, in_channels=32, out_channels=64, group_count=2, **N
     [
         (PLAIN_CONV, "direct"),
         (IMAGE, "direct"),
+        (TAPS, "direct"),
+        (replace(IMAGE, dilation_w=2), "direct"),
         (GROUPS, "direct"),
         (DEPTHWISE, "depthwise"),
         (PRODUCT, "gemm"),

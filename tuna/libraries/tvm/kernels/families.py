@@ -122,12 +122,12 @@ class Family:
 
     def packed_taps(self, shape: ConvShape) -> int:
         """Number of values that the taps of one input and output channel become."""
-        return (self.outputs + TAPS - 1) ** 2 if self.outputs else math.prod(shape.filter)
+        return (self.outputs + TAPS - 1) ** 2 if self.outputs else math.prod(shape.taps)
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
-    """Any convolution whose channels are whole words."""
-    return shape.in_block % shape.word == 0
+    """Any convolution whose channels, or an image's taps, are whole words."""
+    return shape.row_words > 0 or shape.in_block % shape.word == 0
 
 
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
@@ -187,6 +187,14 @@ def _pack_direct(shape: ConvShape) -> Steps:
         split = [*_paired(shape), *shape.filter]
         return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
     *blocks, _ = _paired(shape)
+    if shape.row_words:
+        rows, words = shape.taps
+        return {
+            "filled": [shape.out_blocks * shape.block, shape.in_channels, rows, words * shape.word],
+            "split": [*blocks, 1, rows, words, shape.word],
+            "permuted": [0, 3, 6, 5, 4, 1, 2, 7],
+            "word": shape.word_type,
+        }
     split = [*blocks, shape.in_words, shape.word, *shape.filter]
     return _filled(shape) | {
         "split": split,

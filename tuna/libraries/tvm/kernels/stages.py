@@ -125,7 +125,8 @@ def padded_copy(
     scalars: Any = None,
 ) -> Any:
     """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; in fp32, or
-    for `words`. Outside the input it is zero, or the first of the `scalars`.
+    for `words`; without the block where words are of taps. Outside the input it is zero, or the
+    first of the `scalars`.
 
     `step` takes every second, third, ... row and column only; `pad` is another padding than the
     layer's.
@@ -144,6 +145,9 @@ def padded_copy(
         return where(conditions, found, fill)
 
     blocks = shape.group_count * shape.in_blocks
+    if shape.row_words:
+        planes = (shape.batch, blocks, *extent)
+        return te.compute(planes, lambda *index: value(*index, 0), name=PAD)
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
 
 
