@@ -83,9 +83,7 @@ INSTRUCTIONS = {
 
 @pytest.mark.parametrize("data_type", [DataType.INT8, DataType.BF16])
 @pytest.mark.parametrize("cpu", INSTRUCTIONS)
-def test_a_cpu_gets_only_instructions_that_it_has(
-    cpu: str, data_type: DataType
-) -> None:
+def test_a_cpu_gets_only_instructions_that_it_has(cpu: str, data_type: DataType) -> None:
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
     layer = replace(PLAIN_CONV, data_type=data_type)
     made = problems.with_family(layer, "direct", Mode.NATIVE, target)

@@ -147,7 +147,7 @@ def padded_copy(
     blocks = shape.group_count * shape.in_blocks
     if shape.row_words:
         planes = (shape.batch, blocks, *extent)
-        return te.compute(planes, lambda *index: value(*index, 0), name=PAD)
+        return te.compute(planes, lambda n, c, h, w: value(n, c, h, w, 0), name=PAD)
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
 
 
