@@ -27,7 +27,7 @@ from tuna.coordinator.session_run import Progress
 from tuna.db.overview import Overview
 from tuna.queue.heartbeat import WorkerStatus
 from tuna.reports.status import LiveSession, LiveSnapshot
-from tuna.workers.launch import RunStopped, local_workers
+from tuna.workers.launch import LastingWorkers, RunStopped, local_workers
 
 ROWS = [
     [
@@ -282,3 +282,19 @@ def test_a_list_leaves_columns_out_and_says_where_there_is_nothing(
     ]
     printing.print_list(columns, [], "Nothing yet.")
     assert capsys.readouterr() == ("", "Nothing yet.\n")
+
+
+@pytest.mark.parametrize(
+    ("used", "said"), [(False, []), (True, [(30.0, "the first"), (30.0, "the second")])]
+)
+def test_lasting_workers_are_waited_for_only_if_they_had_something_to_do(
+    used: bool, said: list[tuple[float, str]], tmp_path: Path
+) -> None:
+    heard: list[tuple[float, str]] = []
+    with LastingWorkers() as lasting:
+        lasting.start(tmp_path, [], 30.0, lambda *_: pytest.fail("a run has taken its place"))
+        lasting.start(tmp_path, [], 30.0, lambda seconds, why: heard.append((seconds, why)))
+        if used:
+            lasting.ended(None, RunStopped("the first"), None)
+            lasting.ended(None, RunStopped("the second"), None)
+    assert heard == said[1:]

@@ -19,7 +19,7 @@ from tuna.cli import tuned
 from tuna.coordinator.session_run import Progress
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import ConfigRow, ConfigTag, Job
-from tuna_models.cli import model
+from tuna_models.cli import tune
 
 TypeIn = Callable[..., Any]
 
@@ -80,7 +80,7 @@ def test_some_files_are_models(
     type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(model.tune, "callback", lambda **given: seen.update(given))
+    monkeypatch.setattr(tune.tune, "callback", lambda **given: seen.update(given))
     ended = type_in(
         "tuna", "tune", tmp_path / name, "--batch", 8, "--no-winograd", "-o", tmp_path / "net.so"
     )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tuna.configs import KINDS, ConvConfig, GemmConfig, TaskConfig, from_json
+from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries import reference
 from tuna.testing.kind_contract import KindContract
 
 CONV = ConvConfig(1, 4, 6, 5, 8, 3, 3, 1, 1)
+INT8 = replace(CONV, data_type=DataType.INT8)
 
 
 class TestTask(KindContract):
@@ -52,6 +55,9 @@ def test_a_task_without_a_core_is_its_text() -> None:
         {"core": CONV, "layouts": "native", "epilogue": ("residual", "bias")},
         {"core": CONV, "layouts": "native", "epilogue": ("to_fp16", "relu")},
         {"core": CONV, "layouts": "native", "epilogue": ("residual", "relu", "residual")},
+        {"core": CONV, "layouts": "native", "epilogue": ("dequantize", "quantize")},
+        {"core": INT8, "layouts": "native", "epilogue": ("quantize",)},
+        {"core": INT8, "layouts": "native", "epilogue": ("dequantize", "quantize", "residual")},
         {"core": CONV, "layouts": "native", "name": "conv"},
         {"name": "add", "body": "0" * 64, "layouts": "native"},
     ],
@@ -67,6 +73,20 @@ def test_a_task_that_makes_no_sense_is_refused(fields: dict[str, object]) -> Non
 def test_json_that_is_no_task_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(BadInput):
         from_json({**TaskConfig(core=CONV, layouts="native").to_json(), **wrong})
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("dequantize",),
+        ("dequantize", "residual", "relu"),
+        ("dequantize", "quantize"),
+        ("dequantize", "quantize", "residual", "quantize"),
+    ],
+)
+def test_a_layer_of_bytes_has_steps_of_its_own(steps: tuple[str, ...]) -> None:
+    task = TaskConfig(core=INT8, layouts="native", epilogue=steps)
+    assert from_json(task.to_json()) == task
 
 
 def test_the_reference_applies_the_epilogue_after_the_core() -> None:

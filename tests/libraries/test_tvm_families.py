@@ -4,7 +4,6 @@ loader answer rightly, and that a family changes only with the version of the ke
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -146,18 +145,6 @@ def test_a_family_without_a_kernel_for_the_target_proposes_nothing(bench: Bench)
     assert (result.ok, result.cause) == (False, Cause.NOT_APPLICABLE)
 
 
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    """`examples/use_exported_db.py`, which has to pack without Tuna."""
-    path = Path(__file__).parents[2] / "examples" / "use_exported_db.py"
-    spec = importlib.util.spec_from_file_location("use_exported_db", path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
 def test_the_example_takes_a_folder_with_one_database_and_says_what_it_wants_else(
     example: ModuleType, tmp_path: Path
 ) -> None:
@@ -264,8 +251,9 @@ def check_packing(
         assert steps == [None] * 3
         return
     packed = made.inputs(*problem.inputs)
-    for given_, expected, how in zip(problem.inputs, packed, steps, strict=False):
-        found = example.pack(given_, json.loads(json.dumps(how)))
+    types = [kind for _, kind, _ in record[3]]
+    ours = example.arguments(problem.inputs, json.loads(json.dumps(steps)), types)
+    for found, expected, how in zip(ours, packed, steps, strict=False):
         # both in double precision, rounded once, summed in another order
         if how and "transform" in how:
             np.testing.assert_array_max_ulp(found, expected, maxulp=1)

@@ -174,7 +174,7 @@ def test_the_arguments_of_a_record_tell_how_the_weights_are_packed(
     assert packing_for(task, family, record[3]) == made.packing()
 
 
-def test_solvers_take_tasks_of_bytes_and_bf16_in_blocks_and_bare_layers_as_before() -> None:
+def test_solvers_take_bytes_and_bf16_in_blocks_alone() -> None:
     target = json.dumps({"kind": "llvm", "mcpu": "cooperlake", "num-cores": 1})
 
     def names(config: Config, **conditions: str) -> set[str]:
@@ -188,12 +188,18 @@ def test_solvers_take_tasks_of_bytes_and_bf16_in_blocks_and_bare_layers_as_befor
         assert names(task_of(PRODUCT, kind)) == {"TvmGemmTile"}
         assert solvers.error_bound("TvmConvTile", task_of(PLAIN_CONV, kind)) == float("inf")
     searched = {"TvmConvDirectNCHW", "TvmConvNCHWc", "TvmConvIm2colGemm", "TvmUntuned"}
-    of_bytes = replace(PLAIN_CONV, data_type=DataType.INT8)
-    assert names(of_bytes) - {"TvmConvDirectNHWC"} == searched
-    assert names(of_bytes, layouts="native") - {"TvmConvDirectNHWC"} == searched
     # an instruction of words is not in every CPU
-    both = names(replace(PLAIN_CONV, data_type=DataType.BF16), layouts="native")
-    assert both >= {"TvmConvTile", "TvmConvDirectNCHW"}
+    for kind, tiled in (
+        (DataType.INT8, {"TvmConvTile"}),
+        (DataType.BF16, {"TvmConvTile", *winograd}),
+    ):
+        layer = replace(PLAIN_CONV, data_type=kind)
+        assert names(layer) - {"TvmConvDirectNHWC"} == searched
+        assert names(layer, layouts="native") - {"TvmConvDirectNHWC"} == searched | tiled
+    signed = replace(PRODUCT, data_type=DataType.INT8)
+    assert names(signed, layouts="native") == {"TvmGemmTile", "TvmGemmDirect", "TvmUntuned"}
+    batch = replace(signed, batch_count=2)
+    assert names(batch, layouts="native") == {"TvmGemmDirect", "TvmUntuned"}
 
 
 @pytest.mark.parametrize("family", ["direct", "gemm"])

@@ -152,6 +152,23 @@ def test_no_build_borrows_a_core_that_is_measured_with(offered: None, compiler: 
         assert core == LENT
 
 
+def test_a_build_of_several_processes_borrows_beside_its_own_cores(
+    offered: None, compiler: int
+) -> None:
+    with CORES.build(LIMIT_S, compiler, wide=True):
+        assert builds() == 2
+        assert os.sched_getaffinity(compiler) == {OWN, LENT}
+        with CORES.build(LIMIT_S, compiler) as other:
+            assert other is None, "it is borrowed already"
+        lending._pin(_tree(compiler), [OWN, LENT])  # what a build starts may use the same
+        with measuring([LENT]):
+            assert _places(compiler) == [{OWN}, {OWN}]
+    assert _places(compiler) == [{OWN}, {OWN}]
+    with measuring([LENT]), CORES.build(LIMIT_S, compiler, wide=True):
+        assert _places(compiler) == [{OWN}, {OWN}]
+    assert builds() == 0
+
+
 def test_two_measurements_may_share_a_core(offered: None) -> None:
     """Of two GPUs whose workers drive them from the same core: the locks of the devices keep apart
     what must be."""

@@ -85,7 +85,7 @@ _JUSTIFIED = {
 #: Allowed readers and writers of zip archives; what any of them reads has tests of its own.
 _ZIP = {
     "scripts/gpu-wheels",  # takes two files out of a wheel, by their names
-    "tuna/libraries/tvm/whole_models.py",  # two members, by their names, in the box
+    "tuna/libraries/tvm/whole_models.py",  # reads members under names of its own, in the box
     "packages/tuna-serve/tuna_serve/requests/answers.py",  # writes alone
     # looks at stored members, none of which it unpacks into a file
     "packages/tuna-serve/tuna_serve/requests/uploads.py",

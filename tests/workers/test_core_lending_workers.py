@@ -13,6 +13,7 @@ from tuna.sandbox import core_lending, cores
 from tuna.sandbox.discovery import CPU
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
+from tuna.workers import served_queues
 from tuna.workers.served_queues import ServedQueues
 from tuna.workers.worker_process import WorkerProcess
 
@@ -76,3 +77,15 @@ def test_a_worker_warms_up_what_it_serves_of_the_libraries_that_it_is_told(
     assert {spec.env["TUNA_WORKER_LIBRARIES"] for spec in default_workers([NoopLibrary()])} == {
         "noop"
     }
+
+
+def test_workers_of_sessions_that_are_known_look_for_no_other_library(
+    tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_queues, "names", lambda: ["absent", "noop"])
+    assert {*ServedQueues().under("compile")} == {"absent", "noop"}
+    (compiling, measuring) = default_workers([NoopLibrary()], alone=True)
+    assert compiling.env == measuring.env
+    for name, value in compiling.env.items():
+        monkeypatch.setenv(name, value)
+    assert {*ServedQueues().under("compile")} == {"noop"}

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from tuna.common import logs
 from tuna.common.messages import choices
+from tuna.coordinator import session_run
 from tuna.coordinator.session_run import Progress, RunEvents, default_workers, run_sessions
 from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna.exports.trial_log import TrialLog, trial_log
 from tuna.libraries.base import Library
+from tuna.libraries.registry import get_library
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 from tuna.workers.launch import LastingWorkers, WorkerSpec
@@ -60,6 +62,7 @@ def run(
                 hint=hint or choices(policy, PUBLISHING_POLICIES, "policies"),
             )
         settings = settings.model_copy(update={"policy": policy})
+    fixed = session_id is not None  # no session of another library joins them
     engine = open_database()
     with _log_kept(settings, events.on_log if workers else None):
         progress = run_sessions(
@@ -67,7 +70,9 @@ def run(
             settings,
             [session_id] if isinstance(session_id, int) else session_id,
             steps=steps,
-            workers=partial(default_workers, compile_processes=processes) if workers else _nobody,
+            workers=partial(default_workers, compile_processes=processes, alone=fixed)
+            if workers
+            else _nobody,
             lasting=workers if isinstance(workers, LastingWorkers) else None,
             events=events,
         )
@@ -104,6 +109,12 @@ def enqueue(
     return run(
         session_id, steps, workers=False, policy=policy, on_progress=on_progress, events=events
     )
+
+
+def start_workers(library: str, workers: LastingWorkers, events: RunEvents = _SILENT) -> None:
+    """Start the workers that runs of sessions of the library will share, so that they get ready
+    before the first one; the database need not be there yet."""
+    session_run.start_workers(get_settings(), get_library(library), workers, events)
 
 
 def _nobody(_: Collection[Library]) -> Sequence[WorkerSpec]:

@@ -13,6 +13,8 @@ from tuna.errors import BadInput
 #: Maximum error of a model's answer, relative to the largest magnitude of each output; and the
 #: absolute error beside it, because a sigmoid far below 0 is exact to fewer digits
 TOLERANCE, SMALL = 1e-3, 1e-3
+#: The same of a model in bf16: its values have 8 bits, its sums are fp32
+BF16_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
-from tuna.workers.lifetime import LIBRARIES
+from tuna.workers.lifetime import ALONE, LIBRARIES
 
 _COUNT_EVERY_S = 0.5
 #: Maximum share of the time for counting jobs, and the share when there is nothing else to do:
@@ -236,13 +236,11 @@ def run_sessions(
     with contextlib.ExitStack() as stack:
         if specs:
             stack.callback(_drain_last_reports, coordinator)
-            wanted = local_workers(
-                settings.home / "logs", specs, settings.shutdown_s, events.on_wait
-            )
+            start = settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             if lasting is None:
-                watch.workers = stack.enter_context(wanted)
+                watch.workers = stack.enter_context(local_workers(*start))
             else:
-                watch.workers = lasting.start(wanted)
+                watch.workers = lasting.start(*start)
                 stack.push(lasting.ended)
         with _in_a_sentence(engine), waits.shown_by(watch.wait):
             coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
@@ -258,6 +256,16 @@ def run_sessions(
                 hint="the others: `tuna session list`",
             )
     return ended
+
+
+def start_workers(
+    settings: Settings, library: Library, lasting: LastingWorkers, events: RunEvents
+) -> None:
+    """Start the workers that later runs of the library's sessions share, so that they get ready
+    meanwhile."""
+    ensure_services(settings)
+    specs = default_workers([library], alone=True)
+    lasting.start(settings.home / "logs", specs, settings.shutdown_s, events.on_wait)
 
 
 def _load_followers(
@@ -402,11 +410,12 @@ class _Watch:
 
 
 def default_workers(
-    libraries: Collection[Library], compile_processes: int | None = None
+    libraries: Collection[Library], compile_processes: int | None = None, *, alone: bool = False
 ) -> list[WorkerSpec]:
     """One worker for the device, and a process for each core that compiles; more where builds
-    borrow those that measure."""
+    borrow those that measure. `alone`: they serve these libraries alone."""
     known = {LIBRARIES: ",".join(sorted(library.name for library in libraries))}
+    known |= {ALONE: "1"} if alone else {}
     resources = {step.resource for library in libraries for step in library.steps}
     specs = []
     if Resource.CPU in resources:

@@ -91,10 +91,13 @@ class CompileProcess:
         """Whether it has started and not ended."""
         return self.child is not None and self.child.alive
 
-    def caller(self, job: Mapping[str, Any], context: RunContext, *, one_body: bool) -> Call:
+    def caller(
+        self, job: Mapping[str, Any], context: RunContext, *, one_body: bool, wide: bool = False
+    ) -> Call:
         """Calls for a job, which take their turn with measurements on this machine.
 
         `one_body`: not in a process that has built for another body, or for a config without one.
+        `wide`: builds start processes of their own, as many as the cores that they may use.
         """
         body = str(job.get("body", ""))
         if one_body and self._body != body:
@@ -105,7 +108,7 @@ class CompileProcess:
         def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
             # so that its imports too can borrow a core
             child.start(self._kind.start_timeout_s, context.cancelled)
-            with context.build(timeout_s, child.pid):
+            with context.build(timeout_s, child.pid, wide=wide):
                 facts = {"builder": self._kind.used, "job": job, **arguments}
                 return call_child(child, context, op, timeout_s, **facts)
 

@@ -79,11 +79,13 @@ class RunContext:
     #: compiling cores of the worker; None: builds use `cpus`, whatever is measured meanwhile
     builds: BuildCores | None = None
 
-    def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:
+    def build(
+        self, limit_s: float, pid: int | None = None, *, wide: bool = False
+    ) -> AbstractContextManager[int | None]:
         """Return a context to hold during one build of at most `limit_s`, so that it does not
         disturb a measurement: see `BuildCores.build`."""
         return (
-            self.builds.build(limit_s, pid, self.cancelled)
+            self.builds.build(limit_s, pid, self.cancelled, wide=wide)
             if self.builds
             else contextlib.nullcontext()
         )

@@ -66,16 +66,27 @@ class BuildCores:
 
     @contextlib.contextmanager
     def build(
-        self, limit_s: float, pid: int | None = None, cancelled: Callable[[], bool] = lambda: False
+        self,
+        limit_s: float,
+        pid: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        *,
+        wide: bool = False,
     ) -> Iterator[int | None]:
         """Announce a build of at most `limit_s`; gives the measuring core that it borrows, if any.
 
         `pid`: the process that is about to build, which is moved to a borrowed core while other
-        builds use all of `own`; None: it borrows none. Waits while this machine measures with
-        quiet, until `cancelled` returns True.
+        builds use all of `own`; None: it borrows none. `wide`: it starts processes of its own, and
+        may use all of `own` and what it can borrow beside them. Waits while this machine measures
+        with quiet, until `cancelled` returns True.
         """
         with contextlib.ExitStack() as stack:
-            yield self._begin(stack, limit_s, pid, cancelled)
+            if not wide or pid is None:
+                yield self._begin(stack, limit_s, pid, cancelled)
+                return
+            self._begin(stack, limit_s, None, cancelled)
+            self._widen(stack, limit_s, pid)
+            yield None
 
     def _begin(
         self,
@@ -117,6 +128,19 @@ class BuildCores:
         while not _begun(turn, f"build-{number}", build):
             number += 1
         return None
+
+    def _widen(self, stack: contextlib.ExitStack, limit_s: float, pid: int) -> None:
+        """Let the process use the offered cores beside its own, as long as they do not measure."""
+        build, cores = _Build(time.monotonic() + limit_s, pid, self.own), set(self.own)
+        for core in _offered().difference(self.own):
+            with contextlib.ExitStack() as borrowed:
+                if not _begun(borrowed, f"build-cpu{core}", build):
+                    continue
+                borrowed.callback(move, pid, core, self.own)
+                _pin(_threads(pid), [*cores, core])
+                if not _is_held(f"measured-{core}"):
+                    cores.add(core)
+                    stack.push(borrowed.pop_all())
 
     def _borrow(self, borrowed: contextlib.ExitStack, core: int, pid: int | None) -> bool:
         """Move the process to the core, and back at the end; False if the core is measuring."""

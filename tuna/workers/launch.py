@@ -178,28 +178,44 @@ def local_workers(
 
 
 class LastingWorkers:
-    """Workers on this machine that several runs share: the first run starts them, and the end of a
-    `with` block of this ends them."""
+    """Workers on this machine that several runs share: the first run starts them, or who wants them
+    to get ready before it; the end of a `with` block of this ends them."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._started: LocalWorkers | None = None
+        self._on_wait: Callable[[float, str], None] = lambda *_: None
+        self._used = False  #: True once a run has ended
         self._stopped: RunStopped | None = None  #: exception that ended the last run
 
-    def start(self, workers: contextlib.AbstractContextManager[LocalWorkers]) -> LocalWorkers:
-        """The workers of the first call."""
-        self._started = self._started or self._stack.enter_context(workers)
+    def start(
+        self,
+        log_dir: Path,
+        specs: Sequence[WorkerSpec],
+        bound_s: float,
+        on_wait: Callable[[float, str], None],
+    ) -> LocalWorkers:
+        """The workers of the first call; `on_wait` is that of `local_workers` from now on."""
+        self._on_wait = on_wait
+        if self._started is None:
+            workers = local_workers(
+                log_dir, specs, bound_s, lambda seconds, why: self._on_wait(seconds, why)
+            )
+            self._started = self._stack.enter_context(workers)
         return self._started
 
     def ended(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         """Note how a run ended: after a `RunStopped` workers may still have something to do."""
+        self._used = True
         self._stopped = error if isinstance(error, RunStopped) else None
 
     def __enter__(self) -> LastingWorkers:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None and self._stopped is not None:
+        if not self._used:  # they have had nothing to do
+            kind, error, trace = None, None, None
+        elif error is None and self._stopped is not None:
             kind, error = RunStopped, self._stopped
         self._stack.__exit__(kind, error, trace)
 

@@ -16,6 +16,8 @@ TELL = "TUNA_TELL_WORKLOADS"
 #: Variable for workers of a command that knows what its sessions tune: comma-separated libraries
 #: whose children they start at once
 LIBRARIES = "TUNA_WORKER_LIBRARIES"
+#: Variable that is set for workers that serve these libraries alone, and look for no other
+ALONE = "TUNA_WORKER_LIBRARIES_ALONE"
 #: Variable for workers of a single session: the text of `workers.served_queues.session_text`
 SESSION = "TUNA_WORKER_SESSION"
 

@@ -15,7 +15,7 @@ from tuna.libraries.base import Environment
 from tuna.libraries.boards import board_settings, installed_boards
 from tuna.libraries.registry import get_library, names
 from tuna.vocabulary import Resource, queue_name
-from tuna.workers.lifetime import SESSION
+from tuna.workers.lifetime import ALONE, LIBRARIES, SESSION
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ServedQueues:
         resource = {"compile": Resource.CPU, "eval": Resource.DEVICE}[name]
         served: dict[str, str | Unavailable] = {}
         on_board = resource is Resource.DEVICE and board_settings().tvm_tracker
-        for library in [installed_boards().library] if on_board else names():
+        for library in [installed_boards().library] if on_board else served_names():
             try:
                 has_such_steps = any(
                     step.resource is resource for step in get_library(library).steps
@@ -60,9 +60,19 @@ class ServedQueues:
         """The name of the device that this machine measures on for `queues`, for people."""
         measured = {queue for queue in queues if queue.startswith("eval.")}
         here = (
-            name for name in names() if measured and self.queue_of(name, on_device=True) in measured
+            name
+            for name in served_names()
+            if measured and self.queue_of(name, on_device=True) in measured
         )
         return next(filter(None, (get_library(name).environment().device for name in here)), "")
+
+
+def served_names() -> list[str]:
+    """The libraries that workers of this process look for: those of the sessions of their command,
+    if there are only these to serve, else all that are installed."""
+    if not os.environ.get(ALONE):
+        return names()
+    return sorted(set(os.environ.get(LIBRARIES, "").split(",")).intersection(names()))
 
 
 def _queue_of(name: str, *, on_device: bool) -> str | Unavailable:

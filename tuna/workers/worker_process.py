@@ -34,7 +34,7 @@ from tuna.workers.health import Health
 from tuna.workers.lifetime import LIBRARIES
 from tuna.workers.link import RedisLink, WorkerLink
 from tuna.workers.runner import Runner
-from tuna.workers.served_queues import ServedQueues, Unavailable
+from tuna.workers.served_queues import ServedQueues, Unavailable, served_names
 
 log = structlog.get_logger(__name__)
 
@@ -162,7 +162,9 @@ class WorkerProcess:
 
     def _served_device(self, queues: Sequence[str]) -> DeviceHandle | None:
         """The device that chunks of `queues` will measure on; None for those of steps on a CPU."""
-        served = (name for name in names() if self._served.queue_of(name, on_device=True) in queues)
+        served = (
+            name for name in served_names() if self._served.queue_of(name, on_device=True) in queues
+        )
         return next((self._device_of(get_library(name)) for name in served), None)
 
     def _runner(self, chunk: Chunk, library: Library) -> Runner:

@@ -42,6 +42,11 @@ def write(planned: Planned, target: Mapping[str, Any], folder: Path, *others: Pl
     """Write a program into the folder and compile its functions; returns what was compiled."""
     code = tvm.target.Target(toolchain.for_code(target))
     Program.of([planned, *others], None, code).write(folder, "predicted")
+    return _built(folder, target)
+
+
+def _built(folder: Path, target: Mapping[str, Any]) -> Path:
+    """Compile the functions of a program that was written into a folder."""
     whole_models.build(job_of(folder, target), folder / "built.zip")
     return folder / "built.zip"
 
@@ -72,8 +77,10 @@ def compile_to(planned: Planned, target: Mapping[str, Any], path: Path) -> None:
     """Write a shared library that TVM's Relax virtual machine loads."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        compiled = whole_models.extract_object(write(planned, target, folder), folder)
-        program.link(folder, compiled, target, path)
+        code = tvm.target.Target(toolchain.for_code(target))
+        main = Program.of([planned], None, code).write(folder, "predicted")
+        objects = whole_models.extract_objects(_built(folder, target), folder)
+        program.link(main, objects, target, path)
 
 
 def machine_of(planned: Planned, target: Any) -> Any:

@@ -195,6 +195,14 @@ def test_exp_becomes_arithmetic_for_fp32_alone() -> None:
     assert "T.exp(" in str(functions.in_vectors(function([given, topi.exp(given)])).script())
 
 
+def test_rounding_is_in_vectors() -> None:
+    """TVM's vectors have no `nearbyint`: the whole loop would be one of single values."""
+    made = functions.in_vectors(applied(topi.round, 2, 64))
+    assert "llvm.nearbyint" in str(made.script())
+    values = np.resize(np.float32([0.5, 1.5, -0.5, -2.5, 2.4999998, 1e9]), (2, 64))
+    assert np.array_equal(of_odd_values(made, values), np.rint(values))
+
+
 def test_exp_of_truth_values_is_in_vectors() -> None:
     made = applied(lambda given: topi.exp(topi.cast(topi.greater(given, 0.0), "float32")), 2, 64)
     values = np.resize(ODD, (2, 64))

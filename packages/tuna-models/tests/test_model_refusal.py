@@ -112,6 +112,8 @@ class Scene:
         """The child's answer."""
         if op == "difference":
             return kind(error=self._errors["between"])
+        if op == "begin_answer":
+            return kind()
         self.asked.append(by)
         return kind(unanswered=self._unanswered.get(by, ""), rule="equal")
 
@@ -125,10 +127,12 @@ class Scene:
     def judged(self) -> Verdict:
         """The verdict on the model's answer."""
         manifest = SimpleNamespace(opset="17", tasks=(), inputs=(), shapes={}, values={})
+        workshop = SimpleNamespace(file_of=lambda _: Path("folder/net.onnx"))
+        work = SimpleNamespace(workshop=workshop)
         build = SimpleNamespace(
-            checks=Checks(), manifest=manifest, winograd=True, work=None, model=None
+            checks=Checks(), manifest=manifest, winograd=True, work=work, model=None
         )
-        draft = checked_build._Draft(build, self, Path("folder/model/net.onnx"))  # type: ignore[arg-type]
+        draft = checked_build._Draft(build, self, Path("folder"))  # type: ignore[arg-type]
         return draft.judged(PLAN)
 
 

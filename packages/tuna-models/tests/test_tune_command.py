@@ -12,10 +12,17 @@ import pytest
 
 from tuna import errors
 from tuna_models import api
-from tuna_models.cli import model
+from tuna_models.cli import tune
 
+pytestmark = pytest.mark.usefixtures("without_workers")
 TypeIn = Callable[..., Any]
 CHECKED = SimpleNamespace(error=1e-6, rule="y to 0.001", report="", remark="")
+
+
+@pytest.fixture
+def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker is started."""
+    monkeypatch.setattr(api.ModelWork, "start_workers", lambda _: None)
 
 
 def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
@@ -28,12 +35,12 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
         raise KeyboardInterrupt
 
     stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
-    monkeypatch.setattr(model, "show_import", lambda _: None)
+    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
+    monkeypatch.setattr(tune, "show_import", lambda _: None)
     open_work = partial(api.open_work, model="")
-    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: CHECKED)
-    monkeypatch.setattr(model.api, "tune_model", interrupted)
+    monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
+    monkeypatch.setattr(tune.api, "check_model", lambda *_, **__: CHECKED)
+    monkeypatch.setattr(tune.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert ended.code == 130
     assert (
@@ -51,7 +58,7 @@ def test_values_of_inputs_reach_the_import_of_a_model(
         fixed.update(values)
         raise errors.BadInput("no model")
 
-    monkeypatch.setattr(model.api, "import_model", refused)
+    monkeypatch.setattr(tune.api, "import_model", refused)
     values = ("--value", "sr=16000", "--value", "axes=-1,2", "--value", "training=false")
     assert type_in("tuna", "tune", tmp_path / "net.onnx", *values).err.startswith("Error: no model")
     assert fixed == {"sr": [16000], "axes": [-1, 2], "training": [0]}
@@ -63,13 +70,16 @@ def test_a_model_that_is_not_built_says_how_it_is(
     type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
-    monkeypatch.setattr(model, "show_import", lambda _: None)
+    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
+    monkeypatch.setattr(tune, "show_import", lambda _: None)
     open_work = partial(api.open_work, model="")
-    monkeypatch.setattr(model.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: CHECKED)
-    done = SimpleNamespace(session_id=1, added=1, wanted=1, errored=0, reached=None)
-    monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)
+    monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
+    monkeypatch.setattr(tune.api, "check_model", lambda *_, **__: CHECKED)
+    done = SimpleNamespace(session_id=1, added=1, wanted=2, errored=0, unmeasured=1, reached=None)
+    monkeypatch.setattr(tune.api, "tune_model", lambda *_, **__: done)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert "checked: y to 0.001\n" in ended.out
+    assert (
+        "1 task is not measured, with the kernel of a similar one or a predicted one" in ended.out
+    )
     assert "`tuna model build net -o net.so`" in ended.out

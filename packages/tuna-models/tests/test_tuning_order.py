@@ -24,12 +24,28 @@ TINY = Tunable(3, 1, frozenset({"F4", "Tile"}), cycles={"Tile": 0.1, "F4": 0.1})
 
 
 def test_each_task_comes_once_then_solvers_of_heavy_ones_and_hopeless_ones_are_left_out() -> None:
-    assert order([TINY, LIGHT, HEAVY], 4) == [
+    clear = replace(HEAVY, cycles={**HEAVY.cycles, "F2": 131.0})
+    assert not clear.close
+    assert order([TINY, LIGHT, clear], 4) == [
         Wanted(1, "F4", 4),
         Wanted(2, "Tile", 4),
         Wanted(3, "F4", 1),
         Wanted(1, "F2", 4),
     ]
+
+
+def test_tasks_of_which_the_estimates_do_not_decide_come_first_with_all_their_solvers() -> None:
+    assert HEAVY.close == {"F4", "F2"}
+    even = Tunable(4, 1, frozenset({"F4", "Tile"}), cycles={"F4": 20.0, "Tile": 25.0})
+    clear = Tunable(5, 9, frozenset({"F4", "Tile"}), cycles={"F4": 100.0, "Tile": 135.0})
+    assert order([clear, even, LIGHT, HEAVY, TINY], 4) == [
+        *(Wanted(1, "F4", 4), Wanted(1, "F2", 4)),
+        *(Wanted(4, "F4", 4), Wanted(4, "Tile", 4)),
+        *(Wanted(5, "F4", 4), Wanted(2, "Tile", 4), Wanted(3, "F4", 1)),
+        Wanted(5, "Tile", 4),
+    ]
+    half = replace(HEAVY, loaded=frozenset({"F4"}))
+    assert order([clear, half], 4)[0] == Wanted(1, "F2", 4), "it is not decided yet"
 
 
 def test_what_has_a_job_is_not_wanted_again() -> None:

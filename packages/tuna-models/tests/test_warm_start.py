@@ -19,9 +19,9 @@ from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna_models import api as models_api
 from tuna_models import child, store
-from tuna_models.api import tuning
 from tuna_models.child_answers import ChildAnswer
 from tuna_models.manifest import Manifest, ManifestTask
+from tuna_models.work import ModelWork
 
 CORE = ConvConfig(1, 16, 8, 8, 32, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias", "relu"))
@@ -31,17 +31,8 @@ SOLVER = "TvmConvTile"
 class InProcess:
     """The child's functions in this process, which has TVM."""
 
-    def __init__(self, target: str, model: str) -> None:
-        pass
-
     def call(self, kind: type[ChildAnswer], op: str, **arguments: Any) -> Any:
         return kind.model_validate(child.HANDLERS[op](**arguments))
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.mark.usefixtures("home")
@@ -49,7 +40,7 @@ class InProcess:
 def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
     layouts: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "ModelProcess", InProcess)
+    monkeypatch.setattr(ModelWork, "process", lambda *_: InProcess())
     monkeypatch.setattr(running, "run", lambda *_, **__: None)
     here = api.init_session("tvm", "layers", conditions={"layouts": layouts})
     api.update_solvers("tvm")

@@ -23,7 +23,7 @@ class BlockFunction:
 
     name: str
     key: tuple[Any, ...]  #: identity of the function: equal for equal functions
-    make: Callable[[], Any]
+    make: Callable[..., Any]  #: makes it, of its type `kind`
     sources: Sequence[Any]  #: variables, in blocks
     plain: tuple[int, ...] | None = None  #: extents of an answer that is not in blocks
 
@@ -49,7 +49,7 @@ def _max_pool(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction |
     given = extents(node.args[0])
     if given is None or node.attrs.layout != "NCHW":
         return None
-    extended, pool = blocked.blocked_extents(given, block), _pooling(node)
+    extended, pool = blocked.blocked_extents(given, block), pooling(node)
     make = partial(blocked.max_pool, extended, shape[2:], pool)
     return BlockFunction("max_pool", (extended, shape, pool), make, node.args[:1])
 
@@ -58,7 +58,7 @@ def _average_pool(node: Node, shape: tuple[int, ...], block: int) -> BlockFuncti
     given, attrs = extents(node.args[0]), node.attrs
     if given is None or attrs.layout != "NCHW" or {int(step) for step in attrs.dilation} != {1}:
         return None
-    extended, pool, padded = blocked.blocked_extents(given, block), _pooling(node), False
+    extended, pool, padded = blocked.blocked_extents(given, block), pooling(node), False
     if bool(attrs.count_include_pad):
         (high, wide), (top, left, bottom, right) = given[2:], pool.pad
         padded = any(pool.pad)
@@ -137,7 +137,7 @@ def _padded(source: Any, padding: pads.Padding, block: int) -> BlockFunction | N
     return BlockFunction("window", (shape, window, False), make, [source])
 
 
-def _pooling(node: Node) -> blocked.Pooling:
+def pooling(node: Node) -> blocked.Pooling:
     attrs = node.attrs
     pad = [int(value) for value in attrs.padding]
     (sh, sw), (dh, dw), (rows, columns) = (

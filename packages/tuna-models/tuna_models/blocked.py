@@ -20,8 +20,19 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import maximum
 
+FP32, BF16 = "float32", "bfloat16"
 _OUT, _SUMS = "out", "sums"
-_max = te.comm_reducer(maximum, lambda kind: tirx.const(-math.inf, kind))
+
+
+def _larger(x: Any, other: Any) -> Any:
+    return maximum(x, other) if str(x.ty).startswith("float") else tirx.max(x, other)
+
+
+def _least(kind: str) -> Any:
+    return tirx.const(-math.inf if kind.startswith("float") else 0, kind)
+
+
+_max = te.comm_reducer(_larger, _least)
 #: Which of N, C, D, H, W the axes of a tensor are, by their number.
 _AXES = {3: (0, 1, 4), 4: (0, 1, 3, 4), 5: (0, 1, 2, 3, 4)}
 
@@ -77,33 +88,46 @@ def images(values: Any) -> Any:
     return frames.reshape(batch * depth, channels, height, width)
 
 
-def to_blocks(shape: tuple[int, ...], block: int) -> Any:
-    """Convert a tensor to blocks, the last one filled with zeros."""
-    return window(shape, block, Window(blocked=False))
+def to_blocks(
+    shape: tuple[int, ...], block: int, kind: str = FP32, found: str | None = None
+) -> Any:
+    """Convert a tensor to blocks, the last one filled with zeros; from type `kind` to `found`."""
+    return window(shape, block, Window(blocked=False), kind=kind, found=found)
 
 
-def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
-    """Convert blocks to a tensor of the extents `shape` with values of type `kind`."""
+def from_blocks(
+    shape: tuple[int, ...], block: int, kind: str = FP32, found: str | None = None
+) -> Any:
+    """Convert blocks of type `kind` to a tensor of the extents `shape` and of type `found`."""
     x = te.placeholder(blocked_extents(shape, block), name="X", dtype=kind)
     depth = _deep(shape, 1)[2]
 
     def value(*index: Any) -> Any:
         n, c, d, h, w = _deep(index, 0)
-        return x[n * depth + d, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
+        read = x[n * depth + d, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
+        return _as(found or kind, read)
 
     return _function([x, te.compute(shape, value, name=_OUT)], "")
 
 
-def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = False) -> Any:
+def window(
+    shape: tuple[int, ...],
+    block: int,
+    cut: Window,
+    *,
+    image: bool = False,
+    kind: str = FP32,
+    found: str | None = None,
+) -> Any:
     """Copy a window of a tensor with the extents `shape` to blocks, or where it is an `image` to N,
-    C, H, W.
+    C, H, W; from type `kind` to type `found`, by default the same.
 
     The channels of several frames are those of whole blocks, if the source is in blocks.
     """
     batch, channels, depth, height, width = _deep(shape, 1)
     frames = cut.depth or Depth(depth)
     source = blocked_extents(shape, block) if cut.blocked else shape
-    x = te.placeholder(source, name="X", dtype="float32")
+    x = te.placeholder(source, name="X", dtype=kind)
     per_tap = source[1] if cut.blocked else channels
     total = frames.taps * per_tap
 
@@ -126,7 +150,8 @@ def window(shape: tuple[int, ...], block: int, cut: Window, *, image: bool = Fal
         else:
             everything = (n, own, d, row, column)
             read = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
-        fill = tirx.const(cut.value, "float32")
+        read = _as(found or kind, read)
+        fill = _const(cut.value, found or kind)
         return tirx.if_then_else(tirx.all(*inside), read, fill) if inside else read
 
     rows, columns = height + sum(cut.rows), width + sum(cut.columns)
@@ -148,21 +173,32 @@ def _deep(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
     return tuple(values[axes.index(axis)] if axis in axes else missing for axis in range(5))
 
 
-def max_pool(extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling) -> Any:
+def max_pool(
+    extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling, kind: str = FP32
+) -> Any:
     """Maximum without the padding, NaN where a value is."""
-    x = te.placeholder(extents, name="X", dtype="float32")
-    y = _pooled(x, out, pool, _max, tirx.const(-math.inf, "float32"), _OUT)
+    x = te.placeholder(extents, name="X", dtype=kind)
+    if kind == BF16:
+        found = _pooled(x, out, pool, _max, _least(FP32), _SUMS)
+        return _finished(x, found, lambda *index: _as(kind, found[index]))
+    y = _pooled(x, out, pool, _max, _least(kind), _OUT)
     sch = Schedule(stages.module_of([x, y]))
     _schedule_pooled(sch, sch.get_sblock(_OUT))
     return opaque(sch.mod["main"])
 
 
 def average_pool(
-    extents: tuple[int, ...], out: tuple[int, ...], pool: Pooling, *, padded: bool
+    extents: tuple[int, ...],
+    out: tuple[int, ...],
+    pool: Pooling,
+    *,
+    padded: bool,
+    kind: str = FP32,
 ) -> Any:
-    """The mean of each window, with the padding where it counts (`padded`), else without."""
-    x = te.placeholder(extents, name="X", dtype="float32")
-    sums = _pooled(x, out, pool, te.sum, tirx.const(0.0, "float32"), _SUMS)
+    """The mean of each window, with the padding where it counts (`padded`), else without; summed in
+    fp32."""
+    x = te.placeholder(extents, name="X", dtype=kind)
+    sums = _pooled(x, out, pool, te.sum, tirx.const(0.0, FP32), _SUMS)
 
     def counted(axis: int, place: Any) -> Any:
         first, size = place * pool.stride[axis] - pool.pad[axis], extents[2 + axis]
@@ -171,10 +207,15 @@ def average_pool(
         return tirx.min(first + pool.size[axis], size) - tirx.max(first, 0)
 
     def mean(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
-        count = tirx.Cast("float32", tirx.convert(counted(0, h) * counted(1, w)))
-        return sums[n, c, h, w, i] * (tirx.const(1.0, "float32") / count)
+        count = tirx.Cast(FP32, tirx.convert(counted(0, h) * counted(1, w)))
+        return _as(kind, sums[n, c, h, w, i] * (tirx.const(1.0, FP32) / count))
 
-    y = te.compute((*extents[:2], *out, extents[4]), mean, name=_OUT)
+    return _finished(x, sums, mean)
+
+
+def _finished(x: Any, sums: Any, value: Any) -> Any:
+    """The function that makes a value of each of the `sums`, which stay in a register."""
+    y = te.compute(sums.shape, value, name=_OUT)
     sch = Schedule(stages.module_of([x, y]))
     block = sch.get_sblock(_SUMS)
     column = _schedule_pooled(sch, block)
@@ -194,7 +235,8 @@ def _pooled(
         row = h * pool.stride[0] + ry * pool.dilation[0] - pool.pad[0]
         column = w * pool.stride[1] + rx * pool.dilation[1] - pool.pad[1]
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-        return combined(tirx.if_then_else(inside, x[n, c, row, column, i], outside), axis=[ry, rx])
+        read = _as(str(outside.ty.dtype), x[n, c, row, column, i])
+        return combined(tirx.if_then_else(inside, read, outside), axis=[ry, rx])
 
     return te.compute((batch, blocks, *out, block), value, name=name)
 
@@ -212,9 +254,9 @@ def _schedule_pooled(sch: Any, pooled: Any) -> Any:
     return w
 
 
-def channels(extents: tuple[int, ...], first: int, blocks: int) -> Any:
+def channels(extents: tuple[int, ...], first: int, blocks: int, kind: str = FP32) -> Any:
     """Copy `blocks` blocks of channels from block `first` on."""
-    x = te.placeholder(extents, name="X", dtype="float32")
+    x = te.placeholder(extents, name="X", dtype=kind)
     y = te.compute(
         (extents[0], blocks, *extents[2:]),
         lambda n, c, h, w, i: x[n, c + first, h, w, i],
@@ -223,14 +265,14 @@ def channels(extents: tuple[int, ...], first: int, blocks: int) -> Any:
     return _function([x, y], _OUT)
 
 
-def concatenation(extents: tuple[int, ...], parts: tuple[int, ...]) -> Any:
+def concatenation(extents: tuple[int, ...], parts: tuple[int, ...], kind: str = FP32) -> Any:
     """Put tensors with these numbers of channels side by side.
 
     One that begins inside of a block is copied channel by channel, any other in vectors.
     """
     batch, blocks, height, width, block = extents
     tensors = [
-        te.placeholder((batch, -(-count // block), height, width, block), "float32", f"X{number}")
+        te.placeholder((batch, -(-count // block), height, width, block), kind, f"X{number}")
         for number, count in enumerate(parts)
     ]
 
@@ -242,13 +284,13 @@ def concatenation(extents: tuple[int, ...], parts: tuple[int, ...]) -> Any:
                 _put(x, out, n, first, count)
                 first += count
             if first % block:  # what fills the last block up is finite
-                zero = tirx.const(0.0, "float32")
+                zero = _const(0.0, kind)
                 with T.serial(0, height) as h, T.serial(0, width) as w:
                     with T.serial(first % block, block) as lane:
                         T.buffer_store(out, zero, [n, blocks - 1, h, w, lane])
         return ib.get()
 
-    y = te.extern([extents], tensors, body, name=_OUT, dtype=["float32"])
+    y = te.extern([extents], tensors, body, name=_OUT, dtype=[kind])
     return opaque(stages.module_of([*tensors, y])["main"])
 
 
@@ -267,26 +309,44 @@ def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
         T.buffer_store(out, value, place)
 
 
-def global_average(extents: tuple[int, ...], channels: int) -> Any:
-    """The mean of each channel as N, C, 1, 1."""
+def global_average(
+    extents: tuple[int, ...], channels: int, kind: str = FP32, found: str = FP32
+) -> Any:
+    """The mean of each channel as N, C, 1, 1 of type `found`; sums of whole numbers are exact, and
+    those of others fp32."""
     batch, blocks, height, width, block = extents
-    x = te.placeholder(extents, name="X", dtype="float32")
+    x = te.placeholder(extents, name="X", dtype=kind)
     h, w = te.reduce_axis((0, height), "h"), te.reduce_axis((0, width), "w")
+    wide = FP32 if kind in (FP32, BF16) else "int32"
     sums = te.compute(
-        (batch, blocks, block), lambda n, c, i: te.sum(x[n, c, h, w, i], axis=[h, w]), name=_SUMS
+        (batch, blocks, block),
+        lambda n, c, i: te.sum(_as(wide, x[n, c, h, w, i]), axis=[h, w]),
+        name=_SUMS,
     )
-    scale = tirx.const(1.0 / (height * width), "float32")
-    y = te.compute(
-        (batch, channels, 1, 1),
-        lambda n, c, _h, _w: sums[n, tirx.floordiv(c, block), tirx.floormod(c, block)] * scale,
-        name=_OUT,
-    )
+    scale = tirx.const(1.0 / (height * width), FP32)
+
+    def mean(n: Any, c: Any, _h: Any, _w: Any) -> Any:
+        total = sums[n, tirx.floordiv(c, block), tirx.floormod(c, block)]
+        return _as(found, _as(FP32, total) * scale)
+
+    y = te.compute((batch, channels, 1, 1), mean, name=_OUT)
     sch = Schedule(stages.module_of([x, y]))
     n, c, i, h, w = sch.get_loops(sch.get_sblock(_SUMS))
     sch.reorder(n, c, h, w, i)
     sch.vectorize(i)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_SUMS), h))[-1])
     return opaque(sch.mod["main"])
+
+
+def _as(kind: str, value: Any) -> Any:
+    """The value as one of type `kind`."""
+    value = tirx.convert(value)
+    return value if str(value.ty.dtype) == kind else tirx.Cast(kind, value)
+
+
+def _const(value: float, kind: str) -> Any:
+    # TIR has no constants of bfloat16
+    return tirx.Cast(kind, tirx.const(value, FP32)) if kind == BF16 else tirx.const(value, kind)
 
 
 def _function(arguments: list[Any], vectorised: str) -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import tvm
@@ -28,9 +28,20 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna_models import graph, groups, indices, normalisations, segments
+from tuna_models import (
+    conversions,
+    graph,
+    groups,
+    indices,
+    integer_finder,
+    normalisations,
+    segments,
+)
+from tuna_models.bf16_emit import Bf16Emitter
 from tuna_models.emit import Chosen, Emitter
-from tuna_models.manifest import Class
+from tuna_models.integer_emit import IntegerEmitter
+from tuna_models.integer_groups import IntegerGroups
+from tuna_models.manifest import Class, Precision
 from tuna_models.segments import Cut, Form
 
 
@@ -43,6 +54,8 @@ class Planned:
     calls: Counter[str]  #: numbers of their calls
     bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
     cuts: Sequence[Cut] = ()  #: quantised tensors where it is cut
+    #: reasons why convolutions and products of quantised tensors are in fp32, with their numbers
+    left_in_fp32: Mapping[str, int] = field(default_factory=dict)
 
     def tasks(self) -> list[tuple[TaskConfig, int]]:
         """Each task with its count, in the order of the first call."""
@@ -64,29 +77,42 @@ def plan(
     kernels: TaskKernels | None,
     target: Any,
     form: Form = Form.MODEL,
+    *,
+    precision: Precision = Precision.FP32,
 ) -> Planned:
     """Recognise the groups of an imported module, give them kernels, and fuse the rest.
 
     Without `kernels` everything is done as TVM does it. A quantised model is planned as it is
-    shipped, or in another `form` as it is checked.
+    shipped, or in another `form` as it is checked. With the `precision` bf16 convolutions and
+    products are in bf16, unless the model is quantised.
     """
     parts, cuts = segments.split(graph.read(module), module)
     parts, ends = indices.checked(parts), cuts
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     block = machine.from_target(target).floats
-    emitter = Emitter(
-        parts,
-        groups.find(parts, block),
-        kernels or (lambda _: None),
-        block,
-        ends,
-        segments=form is Form.SEGMENTS,
-    )
+    whole_numbers = IntegerGroups()
+    if kernels is not None:
+        whole_numbers = integer_finder.find(parts, block, kernels)
+    if form is Form.MODEL:
+        ends = whole_numbers.ends(ends, parts)
+    else:
+        whole_numbers = whole_numbers.apart()
+    fp32 = groups.find(parts, block, whole_numbers.taken)
+    given = (fp32, kernels or (lambda _: None), block, ends)
+    in_bf16 = precision is Precision.BF16 and kernels is not None and not cuts
+    emitter: Emitter
+    if whole_numbers.groups:
+        emitter = IntegerEmitter(parts, whole_numbers, *given, segments=form is Form.SEGMENTS)
+    elif in_bf16:
+        emitter = Bf16Emitter(parts, *given[:3])
+    else:
+        emitter = Emitter(parts, *given, segments=form is Form.SEGMENTS)
     emitted = emitter.run()
     with target:
         fused = tvm.transform.Sequential(
             [
+                relax.transform.DeadCodeElimination(),
                 *pipeline.library_dispatch_passes(target),
                 relax.transform.LegalizeOps(normalisations.LEGALIZATIONS if kernels else None),
                 relax.transform.AnnotateTIROpPattern(),
@@ -96,8 +122,10 @@ def plan(
             ]
         )(emitted)
     cores = {name: task for name, task in emitter.calls if task is not None}
-    whole = _described(fused, cores)
     own = {name for name, _ in emitter.calls}
+    if in_bf16:
+        fused = conversions.absorbed(fused, own)
+    whole = replace(_described(fused, cores), left_in_fp32=whole_numbers.reasons)
     for name, task in whole.functions.items():
         if kernels is not None and name not in own:
             variable = fused.get_global_var(name)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tuna.api.services import artifacts_of_models
 from tuna.configs import ConvConfig
 from tuna.configs.model import TOLERANCE
-from tuna.errors import NotFound, TunaError
+from tuna.errors import TunaError
 from tuna.sandbox.cores import available_cpus, some_cpus
 from tuna.settings import get_settings
-from tuna_models import files
-from tuna_models.checks import REFERENCE, RIVAL, Checked, Checks, disagreement, judge
+from tuna_models.checks import (
+    ABSENT,
+    REFERENCE,
+    RIVAL,
+    RUNTIMES,
+    Checked,
+    Checks,
+    disagreement,
+    judge,
+)
 from tuna_models.child_answers import (
     ChildAnswer,
     Contenders,
@@ -28,7 +38,7 @@ from tuna_models.child_answers import (
     WrittenAnswers,
 )
 from tuna_models.files import BuildCache, key_of
-from tuna_models.manifest import Class, Manifest
+from tuna_models.manifest import Class, Manifest, Precision
 from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
 from tuna_models.whole_job import MeasuredModel, compiled_functions, measure
@@ -118,31 +128,31 @@ class Build:
         kept = cache.find(key, library)
         if kept is not None:
             return BuildFacts.model_validate({**kept, "cached": True})
-        model_file = _lay_out(self.model, library.parent / "model")
-        readable = [path.resolve() for path in [self.checks.recorded] if path is not None]
-        with ModelProcess(
-            self.manifest.target, self.model.name, writable=(library.parent,), readable=readable
-        ) as process:
-            # the answers before anything is built, for inputs may be refused
-            draft = _Draft(self, process, model_file)
-            plan = draft.plan(self.records, compare=self.checks.compare)
+        draft = _Draft(self, self.work.process(self.model.name), library.parent)
+        self.work.start_workers()
+        plan = draft.plan(self.records, compare=self.checks.compare)
+        verdict = draft.judged(plan)
+        compared = {
+            task: _fastest(places, verdict.measured.parts_ms)
+            for task, places in plan.places.items()
+        }
+        chosen = {task: task_times.chosen for task, task_times in compared.items()}
+        if any(place != 0 for place in chosen.values()) or (compared and self.checks.untuned):
+            refused = plan.refused_records
+            plan = draft.plan(_with_chosen(self.records, chosen), compare=False)
+            plan = plan.model_copy(update={"refused_records": plan.refused_records | refused})
             verdict = draft.judged(plan)
-            compared = {
-                task: _fastest(places, verdict.measured.parts_ms)
-                for task, places in plan.places.items()
-            }
-            chosen = {task: task_times.chosen for task, task_times in compared.items()}
-            if any(place != 0 for place in chosen.values()) or (compared and self.checks.untuned):
-                refused = plan.refused_records
-                plan = draft.plan(_with_chosen(self.records, chosen), compare=False)
-                plan = plan.model_copy(update={"refused_records": plan.refused_records | refused})
-                verdict = draft.judged(plan)
-            draft.link(verdict.measured.functions, library)
+        draft.link(verdict.measured.functions, library)
         # compared tasks were measured, even where the predicted kernel was the fastest
         exact = dict.fromkeys(compared, Class.EXACT)
         contenders = Contenders()
         if self.checks.rivals and self.work.runs_here:
-            contenders = self._timed_in_turn(draft, library)
+            absent = {name: ABSENT for name, package in RUNTIMES.items() if not find_spec(package)}
+            contenders = (
+                Contenders(absent=absent)
+                if len(absent) == len(RUNTIMES)
+                else self._timed_in_turn(draft, library)
+            )
         facts = BuildFacts(
             plan=plan.model_copy(update={"classes": plan.classes | exact}),
             verdict=verdict,
@@ -157,13 +167,12 @@ class Build:
 
     def _timed_in_turn(self, draft: _Draft, library: Path) -> Contenders:
         """Time the library in turn with other runtimes on this machine."""
-        cores, recorded = self.manifest.cores, self.checks.recorded
+        cores = self.manifest.cores
         # Several threads are timed by the wall clock: each gets a core.
         cpus = some_cpus(min(cores, len(available_cpus()))) if cores > 1 else None
-        readable = [library.parent, *([recorded.resolve()] if recorded else ())]
         # Another child: it has only what a user's program has.
         with ModelProcess(
-            self.manifest.target, self.model.name, readable=readable, cpus=cpus
+            self.manifest.target, self.model.name, readable=[self.work.workshop.folder], cpus=cpus
         ) as process:
             return process.call(
                 Contenders,
@@ -178,21 +187,31 @@ class Build:
 class _Draft:
     """A build in work, with the child that plans and links it, and the right answers."""
 
-    def __init__(self, build: Build, process: ModelProcess, model_file: Path) -> None:
-        """Write the reference's answers into the folder of the build, above that of the model's
-        file; raises BadInput for inputs that do not fit."""
+    def __init__(self, build: Build, process: ModelProcess, folder: Path) -> None:
+        """Begin to write the reference's answers into the folder of the build."""
         manifest, checks = build.manifest, build.checks
-        self._build, self._process, self._folder = build, process, model_file.parents[1]
-        file = ModelFile(path=str(model_file), shapes=manifest.shapes, values=manifest.values)
+        self._build, self._process, self._folder = build, process, folder
+        path = build.work.workshop.file_of(build.model)
+        file = ModelFile(
+            path=str(path),
+            shapes=manifest.shapes,
+            values=manifest.values,
+            precision=manifest.precision,
+            max_error=checks.max_error,
+        )
         self.model = file.model_dump()
+        recorded = ""
+        if checks.recorded is not None:
+            recorded = shutil.copy(checks.recorded, tempfile.mkdtemp(dir=folder))
         self.given = {
             "inputs": [value.model_dump(mode="json") for value in manifest.inputs],
             "seed": checks.seed,
-            "recorded": str(checks.recorded.resolve()) if checks.recorded else "",
+            "recorded": recorded,
         }
         self._rules: dict[str, WrittenAnswers] = {}
         self._tolerance = TOLERANCE
-        self._unanswered = self._written(REFERENCE, "")
+        self._unanswered: str | None = None  #: None: not asked yet
+        self._process.call(ChildAnswer, "begin_answer", **self._asked(REFERENCE, ""))
 
     def plan(self, records: Records, *, compare: bool) -> Plan:
         """Plan the model with the best of the records; with `compare` others are timed too."""
@@ -212,8 +231,10 @@ class _Draft:
         """Have the planned model measured by a job, and compare its answer.
 
         Without a reference, or if it differs, onnxruntime is asked. Raises BadInput for a
-        wrong answer.
+        wrong answer, and for inputs that do not fit.
         """
+        if self._unanswered is None:
+            self._unanswered = self._written(REFERENCE, "")
         build, results, doubts = self._build, dict[str, MeasuredModel](), dict[str, float]()
         job = build.work, build.model, self._folder
         if not self._unanswered:
@@ -231,6 +252,7 @@ class _Draft:
             self._unanswered,
             recorded,
             winograd=build.winograd and _has_winograd(build.manifest),
+            bf16=build.manifest.precision is Precision.BF16,
         )
         remark = judge(build.manifest.opset, checked)
         errors = {name: _error(result) for name, result in results.items()}
@@ -266,12 +288,15 @@ class _Draft:
 
     def _written(self, name: str, by: str) -> str:
         """Write the answers of the reference or of a runtime; returns why there are none."""
-        output = str(self._answers(name))
-        arguments = {"given": self.given, "by": by, "output": output}
-        answers = self._process.call(WrittenAnswers, "answer", model=self.model, **arguments)
+        answers = self._process.call(WrittenAnswers, "answer", **self._asked(name, by))
         if not answers.unanswered:
             self._rules[name], self._tolerance = answers, answers.tolerance
         return answers.unanswered
+
+    def _asked(self, name: str, by: str) -> dict[str, Any]:
+        """Arguments of the child's `answer`."""
+        output = str(self._answers(name))
+        return {"model": self.model, "given": self.given, "by": by, "output": output}
 
     def _apart(self, name: str, expected: str) -> float:
         """The largest error of the answers of a runtime against others."""
@@ -301,19 +326,3 @@ def _with_chosen(records: Records, chosen: Mapping[str, int | None]) -> Records:
     """The records, of the compared tasks the chosen one alone."""
     found = {key: [each[chosen.get(key) or 0]] for key, each in records.items()}
     return {key: each for key, each in found.items() if chosen.get(key, 0) is not None}
-
-
-def _lay_out(model: StoredModel, folder: Path) -> Path:
-    """Write the model's file into a folder, and its weights where it looks for them; returns the
-    file. Raises NotFound."""
-    kind = ".pt2" if model.manifest.of_torch else ".onnx"
-    path, artifacts = folder / f"{model.version[:12]}{kind}", artifacts_of_models()
-    try:
-        beside = {place: artifacts.get(digest) for place, digest in model.manifest.data.items()}
-        files.lay_out(path, artifacts.get(model.manifest.file), beside)
-    except KeyError:
-        raise NotFound(
-            f"The file of the model {model.name} is not in the artifact store any more.",
-            hint="import it again",
-        ) from None
-    return path

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuna.configs.model import BF16_TOLERANCE
 from tuna.errors import BadInput
 
 #: Names of the right answers: by the reference, and by the runtime that is asked where there is no
 #: reference, or it differs.
 REFERENCE, RIVAL = "reference", "onnxruntime"
+#: Packages of the runtimes that a built model is timed beside, and the reason why one that is not
+#: here does not take part.
+RUNTIMES: Mapping[str, str] = {"onnxruntime": "onnxruntime", "pytorch": "torch"}
+ABSENT = "not installed"
 #: How a file of numpy.savez begins: it is a zip archive.
 _NPZ = b"PK\x03\x04"
 
@@ -29,6 +34,8 @@ class Checks:
     recorded: Path | None = None  #: npz file of inputs by name; None: random inputs
     seed: int = 0  #: Seed of the random inputs
     compare: bool = True  #: Whether the fastest few kernels of each task are timed in the model
+    #: Largest error of the answers of a model in bf16, relative to the largest value of each
+    max_error: float = BF16_TOLERANCE
 
     def __post_init__(self) -> None:
         if self.recorded is not None:
@@ -40,7 +47,7 @@ class Checks:
         recorded = (
             "" if self.recorded is None else hashlib.sha256(self.recorded.read_bytes()).hexdigest()
         )
-        return [self.rivals, self.untuned, recorded, self.seed, self.compare]
+        return [self.rivals, self.untuned, recorded, self.seed, self.compare, self.max_error]
 
 
 def check_recorded(path: Path) -> Path:
@@ -61,6 +68,7 @@ class Checked:
     unanswered: str = ""  #: reason why the reference has no answer; empty: it has
     recorded: bool = False  #: True for inputs of a file, False for random ones
     winograd: bool = False  #: True if Winograd's sums may be the reason
+    bf16: bool = False  #: True if the model is computed in bf16, which may be the reason
 
 
 def judge(opset: str, checked: Checked) -> str:
@@ -77,7 +85,9 @@ def judge(opset: str, checked: Checked) -> str:
     names, verb = " and ".join(others), "agree" if len(others) > 1 else "agrees"
     agree = bool(others) and not any(others.values())
     hint = "it is a fault of Tuna or TVM"
-    if checked.winograd:
+    if checked.bf16:
+        hint = "leave it in fp32, or allow the error: --max-error"
+    elif checked.winograd:
         hint = f"build it without Winograd: --no-winograd; if that fails too, {hint}"
     if checked.unanswered:
         why = f"{reference} cannot compute the model ({checked.unanswered})"

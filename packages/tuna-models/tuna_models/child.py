@@ -6,6 +6,7 @@ A user's mistake is not an exception here but an answer, which `process` raises 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,20 @@ from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
-from tuna.libraries.tvm.whole_models import extract_object
-from tuna_models import build, choosing, edges, importer, inputs, program, rules, runtimes, timing
+from tuna.libraries.tvm.whole_models import extract_objects
+from tuna.sandbox.forks import start_fork
+from tuna_models import (
+    build,
+    choosing,
+    edges,
+    importer,
+    inputs,
+    precisions,
+    program,
+    rules,
+    runtimes,
+    timing,
+)
 from tuna_models.build import Record, TaskKernels
 from tuna_models.child_answers import (
     ChildAnswer,
@@ -31,10 +44,16 @@ from tuna_models.child_answers import (
     WeightFiles,
     WrittenAnswers,
 )
-from tuna_models.manifest import Class, ManifestTask, ModelTensor
+from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 from tuna_models.process import refusing
 from tuna_models.program import Program
 from tuna_models.segments import Form
+
+#: The last model in Relax, by its `ModelFile`; the program of the last planned one, by its
+#: folder; and forks that write answers, by the file.
+_READ: dict[str, Any] = {}
+_PLANNED: dict[str, Any] = {}
+_FORKS: dict[str, int] = {}
 
 
 @refusing
@@ -50,15 +69,23 @@ def inspect(
     shapes: Mapping[str, Any],
     values: Mapping[str, Any],
     batch: int | None,
+    precision: str,
     text: str,
 ) -> ReadModel:
     """Return the model's tasks, and the texts of those without a core.
 
     The module's text is written to the file `text`.
     """
+    wanted, code = Precision(precision), _target(target)
+    precisions.check_target(wanted, code)
     model = importer.read(Path(path), shapes, batch, values)
     module = importer.to_relax(model, Path(path).name)
-    planned = build.plan(module, TaskKernels(_target(target), {}, winograd=False), _target(target))
+    declared_inputs = importer.inputs_of(model)
+    sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
+    _READ.clear()
+    _READ[_key(ModelFile(path=path, shapes=sizes, values=values, precision=wanted))] = module
+    planned = build.plan(module, TaskKernels(code, {}, winograd=False), code, precision=wanted)
+    precisions.check_plan(wanted, planned, Path(path).name)
     Path(text).write_text(planned.text)
     return ReadModel(
         opset=importer.opset(model),
@@ -68,13 +95,14 @@ def inspect(
                 bounds=followed["bounds"],
                 parameter=followed["name"] if followed["name"] != declared["name"] else "",
             )
-            for declared, followed in zip(importer.inputs_of(model), inputs.of(module), strict=True)
+            for declared, followed in zip(declared_inputs, inputs.of(module), strict=True)
         ),
         tasks=tuple(
             ManifestTask(config=task.to_json(), count=count) for task, count in planned.tasks()
         ),
         bodies=planned.bodies,
         tvm=tvm.__version__,
+        left_in_fp32=dict(planned.left_in_fp32),
     )
 
 
@@ -108,10 +136,12 @@ def plan(
     With `compare` all of them are timed in the model, and the predicted kernel; with `untuned`, and
     nothing to compare, also what TVM makes of the model without Tuna.
     """
-    code, file = _target(target), ModelFile.model_validate(model)
-    module = importer.to_relax(_read(file), Path(file.path).name)
+    file = ModelFile.model_validate(model)
+    code, module = _target(target), _module(file)
     known = {key: [Record(*record) for record in variants] for key, variants in records.items()}
-    variants = choosing.variants(module, known, code, winograd=winograd, compare=compare)
+    variants = choosing.variants(
+        module, known, code, winograd=winograd, compare=compare, precision=file.precision
+    )
     plain = build.plan(module, None, code) if untuned and len(variants.planned) == 1 else None
     first, kernels = variants.planned[0], variants.kernels
     # other tasks than those of the model are no part of what is said of it
@@ -122,7 +152,8 @@ def plan(
     classes = kernels.classes
     counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
     choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])
-    made.write(Path(folder), choices)
+    _PLANNED.clear()
+    _PLANNED[folder] = made.write(Path(folder), choices)
     # the names of the tasks' functions, which differ between variants where kernels do
     functions = {
         made.names[f"timed_{number}"][name]: task.key
@@ -146,8 +177,31 @@ def plan(
     )
 
 
+def begin_answer(**arguments: Any) -> dict[str, Any]:
+    """Begin to compute what `answer` will be asked with these arguments, in a fork; not answers of
+    PyTorch and onnxruntime, whose threads a fork lacks."""
+    output = str(arguments["output"])
+
+    def write() -> None:
+        _said(output).write_text(json.dumps(_answer(**arguments)))
+
+    if not arguments["by"] and not importer.is_torch(Path(arguments["model"]["path"])):
+        _FORKS[output] = start_fork(write)
+    return {}
+
+
+def answer(**arguments: Any) -> dict[str, Any]:
+    """The answer of `_answer`, which a fork may have begun to compute."""
+    output = str(arguments["output"])
+    fork = _FORKS.pop(output, None)
+    if fork is not None and os.waitpid(fork, 0)[1] == 0:
+        said: dict[str, Any] = json.loads(_said(output).read_text())
+        return said
+    return _answer(**arguments)
+
+
 @refusing
-def answer(
+def _answer(
     model: Mapping[str, Any],
     given: Mapping[str, Any],
     by: str,
@@ -158,8 +212,11 @@ def answer(
 
     `model` is a `ModelFile`, `given` are arguments of `inputs.values`.
     """
-    source, arrays = _read(ModelFile.model_validate(model)), inputs.values(**given)
+    file = ModelFile.model_validate(model)
+    source, arrays = _read(file), inputs.values(**given)
     near, why = rules.tolerance(source)
+    if file.precision is Precision.BF16 and file.max_error > near:
+        near, why = file.max_error, "bf16"
     titles = "random inputs"
     try:
         if by:
@@ -193,9 +250,10 @@ def difference(found: str, expected: str) -> LargestError:
 
 @refusing
 def link(folder: str, functions: str, target: str, output: str) -> ChildAnswer:
-    """Link a planned model and its compiled functions into the shared library `output`."""
-    compiled = extract_object(Path(functions), Path(folder))
-    program.link(Path(folder), compiled, json.loads(target), Path(output))
+    """Link the model that was planned last, in this folder, and its compiled functions into the
+    shared library `output`."""
+    compiled = extract_objects(Path(functions), Path(folder))
+    program.link(_PLANNED.pop(folder), compiled, json.loads(target), Path(output))
     return ChildAnswer()
 
 
@@ -214,6 +272,25 @@ def compare(
     return timing.compare(found, Path(library), arrays, threads=threads)
 
 
+def _module(file: ModelFile) -> Any:
+    """The model in Relax; the last one is kept."""
+    key = _key(file)
+    if key not in _READ:
+        module = importer.to_relax(_read(file), Path(file.path).name)
+        _READ.clear()
+        _READ[key] = module
+    return _READ[key]
+
+
+def _key(file: ModelFile) -> str:
+    return json.dumps(file.model_dump(exclude={"precision", "max_error"}), sort_keys=True)
+
+
+def _said(output: str) -> Path:
+    """The file in which a fork writes what it answers."""
+    return Path(f"{output}.json")
+
+
 def _read(file: ModelFile) -> Any:
     return importer.read(Path(file.path), file.shapes, None, file.values)
 
@@ -228,6 +305,7 @@ HANDLERS = {
     "inspect": inspect,
     "estimate": estimate,
     "plan": plan,
+    "begin_answer": begin_answer,
     "answer": answer,
     "difference": difference,
     "link": link,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from tuna.configs.model import TOLERANCE
-from tuna_models.manifest import Class, ManifestTask, ModelTensor
+from tuna.configs.model import BF16_TOLERANCE, TOLERANCE
+from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 
 
 class ModelFile(BaseModel):
@@ -17,6 +17,8 @@ class ModelFile(BaseModel):
     path: str
     shapes: dict[str, list[int]]  #: See `Manifest.shapes`
     values: dict[str, list[float]]  #: See `Manifest.values`
+    precision: Precision = Precision.FP32
+    max_error: float = BF16_TOLERANCE  #: See `Checks.max_error`
 
 
 class ChildAnswer(BaseModel):
@@ -39,6 +41,7 @@ class ReadModel(ChildAnswer):
     tasks: tuple[ManifestTask, ...]
     bodies: dict[str, str]  #: Texts of tasks without a core, by their SHA-256
     tvm: str  #: TVM's version
+    left_in_fp32: dict[str, int] = {}  #: see `Manifest.left_in_fp32`
 
 
 class Estimates(ChildAnswer):

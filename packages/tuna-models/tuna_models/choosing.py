@@ -22,7 +22,7 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna_models import build
 from tuna_models.build import Planned, Record, TaskKernels
-from tuna_models.manifest import Class
+from tuna_models.manifest import Class, Precision
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def variants(
     *,
     winograd: bool,
     compare: bool,
+    precision: Precision = Precision.FP32,
 ) -> Variants:
     """Plan an imported module with the first record of each task, and if they are to be compared
     with the others and the predicted kernel, as far as these are other programs.
@@ -81,7 +82,7 @@ def variants(
     """
     chosen = {key: kept[0] for key, kept in records.items()}
     first = TaskKernels(target, chosen, winograd=winograd)
-    planned = [build.plan(module, first, target)]
+    planned = [build.plan(module, first, target, precision=precision)]
     rivals: dict[str, list[int | None]] = {}
     for task, _ in planned[0].tasks() if compare else ():
         if first.classes.get(task.key) is Class.EXACT:
@@ -100,7 +101,8 @@ def variants(
                 del others[key]
             else:
                 others[key] = records[key][place]
-        planned.append(build.plan(module, first.with_records(others), target))
+        kernels = first.with_records(others)
+        planned.append(build.plan(module, kernels, target, precision=precision))
     return Variants(planned, first, by_variant)
 
 

@@ -18,6 +18,7 @@ from tuna.configs.task import TaskConfig
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.types import TYPES
 from tuna.libraries.tvm.problems import packed
 from tuna_models import block_operators, blocked, fillers
 from tuna_models.graph import (
@@ -41,7 +42,7 @@ _ELEMENTWISE = {
 }
 
 #: Numbers of axes of tensors that can be in blocks.
-_IMAGES = (3, 4, 5)
+IMAGES = (3, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,10 @@ class Emitter:
             self._operator(node)
 
     def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
-        function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
-        kind = Epilogue(tuple(group.epilogue)).answer_type()
+        function = self._add(
+            group.task.key, lambda: chosen.function, name_of(group.task), group.task
+        )
+        kind = Epilogue(tuple(group.epilogue)).answer_type(TYPES[group.core.data_type])
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)
             return
@@ -180,23 +183,38 @@ class Emitter:
         if group.bias is not None:
             given.append(relax.const(self._channels(group.bias)))
         if group.residual is not None:
-            given.append(self.blocks(group.residual))
-        self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
+            given.append(self._kernel_blocks(group, group.residual))
+        value = self._call(function, given, chosen.shape.native_output(), kind)
+        self._keep(group, value, kind)
         self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
+
+    def _kernel_blocks(self, group: FusionGroup, var: Any) -> Any:
+        """A value in blocks of channels, of the type that the kernel of a group reads."""
+        return self.blocks(var)
+
+    def _kernel_plain(self, group: FusionGroup, leaf: Any) -> Any:
+        """A variable or constant in the model's layout, of the type that the kernel of a group
+        reads."""
+        return self._leaf(leaf)
+
+    def _keep(self, group: FusionGroup, value: Any, kind: str) -> None:
+        """Keep the answer of a group's kernel, of this type: a convolution's is in blocks."""
+        forms = self._plain if isinstance(group.core, GemmConfig) else self._blocks
+        forms[group.answer] = value
 
     def _read(self, group: FusionGroup, shape: ConvShape) -> Any:
         """The input of a convolution as its kernel takes it."""
         if group.window is not None:
-            return self._window(group.input, group.window, shape.native_input(), image=shape.image)
+            return self._window(group, group.window, shape.native_input(), image=shape.image)
         if not shape.image:
-            return self.blocks(group.input)
-        return self._shaped(self.plain(group.input), shape.native_input())
+            return self._kernel_blocks(group, group.input)
+        return self._shaped(self._kernel_plain(group, group.input), shape.native_input())
 
     def _window(
-        self, var: Any, window: blocked.Window, found: tuple[int, ...], *, image: bool = False
+        self, group: FusionGroup, window: blocked.Window, found: tuple[int, ...], *, image: bool
     ) -> Any:
-        """A copy of a window of the value, in blocks or an image."""
-        shape = extents(var)
+        """A copy of a window of a group's input, in blocks or an image."""
+        shape, var = extents(group.input), group.input
         assert shape is not None
         function = self._add(
             ("window", shape, window, image),
@@ -215,18 +233,18 @@ class Emitter:
         assert found is not None
         a, b, c = ((*batch, *sizes) for sizes in core.stored_shapes.values())
         if chosen.pack is None:
-            other = self.plain(group.other)
+            other = self._kernel_plain(group, group.other)
             if group.order is not None and group.order != sorted(group.order):
                 other = self._builder.emit(relax.op.permute_dims(other, group.order))
             second = self._shaped(other, b)
         else:
             second = relax.const(chosen.pack(group.weights))
-        given = [self._shaped(self._leaf(group.input), a), second]
+        given = [self._shaped(self._kernel_plain(group, group.input), a), second]
         if group.bias is not None:
             given.append(relax.const(group.bias))
         if group.residual is not None:
-            given.append(self._shaped(self.plain(group.residual), c))
-        self._plain[group.answer] = self._shaped(self._call(function, given, c, kind), found)
+            given.append(self._shaped(self._kernel_plain(group, group.residual), c))
+        self._keep(group, self._shaped(self._call(function, given, c, kind), found), kind)
 
     def _operator(self, node: Node) -> None:
         """Emit an operator in blocks if an input is in blocks and the operator supports it."""
@@ -252,6 +270,13 @@ class Emitter:
         found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
         if found is None or shape is None or not self._reads_blocks(found.sources):
             return False
+        self._block_function(node, found, shape)
+        return True
+
+    def _block_function(
+        self, node: Node, found: block_operators.BlockFunction, shape: tuple[int, ...]
+    ) -> None:
+        """Emit the function on blocks of an operator."""
         function = self._add((found.name, *found.key), found.make, found.name)
         sources = [self.blocks(source) for source in found.sources]
         if found.plain is None:
@@ -260,7 +285,6 @@ class Emitter:
             self._fillers[node.var] = max(self._fillers.get(var, 0.0) for var in found.sources)
         else:
             self._plain[node.var] = self._shaped(self._call(function, sources, found.plain), shape)
-        return True
 
     def _normalised(self, node: Node) -> bool:
         """Emit a batch normalisation that is part of no convolution as a product and a sum."""
@@ -268,7 +292,7 @@ class Emitter:
         if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
             return False
         values = scale_and_shift(maker)
-        if values is None or shape is None or len(shape) not in _IMAGES:
+        if values is None or shape is None or len(shape) not in IMAGES:
             return False
         if not self._reads_blocks(maker.args[:1]) or str(node.var.ty.dtype) != "float32":
             return False
@@ -290,14 +314,14 @@ class Emitter:
         if node.op != "divide":
             return node.op in _ELEMENTWISE
         values, shape = constant_of(node.args[1]), extents(node.var)
-        whole = shape is not None and len(shape) in _IMAGES and shape[1] % self._block == 0
+        whole = shape is not None and len(shape) in IMAGES and shape[1] % self._block == 0
         return whole or (values is not None and values.size == 1 and bool(np.all(values)))
 
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)
         if (
             shape is None
-            or len(shape) not in _IMAGES
+            or len(shape) not in IMAGES
             or getattr(node.var.ty, "dtype", None) != "float32"
         ):
             return False
@@ -376,6 +400,6 @@ class Emitter:
         return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, kind)))
 
 
-def _name(task: TaskConfig) -> str:
+def name_of(task: TaskConfig) -> str:
     kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
     return "_".join([kind, *task.epilogue])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,12 +51,13 @@ class FusionGroup:
         return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
 
 
-def find(graph: Graph, block: int) -> list[FusionGroup]:
+def find(graph: Graph, block: int, others: Set[Any] = frozenset()) -> list[FusionGroup]:
     """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
-    two of them."""
-    taken: set[Any] = set()
-    fused = []
+    two of them, or has its variable among `others`."""
+    taken, fused = set(others), []
     for node in graph.nodes:
+        if node.var in others:
+            continue
         group = None
         if node.op == "matmul":
             group = _product(node, graph)

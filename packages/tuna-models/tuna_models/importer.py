@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from tuna.errors import BadInput
-from tuna_models import obstacles, segments, torch_importer
+from tuna_models import obstacles, qoperators, segments, torch_importer
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna_models.bodies import all_nodes
 from tuna_models.converters import Importer, NotConverted
@@ -34,7 +34,7 @@ def read(
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> Any:
     """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
-    if not _is_torch(path):
+    if not is_torch(path):
         return read_onnx(path, shapes, batch, values)
     if values:
         raise BadInput(
@@ -44,7 +44,8 @@ def read(
     return torch_importer.read(path, shapes, batch)
 
 
-def _is_torch(path: Path) -> bool:
+def is_torch(path: Path) -> bool:
+    """Whether the file is a program of `torch.export`."""
     with path.open("rb") as file:
         return file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC
 
@@ -78,6 +79,7 @@ def read_onnx(
     """
     model = _graph(path)
     _load_weights(model, path)
+    model = qoperators.written_out(model)
     _check_types(path.name, real_inputs(model))
     sizes = _fix_shapes(path.name, model, shapes, batch)
     _fix_values(path.name, model, values or {})
@@ -90,7 +92,7 @@ def read_onnx(
 
 def locations(path: Path) -> list[str]:
     """Return the places of the model's weights, relative to its folder: unchecked text."""
-    if _is_torch(path):
+    if is_torch(path):
         return []
     return list(
         dict.fromkeys(ExternalDataInfo(tensor).location for tensor in _outside(_graph(path)))

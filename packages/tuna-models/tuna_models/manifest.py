@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from tuna.configs import TaskConfig, from_json
+from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
 #: Version of the JSON form.
@@ -29,8 +30,17 @@ class Class(str, enum.Enum):
     __str__ = str.__str__
 
 
+class Precision(str, enum.Enum):
+    """The type of convolutions and products, and of the tensors between them."""
+
+    FP32 = "fp32"  #: the types of the file
+    BF16 = "bf16"  #: bfloat16 with sums in fp32, for CPUs with avx512_bf16
+
+    __str__ = str.__str__
+
+
 #: Later fields, left out where they are empty, so that imports keep their versions.
-_LATER = {"bounds", "parameter", "data", "values"}
+_LATER = {"bounds", "parameter", "data", "values", "left_in_fp32", "precision"}
 
 
 class _Data(BaseModel):
@@ -38,7 +48,10 @@ class _Data(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value or name not in _LATER}
+        values = dump(self)
+        if values.get("precision") == Precision.FP32:
+            del values["precision"]
+        return {name: value for name, value in values.items() if value or name not in _LATER}
 
 
 class ModelTensor(_Data):
@@ -80,6 +93,9 @@ class Manifest(_Data):
     inputs: tuple[ModelTensor, ...]
     tasks: tuple[ManifestTask, ...]
     text: str  #: SHA-256 of the module's text, in the artifact store
+    #: reasons why convolutions and products of quantised tensors are computed in fp32, with numbers
+    left_in_fp32: dict[str, int] = {}
+    precision: Precision = Precision.FP32
 
     def to_bytes(self) -> bytes:
         """The JSON form."""
@@ -121,6 +137,12 @@ class Manifest(_Data):
         """The same import for a target with another number of cores."""
         target = {**json.loads(self.target), "num-cores": number}
         return self.model_copy(update={"target": json.dumps(target, sort_keys=True)})
+
+    @property
+    def whole_numbers(self) -> int:
+        """Number of calls of convolutions and products that sum whole numbers."""
+        cores = ((entry.task.core, entry.count) for entry in self.tasks)
+        return sum(count for core, count in cores if core and core.data_type is DataType.INT8)
 
     def weights(self) -> Mapping[str, int]:
         """The number of calls of each task, by its key."""

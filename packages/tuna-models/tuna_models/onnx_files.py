@@ -59,6 +59,16 @@ Transpose Trilu Unique Unsqueeze Upsample Where Xor
 #: ONNX's own operators that TVM's importer or Tuna's converters know, or ONNX defines by others.
 OPERATORS = frozenset(_NAMES.split())
 
+#: Quantised operators of onnxruntime's own domain that are written as ONNX's
+QOPERATORS_DOMAIN = "com.microsoft"
+QOPERATORS = frozenset(
+    {
+        *("QLinearAdd", "QLinearMul", "QLinearConcat", "QGemm", "QLinearSigmoid"),
+        *("QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool"),
+        *("QuantizeLinear", "DequantizeLinear"),
+    }
+)
+
 
 def check_upload(name: str, file: IO[bytes]) -> None:
     """Raise BadInput for a file that is not a model or is cut off, for weights in another file, and
@@ -175,7 +185,8 @@ class _Model:
 
 def _note(foreign: _Foreign, node: Mapping[int, str]) -> None:
     name, operator, domain = (node.get(number, "") for number in _TEXTS["node"])
-    if domain not in OWN_DOMAINS or operator not in OPERATORS:
+    known = domain in OWN_DOMAINS and operator in OPERATORS
+    if not known and not (domain == QOPERATORS_DOMAIN and operator in QOPERATORS):
         nodes = foreign.setdefault((domain, operator), [])
         if len(nodes) < _MAX_NAMES:
             nodes.append(name or operator)

@@ -6,10 +6,11 @@ A TunaError of a child's handler travels as an answer (`refusing`) and is raised
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -59,12 +60,25 @@ class ModelProcess:
         box = Box(writable=(Path(self._home.name), *writable), readable=readable)
         self._child = Child("tuna_models.child", env=child_env(variables), cpus=cpus, box=box)
 
+    def start(self, model: str) -> None:
+        """Start the child if there is none, which imports TVM while the caller goes on; it works on
+        this model from now on. Raises BadInput with how it ended."""
+        self._model = model
+        with self._faults():
+            self._child.start()
+
     def call(self, kind: type[Answer], op: str, **arguments: Any) -> Answer:
         """Return the child's answer to an operation, which is of this kind; raises BadInput with
         what it refused, or with how it ended."""
-        try:
+        with self._faults():
             answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
-            return kind.model_validate(accepted(answer))
+        return kind.model_validate(accepted(answer))
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Raise BadInput in place of a fault of the child."""
+        try:
+            yield
         except ChildFailed as error:
             reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
             cause = RuntimeError(error.tail)

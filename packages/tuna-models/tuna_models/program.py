@@ -26,8 +26,6 @@ from tuna_models.build import Planned, called
 from tuna_models.files import BODY, PROGRAM
 from tuna_models.graph import substitute
 
-#: File of `main` alone, for `link`.
-_MAIN = "main.vm"
 #: Clocks of clock_gettime(2) on Linux: wall time, and the CPU time of the calling thread.
 _MONOTONIC, _THREAD_CPUTIME = 1, 3
 
@@ -71,18 +69,18 @@ class Program:
             program._add(UNTUNED, untuned, timed=True)
         return program
 
-    def write(self, folder: Path, choices: str) -> None:
-        """Write the body, the program and that of `main` alone into a folder."""
-        whole = self._builder.get()
+    def write(self, folder: Path, choices: str) -> Any:
+        """Write the body and the program into a folder; returns the program of `main` alone, for
+        `link`."""
         with self.target:
-            lowered = lowering(self.target)(whole)
-        functions = _coded(lowered, folder / PROGRAM)
+            lowered = lowering(self.target)(self._builder.get())
+        whole, functions = _coded(lowered)
+        whole.write_to_file(str(folder / PROGRAM), "vm")
         mains = {
             variable: function
             for variable, function in lowered.functions.items()
             if isinstance(function, tirx.PrimFunc) or variable.name_hint == MAIN
         }
-        _coded(tvm.IRModule(mains), folder / _MAIN)
         own = set(self.names[MAIN].values())
         used = {name for names in self.names.values() for name in names.values()}
         others = {*used, str(self._stamp.name_hint)} - own
@@ -92,6 +90,8 @@ class Program:
         model, beside = (str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts)
         body = ModelBody(choices, self._timed, model, beside, self._cuts)
         (folder / BODY).write_bytes(gzip.compress(body.to_bytes(), mtime=0))
+        main, _ = _coded(tvm.IRModule(mains))
+        return main
 
     def _add(self, name: str, planned: Planned, *, timed: bool = False) -> None:
         """Add the function `main` of a planned model under a name."""
@@ -151,11 +151,11 @@ def lowering(target: Any) -> Any:
     )
 
 
-def link(folder: Path, functions: Path, target: Mapping[str, Any], output: Path) -> None:
-    """Link the program of `main` in a folder of `write` and the object file with its functions into
-    a shared library that TVM's Relax virtual machine loads."""
-    program = tvm.get_global_func("relax.ExecutableLoadFromFile")(str(folder / _MAIN))
-    program.import_module(tvm.runtime.load_static_library(str(functions), []))
+def link(program: Any, functions: Sequence[Path], target: Mapping[str, Any], output: Path) -> None:
+    """Link the program of `main` and the object files with its functions into a shared library that
+    TVM's Relax virtual machine loads."""
+    for file in functions:
+        program.import_module(tvm.runtime.load_static_library(str(file), []))
 
     def packed(module: Any, is_system: bool, prefix: str, workspace: str) -> str:
         text = json.dumps(toolchain.for_code(target))
@@ -182,15 +182,14 @@ def _clock(clock: int) -> Any:
     return opaque(stages.module_of([stamp])["main"])
 
 
-def _coded(lowered: Any, path: Path) -> dict[Any, Any]:
-    """Write the virtual machine's program of a lowered module; returns the functions that it
-    calls."""
+def _coded(lowered: Any) -> tuple[Any, dict[Any, Any]]:
+    """The virtual machine's program of a lowered module, and the functions that it calls."""
     builder = relax.ExecBuilder()
     left = vm_build._vmcodegen(builder, lowered)
     program = vm_build._ffi_api.VMLink(builder, None, None, [], {})
-    program.write_to_file(str(path), "vm")
-    return {
+    functions = {
         var: function
         for var, function in left.functions.items()
         if isinstance(function, tirx.PrimFunc)
     }
+    return program, functions

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tuna_models.checks import ABSENT, RUNTIMES
 from tuna_models.torch_importer import TorchModel
 
 #: Runs the model in another runtime and returns its outputs as NumPy arrays.
@@ -39,7 +40,7 @@ def onnxruntime(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
 
 def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
     """Return eager, channels-last and frozen modules; raises Absent for an unknown operator."""
-    _require("torch")
+    _require("pytorch")
     import torch
 
     torch.set_num_threads(threads)
@@ -67,8 +68,8 @@ ALL: Mapping[str, Callable[[Any, Sequence[Any], int], list[Run]]] = {
 
 
 def _require(name: str) -> None:
-    if importlib.util.find_spec(name) is None:
-        raise Absent("not installed")
+    if importlib.util.find_spec(RUNTIMES[name]) is None:
+        raise Absent(ABSENT)
 
 
 def _channels_last(value: Any) -> Any:

@@ -10,7 +10,7 @@ SOURCE = Source(
     MODEL_ENDINGS,
     "model",
     "models",
-    "tuna_models.cli.model:tune",
+    "tuna_models.cli.tune:tune",
     api="tuna_models.api",
     holds="a model",
     help="The tasks of a model (*.onnx, *.pt2) are tuned and, with -o, built into a shared"

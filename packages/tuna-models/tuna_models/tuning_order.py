@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 #: Factor by which a kernel may be faster than its estimate, compared with another kernel.
 _DOUBT = 0.7
+#: Factor within which the estimates of two families of kernels do not say which is the faster one.
+CLOSE = 1.3
 #: Bounds of the time that kernels take inside a model, over what they take alone.
 _MIN_INSIDE, _MAX_INSIDE = 0.8, 1.5
 #: Share of the model's time below which a task gets one candidate.
@@ -48,6 +50,13 @@ class Tunable:
         """Cycles that the best kernel is expected to take; 0 without an estimate."""
         return min((self.cycles[name] for name in self.solvers if name in self.cycles), default=0.0)
 
+    @property
+    def close(self) -> frozenset[str]:
+        """The solvers between which the estimates do not decide; empty where one is the best."""
+        near = CLOSE * self.least
+        found = {name for name in self.solvers if self.cycles.get(name, float("inf")) <= near}
+        return frozenset(found) if len(found) > 1 else frozenset()
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -62,10 +71,12 @@ class Wanted:
 def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
     """Return the missing jobs, the most useful first.
 
-    Each task first gets a job of the solver that won for the most similar task, else of the one
-    with the best estimate; tasks come by the model's time in them. Then other solvers follow by the
-    time that the model may save with them. Solvers that can hardly win are left out, and so are
-    functions with a schedule by rule that take little time.
+    First come the tasks for which the estimates do not decide between solvers, as long as the
+    model's time in them is not measured either: those in which it spends most before the others,
+    each with all such solvers. Then each other task gets
+    a job of the solver that won for the most similar task, else of the one with the best estimate,
+    and then other solvers follow by the time that the model may save with them. Solvers that can
+    hardly win are left out, and so are functions with a schedule by rule that take little time.
     """
     total = sum(task.weight for task in tasks)
     ranked: list[tuple[tuple[int, float], Wanted]] = []
@@ -79,17 +90,20 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
                 if weight > 0 and weight >= _WORTH * total
             ]
             jobs = (Wanted(task.config_id, name, _MORE * candidates) for name in wanted)
-            ranked += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
+            ranked += [((2, -(1 - _DOUBT) * weight), job) for job in jobs]
             continue
+        measured = task.spent_ms is not None
+        close = frozenset() if small or measured else task.close
         for rank, solver in enumerate(sorted(task.solvers, key=lambda name: _expected(task, name))):
             gain = _gain(task, solver)
             if solver in task.loaded or (rank > 0 and (gain == 0.0 or small)):
                 continue
-            worth = weight if rank == 0 else weight * gain / task.least
+            turn = 0 if solver in close or (close and rank == 0) else min(rank, 1) + 1
+            worth = weight * gain / task.least if turn == 2 else weight
             job = Wanted(
                 task.config_id, solver, 1 if small else candidates, task.won.get(solver, "")
             )
-            ranked.append(((min(rank, 1), -worth), job))
+            ranked.append(((turn, -worth), job))
     return [job for _, job in sorted(ranked, key=lambda entry: entry[0])]
 
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +92,33 @@ def measure(
             stored = configs.store(connection, [config], model.tag, bodies={config.body: body})
         _load(session_id, model.tag, stored.ids[0], outcome)
         with contextlib.suppress(RunStopped):
-            work.run(partial(_follow, work, config))
+            work.run(_Following(work, config).follow)
         outcome = _outcome(session_id, config)
     assert outcome is not None
     return outcome.measured(model.name)
 
 
-def _follow(work: ModelWork, config: WholeModelConfig, progress: Progress) -> None:
-    """Show the progress; raises RunStopped once the model's job is over, whatever else the session
-    has to do."""
-    work.events.on_progress(progress)
-    found = _outcome(work.session_id(), config)
-    if progress.unfinished and found is not None and found.state in _ENDED:
-        raise RunStopped("The model is measured")
+class _Following:
+    """The progress of a model's job."""
+
+    def __init__(self, work: ModelWork, config: WholeModelConfig) -> None:
+        self._work, self._config = work, config
+        self._seen: Progress | None = None  #: the latest progress of the session
+
+    def follow(self, whole: Progress) -> None:
+        """Show the progress of the job; raises RunStopped once it is over, whatever else the
+        session has to do."""
+        if whole == self._seen:
+            return
+        self._seen = whole
+        found = _outcome(self._work.session_id(), self._config)
+        if found is None:
+            return
+        ended, errored = found.state in _ENDED, found.state is State.ERRORED
+        states = {found.state.value: 1}
+        self._work.events.on_progress(Progress(states, 1, int(not ended), int(errored)))
+        if whole.unfinished and ended:
+            raise RunStopped("The model is measured")
 
 
 def _load(session_id: int, tag: str, config_id: int | None, failed: _Outcome | None) -> None:

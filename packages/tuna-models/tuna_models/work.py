@@ -25,7 +25,9 @@ from tuna.workers.launch import LastingWorkers
 from tuna_models import store
 from tuna_models.choice import ResultScope
 from tuna_models.manifest import Manifest
+from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
+from tuna_models.workshop import Workshop
 
 #: Reason of the session in which the tasks of all models are tuned, so that one that two models
 #: have is tuned once.
@@ -43,6 +45,18 @@ class ModelWork:
     lasting: LastingWorkers
     number: int | None = None  #: Id of the session; None: the one of all models, made when needed
     events: RunEvents = field(default_factory=RunEvents)
+    workshop: Workshop = field(default_factory=Workshop)
+
+    def process(self, model: str) -> ModelProcess:
+        """The child that reads, plans and links models in the workshop; the name is for messages
+        about this one."""
+        return self.workshop.process(self.target, model)
+
+    def start_workers(self) -> None:
+        """Start the workers of this machine, if it measures, which get ready while the caller goes
+        on."""
+        if self.own:
+            running.start_workers("tvm", self.lasting, self.events)
 
     @property
     def target(self) -> str:
@@ -100,23 +114,35 @@ class ModelWork:
 
 @contextlib.contextmanager
 def open_work(
-    session_id: int | None = None, *, model: str = "", events: RunEvents = _SILENT
+    session_id: int | None = None,
+    *,
+    model: str | None = None,
+    output: Path | None = None,
+    events: RunEvents = _SILENT,
 ) -> Iterator[ModelWork]:
     """The work on models in a session, or in that of all models on this machine.
 
-    That one is for as many cores as the `model` was imported for, where TUNA_EVAL_CPUS does not say
-    how many. Raises NotFound, and BadInput for a session of another library than TVM.
+    Where TUNA_EVAL_CPUS does not say how many, that one is for as many cores as the `model` was
+    imported for; with `model=""`, for one that is to be imported, for all that this process can
+    keep busy; without it for one. Libraries are made beside `output`, the file of one that is to be
+    written. Raises NotFound, and BadInput for a session of another library than TVM.
     """
+    if output is not None and not output.parent.is_dir():
+        raise BadInput(f"The folder {output.parent} does not exist.")
     with contextlib.ExitStack() as stack:
-        if model and session_id is None and not get_settings().eval_cpus:
-            with reading(open_database()) as connection:
-                cores = store.find(connection, model).manifest.cores
+        if model is not None and session_id is None and not get_settings().eval_cpus:
+            cores = usable_count()
+            if model:
+                with reading(open_database()) as connection:
+                    cores = min(cores, store.find(connection, model).manifest.cores)
             if cores > 1:
-                stack.enter_context(measuring_with(min(cores, usable_count())))
+                stack.enter_context(measuring_with(cores))
         environment = environment_of(session_id)
         here = get_library("tvm").environment().machine_key
         own, lasting = environment.machine_key == here, stack.enter_context(LastingWorkers())
-        yield ModelWork(environment, own, lasting, session_id, events)
+        place = (output.parent, f".{output.name[:99]}.") if output else ()
+        workshop = stack.enter_context(Workshop(*place))
+        yield ModelWork(environment, own, lasting, session_id, events, workshop)
 
 
 def environment_of(session_id: int | None) -> Environment:

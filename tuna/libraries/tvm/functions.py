@@ -66,7 +66,8 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
 
 def in_vectors(function: Any) -> Any:
     """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call
-    for each value, truth values as a choice, and NaN and infinite values in maxima and minima.
+    for each value, rounding as one instruction, truth values as a choice, and NaN and infinite
+    values in maxima and minima.
 
     The larger of two floats is NaN if one is. A maximum over an axis may leave NaN out: to keep it
     takes up to four times as long. Functions deep inside of others' arguments stay calls.
@@ -80,6 +81,8 @@ def in_vectors(function: Any) -> Any:
             reductions.append((first, store.buffer))
 
     def replaced(call: Any) -> Any:
+        if _name(call) == "tirx.nearbyint":
+            return epilogue.nearest(call.args[0])
         arithmetic = _IN_VECTORS.get(_name(call)) if str(call.ty) == "float32" else None
         if arithmetic is None:
             return call
@@ -93,6 +96,10 @@ def in_vectors(function: Any) -> Any:
 
     def chosen(cast: Any) -> Any:
         # where a cast of a vector of truth values has a name, TVM's analyzer fails
+        if str(cast.ty) == "bfloat16":
+            return epilogue.rounded(cast.value, "bfloat16")
+        if str(cast.value.ty) == "bfloat16" and str(cast.ty) == "float32":
+            return epilogue.in_fp32(cast.value)
         if str(cast.value.ty) != "bool" or "float" not in str(cast.ty):
             return cast
         return tirx.Select(cast.value, *(tirx.const(value, str(cast.ty)) for value in (1.0, 0.0)))

@@ -84,6 +84,7 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     )
     builder = "tuna.libraries.tvm.kernel_child:TvmBuilder"
     loader = "tuna.libraries.tvm.kernel_child:TvmLoader"
+    wide_solvers = (MODEL.name,)
     forkable = True  # TVM starts its threads with the first parallel kernel
 
     def __init__(self, boards: Boards | None = None) -> None:

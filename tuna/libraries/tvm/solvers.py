@@ -22,7 +22,7 @@ from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
 from tuna.libraries.tvm.kernels import shape
-from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family
+from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family, is_signed_batch
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import BASELINE, kind_text
 
@@ -71,8 +71,7 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
         return [MODEL.name] if config.target == target else []
     mode, cpu = mode_of(conditions), _is_cpu(target)
     kind = config.data_type if isinstance(config, ConvConfig | GemmConfig) else None
-    # of tasks alone the kernels take bytes: their input is unsigned, that of a layer signed
-    tiled = cpu and kind is not DataType.INT8
+    tiled = cpu and not is_signed_batch(config)
     names = _names(TILED, config, mode, conditions) if tiled else []
     if not names or kind is not DataType.FP32:
         names = [*names, *_names(SEARCHED, config, mode, conditions)]

@@ -39,12 +39,14 @@ from tuna.common.files import gunzip
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.tvm import toolchain
+from tuna.libraries.tvm.large_pages import use_large_pages
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
+from tuna.libraries.tvm.object_files import compile_all
 
 MAIN, UNTUNED, TENSORS, SEGMENTS = "main", "untuned", "tensors", "segments"
-#: Names of the files in what is built: everything for the device, and the functions of `main`
-#: alone, of which a library for users is linked
-_LIBRARY, _OBJECT = "functions.so", "main.o"
+#: Names in what is built: the file with everything for the device, and the folder of the functions
+#: of `main` alone, of which a library for users is linked
+_LIBRARY, _OBJECTS = "functions.so", "main"
 #: Maximum and minimum of runs with each of the program's functions, and seconds after which the
 #: minimum suffices.
 _MAX_ROUNDS, _MIN_ROUNDS, _BUDGET_S = 15, 5, 20.0
@@ -79,24 +81,45 @@ def build(job: KernelJob, path: Path) -> None:
     body, target = ModelBody.read(Path(job.body)), json.loads(job.target)
     code = tvm.target.Target(toolchain.for_code(target))
     with tempfile.TemporaryDirectory() as folder:
-        parts = {_OBJECT: body.functions, "others.o": body.others}
-        objects = [str(Path(folder, name)) for name in parts]
-        for text, file in zip(parts.values(), objects, strict=True):
-            tvm.tirx.build(tvm.ir.load_json(text), target=code).write_to_file(file)
+        functions = {
+            Path(folder, part, f"{number:04}.o"): function
+            for part, text in {_OBJECTS: body.functions, "others": body.others}.items()
+            for number, function in enumerate(_functions(text))
+        }
+        for part in {file.parent for file in functions}:
+            part.mkdir()
+        compile_all(functions, code)
         linker = toolchain.linker(target, os.environ.get("TUNA_CC", ""))
-        library = str(Path(folder, _LIBRARY))
-        create_shared(library, objects, **({"cc": linker} if linker else {}))
+        library = Path(folder, _LIBRARY)
+        objects = [str(file) for file in functions]
+        create_shared(str(library), objects, **({"cc": linker} if linker else {}))
         with zipfile.ZipFile(path, "w") as archive:
-            for file in (library, objects[0]):
+            for file in (library, *(file for file in functions if file.parent.name == _OBJECTS)):
                 # always the same bytes
-                entry = zipfile.ZipInfo(Path(file).name)
-                archive.writestr(entry, Path(file).read_bytes())
+                entry = zipfile.ZipInfo(str(file.relative_to(folder)))
+                archive.writestr(entry, file.read_bytes())
 
 
-def extract_object(built: Path, folder: Path) -> Path:
-    """The object file with the functions of `main`, from what `build` made."""
+def _functions(text: str) -> list[tuple[Any, Any]]:
+    """The functions of a module in TVM's JSON, each with its variable, by name."""
+    functions = tvm.ir.load_json(text).functions
+    return sorted(functions.items(), key=lambda entry: str(entry[0].name_hint))
+
+
+def extract_objects(built: Path, folder: Path) -> list[Path]:
+    """The object files with the functions of `main`, from what `build` made."""
     with zipfile.ZipFile(built) as archive:
-        return Path(archive.extract(_OBJECT, folder))
+        names = [name for name in archive.namelist() if name != _LIBRARY]
+        return [
+            _extracted(archive, name, folder / f"main-{number:04}.o")
+            for number, name in enumerate(names)
+        ]
+
+
+def _extracted(archive: zipfile.ZipFile, name: str, path: Path) -> Path:
+    """Write a member to `path`, whatever its name says."""
+    path.write_bytes(archive.read(name))
+    return path
 
 
 def extract_library(built: Path) -> Path:
@@ -203,6 +226,7 @@ class LocalModelKernel(ModelKernel):
         program = tvm.get_global_func("relax.ExecutableLoadFromFile")(job.files["program"])
         program.import_module(tvm.runtime.load_module(str(extract_library(built))))
         self._machine = relax.VirtualMachine(program, tvm.cpu())
+        use_large_pages()
         self._found: Any = ()
 
     def sent(self, array: Any) -> Any:

@@ -24,5 +24,6 @@ from tuna_models.documents import model_document as model_document
 from tuna_models.documents import tasks_document as tasks_document
 from tuna_models.onnx_files import check_upload as check_upload
 from tuna_models.store import StoredModel as StoredModel
+from tuna_models.tuning_order import CLOSE as CLOSE
 from tuna_models.work import ModelWork as ModelWork
 from tuna_models.work import open_work as open_work

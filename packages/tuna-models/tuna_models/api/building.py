@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import shutil
 import statistics
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.common.files import atomic_file
 from tuna.db import benchmarks
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
@@ -106,11 +108,9 @@ def build_model(
 
     Raises NotFound, and BadInput if the answer is wrong by the rules of `tuna_models/rules.py`.
     """
-    if not output.parent.is_dir():
-        raise BadInput(f"The folder {output.parent} does not exist.")
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")
-    with _opened(work, name, session_id) as opened:
+    with _opened(work, name, session_id, output) as opened:
         model = find_model(name, opened)
         manifest = planned_for(model.manifest, opened)
         with reading(open_database()) as connection:
@@ -125,13 +125,11 @@ def build_model(
             for key, winners in known.items()
         }
         records |= {key: [(winner.solver, winner.params, True)] for key, winner in alike.items()}
-        with tempfile.TemporaryDirectory(
-            dir=output.parent, prefix=f".{output.name[:99]}."
-        ) as folder:
+        with opened.workshop.new_folder() as folder:
             temporary = Path(folder) / "new.so"
             build = Build(opened, model, manifest, records, winograd, checks)
             facts = build.run(temporary)
-            temporary.replace(output)
+            _move(temporary, output)
     built = _described(output, model, facts, known, lookup_s=lookup_s, cores=manifest.cores)
     if not facts.cached:
         _store_time(built, facts.verdict.measured)
@@ -153,7 +151,7 @@ def check_model(
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
-    with _opened(work, name, session_id) as opened, tempfile.TemporaryDirectory() as folder:
+    with _opened(work, name, session_id) as opened, opened.workshop.new_folder() as folder:
         model = find_model(name, opened)
         checks = replace(checks, untuned=False)
         manifest = planned_for(model.manifest, opened)
@@ -164,10 +162,23 @@ def check_model(
 
 
 @contextlib.contextmanager
-def _opened(work: ModelWork | None, name: str, session_id: int | None) -> Iterator[ModelWork]:
+def _opened(
+    work: ModelWork | None, name: str, session_id: int | None, output: Path | None = None
+) -> Iterator[ModelWork]:
     """The work, or one in the session for as many cores as the model was imported for."""
     with contextlib.ExitStack() as stack:
-        yield work or stack.enter_context(open_work(session_id, model=name))
+        yield work or stack.enter_context(open_work(session_id, model=name, output=output))
+
+
+def _move(library: Path, output: Path) -> None:
+    """Move a library to its place, at once."""
+    try:
+        library.replace(output)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with atomic_file(output) as temporary:
+            shutil.copyfile(library, temporary)
 
 
 def _described(
@@ -265,6 +276,7 @@ def _for_programs(built: BuiltModel, target: Mapping[str, Any]) -> dict[str, Any
         "version": built.model.version,
         "inputs": [value.model_dump(mode="json") for value in built.model.manifest.inputs],
         "target": target,
+        "precision": str(built.model.manifest.precision),
         "cpu_flags": list(built.cpu_flags),
         "tvm": built.model.manifest.tvm,
         "errors": dict(built.errors),

@@ -15,16 +15,13 @@ from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
-from tuna.sandbox.cores import measuring_with
-from tuna.settings import get_settings
 from tuna_models import choice, files, store
 from tuna_models.child_answers import ReadModel, WeightFiles
 from tuna_models.choice import Winner
-from tuna_models.manifest import Manifest
-from tuna_models.process import ModelProcess
+from tuna_models.manifest import Manifest, Precision
 from tuna_models.source import MODEL_ENDINGS
 from tuna_models.store import StoredModel
-from tuna_models.work import environment_of
+from tuna_models.work import ModelWork, open_work
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,8 @@ def import_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Sequence[float]] | None = None,
     session_id: int | None = None,
+    precision: Precision | str = Precision.FP32,
+    work: ModelWork | None = None,
 ) -> ImportedModel:
     """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
     with their counts.
@@ -63,33 +62,35 @@ def import_model(
     the cores of TUNA_EVAL_CPUS, else of all that this process can keep busy.
     `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have
     one value for the name of an open extent. Inputs with `values`, in the order of memory, become
-    constants. Weights in files of their own are taken from the
-    model's folder. Raises BadInput for a file that cannot be imported, with all the operators and
-    open extents that are in the way; LibraryMissing without TVM or onnx.
+    constants. Weights in files of their own are taken from the model's folder. With the `precision`
+    bf16 its convolutions and products are computed in bf16: that is another version of the model,
+    with tasks of its own. `work`: where it is done, if that is open already.
+
+    Raises BadInput for a file that cannot be imported, with all the operators and open extents that
+    are in the way, and for a target that lacks the precision; LibraryMissing without TVM or onnx.
     """
     data = _read(path)
-    chosen = session_id is not None or get_settings().eval_cpus
-    with contextlib.nullcontext() if chosen else measuring_with(None):
-        target = environment_of(session_id).target
-    engine = open_database()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ModelProcess(target, path.name, writable=(Path(folder),)) as process,
-    ):
-        text, copy = Path(folder) / "module.py", Path(folder) / "model" / path.name
+    with contextlib.ExitStack() as stack:
+        opened = work or stack.enter_context(open_work(session_id, model=""))
+        process = opened.process(path.name)
+        engine = open_database()
+        folder = Path(tempfile.mkdtemp(dir=opened.workshop.folder))
+        text, copy = folder / "module.py", folder / "model" / path.name
         files.lay_out(copy, data, {})
         places = process.call(WeightFiles, "locations", path=str(copy)).locations
         beside = {place: files.read_beside(path, place) for place in places}
-        files.lay_out(copy, data, beside)
+        if beside:
+            files.lay_out(copy, data, beside)
         fixed = {key: list(value) for key, value in (values or {}).items()}
         contents = process.call(
             ReadModel,
             "inspect",
             path=str(copy),
-            target=target,
+            target=opened.target,
             shapes={key: list(value) for key, value in (shapes or {}).items()},
             values=fixed,
             batch=batch,
+            precision=str(precision),
             text=str(text),
         )
         artifacts = artifacts_of_models()
@@ -100,12 +101,15 @@ def import_model(
             opset=contents.opset,
             shapes={value.name: value.shape for value in contents.inputs},
             values=fixed,
-            target=target,
+            target=opened.target,
             tvm=contents.tvm,
             inputs=contents.inputs,
             tasks=contents.tasks,
             text=artifacts.put(text.read_bytes()),
+            left_in_fp32=contents.left_in_fp32,
+            precision=Precision(precision),
         )
+        opened.workshop.keep(manifest.digest, copy)
     bodies = {digest: body.encode() for digest, body in contents.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
     with writing(engine) as connection:

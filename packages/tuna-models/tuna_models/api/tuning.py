@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tuna.api import jobs, preparation
@@ -26,7 +25,6 @@ from tuna_models.api.building import BuiltModel, build_model
 from tuna_models.checks import Checks
 from tuna_models.child_answers import Estimates
 from tuna_models.choice import Winner
-from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
 from tuna_models.tuning_order import Tunable, Wanted
 from tuna_models.work import SESSION, ModelWork, find_model, open_work, planned_for
@@ -70,8 +68,10 @@ class TunedModel:
     tasks: int  #: Number of tasks that solvers can run
     known: int  #: Tasks that had a result before
     wanted: int  #: Jobs that were missing
+    undecided: int = 0  #: Tasks with two solvers or more between which the estimates do not decide
     added: int = 0  #: Jobs that were loaded: all, or as many as were needed or fitted in
     errored: int = 0  #: Jobs of the model that failed for good
+    unmeasured: int = 0  #: Tasks that have no result, and keep a similar or predicted kernel
     reached: Reached | None = None  #: how the wanted time was met; None: none was wanted
 
 
@@ -89,8 +89,9 @@ def tune_model(
     on this machine, with emptied caches.
 
     Workers run on this machine if it is of the session's environment, else they are those that
-    serve the session. Each task is tuned by the solver that should win, the heaviest task first,
-    then by others that may win; `minutes` limits the time, 0 measures none. With `latency` the
+    serve the session. Tasks for which the estimates do not decide between solvers come first,
+    the heaviest before the others; then each task is tuned by the solver that should win, and then
+    by others that may; `minutes` limits the time, 0 measures none. With `latency` the
     model is built and measured too: before the first job, and whenever what is known should meet
     the wanted time; it ends then, or when the estimates say that it cannot be met.
 
@@ -126,7 +127,12 @@ class _Tuning:
         self._seen: list[Progress] = []
         self._enough: Callable[[], bool] = lambda: False
         self._tuned = TunedModel(
-            self._model, self._session_id, len(self._tasks), len(known), len(self._waiting)
+            self._model,
+            self._session_id,
+            len(self._tasks),
+            len(known),
+            len(self._waiting),
+            sum(bool(task.close) for task in self._tasks.values()),
         )
 
     def run(
@@ -144,7 +150,10 @@ class _Tuning:
             self._work_through(self._budget.AHEAD)
         added = self._tuned.wanted - len(self._waiting)
         errored = self._seen[-1].errored if self._seen else 0
-        return replace(self._tuned, added=added, errored=errored, reached=reached)
+        unmeasured = len(self._tasks.keys() - self._winners().keys())
+        return replace(
+            self._tuned, added=added, errored=errored, unmeasured=unmeasured, reached=reached
+        )
 
     def _meet(self, latency: Latency) -> Reached:
         """Build and tune in turn until the wanted time is met, or cannot be."""
@@ -174,7 +183,7 @@ class _Tuning:
     def _built(self, latency: Latency) -> BuiltModel:
         """The model with the best kernels that are known, measured."""
         checks = replace(latency.checks, rivals=False, untuned=False)
-        with TemporaryDirectory() as folder:
+        with self._work.workshop.new_folder() as folder:
             return build_model(
                 f"{self._model.name}@{self._model.version}",
                 Path(folder) / f"{self._model.name.replace('/', '-')}.so",
@@ -240,6 +249,7 @@ class _Tuning:
     def _work_through(self, first: int) -> None:
         """Load the `first` jobs, and work until all are done, or it is to stop."""
         self._load(first)
+        self._work.workshop.end_process()  # its memory is needed for longer than it is
         if self._tasks:
             with contextlib.suppress(RunStopped):
                 self._work.run(self._follow)
@@ -295,10 +305,10 @@ class _Tuning:
             bodies = {digest: configs.body(connection, digest).decode() for digest in digests}
         if not wanted:
             return {}
-        with ModelProcess(manifest.target, self._model.name) as process:
-            asked = [entry.config for entry in wanted]
-            arguments = {"tasks": asked, "target": manifest.target, "bodies": bodies}
-            estimated = process.call(Estimates, "estimate", **arguments).cycles
+        process = self._work.process(self._model.name)
+        asked = [entry.config for entry in wanted]
+        arguments = {"tasks": asked, "target": manifest.target, "bodies": bodies}
+        estimated = process.call(Estimates, "estimate", **arguments).cycles
         tasks = {}
         for entry in wanted:
             config_id, solvers, loaded = tunable[entry.task.key]

@@ -1,9 +1,8 @@
-"""`tuna model` and `tuna tune`: a model in, a faster model out."""
+"""`tuna model`: import models, see their tasks, build them."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,16 +11,27 @@ from typing import Any
 
 import click
 
-from tuna.api import RunEvents, of_all
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.groups import Group
-from tuna.cli.show import failed
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
+from tuna.configs.model import BF16_TOLERANCE
 from tuna.errors import BadInput
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
+from tuna_models.manifest import Manifest, Precision
+
+PRECISION_HELP = (
+    "bf16: convolutions and products in bfloat16, with sums in fp32, an error of 1e-2 at most, and"
+    " a CPU that has avx512_bf16; default: the types of the file."
+)
+precision_option = click.option(
+    "--precision",
+    type=click.Choice([str(each) for each in Precision]),
+    default=str(Precision.FP32),
+    help=PRECISION_HELP,
+)
 
 
 @click.group(cls=Group)
@@ -55,6 +65,7 @@ def model() -> None:
 @click.option(
     "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
 )
+@precision_option
 @options.model_cores
 def import_model(
     name: str,
@@ -63,17 +74,29 @@ def import_model(
     shapes: tuple[str, ...],
     values: tuple[str, ...],
     session_id: int | None,
+    precision: str,
 ) -> None:
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
-    sizes, wanted, fixed = _batches(batches), dict(map(_shape, shapes)), dict(map(_value, values))
-    for batch in sizes:
-        named = name if len(sizes) < 2 else f"{name}-b{batch}"
-        show_import(
-            api.import_model(
-                named, file, batch=batch, shapes=wanted, values=fixed, session_id=session_id
+    sizes, wanted, fixed = (
+        _batches(batches),
+        dict(map(shape_of, shapes)),
+        dict(map(value_of, values)),
+    )
+    with api.open_work(session_id, model="") as work:
+        for batch in sizes:
+            named = name if len(sizes) < 2 else f"{name}-b{batch}"
+            show_import(
+                api.import_model(
+                    named,
+                    file,
+                    batch=batch,
+                    shapes=wanted,
+                    values=fixed,
+                    precision=precision,
+                    work=work,
+                )
             )
-        )
 
 
 @model.command("list")
@@ -132,10 +155,11 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         (1, 2, 4),
         title=f"{imported.name} {imported.version[:12]}",
     )
+    _show_whole_numbers(imported.manifest)
 
 
 @dataclass(frozen=True)
-class _Kernels:
+class Kernels:
     """The kernels that a model is built with, and what it is compared with."""
 
     winograd: bool = options.option(
@@ -155,10 +179,21 @@ class _Kernels:
         "Also time what TVM makes of the model without tuning; takes long."
     )
     recorded: Path | None = options.option("A .npz file with the inputs to run it on.", "--input")
+    max_error: float = options.option(
+        "Largest error of a model in bf16, of the largest value of an answer.",
+        type=options.POSITIVE,
+        default=BF16_TOLERANCE,
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `api.build_model` and `api.check_model`."""
-        checks = api.Checks(self.rivals, self.untuned, self.recorded, compare=self.compare)
+        checks = api.Checks(
+            self.rivals,
+            self.untuned,
+            self.recorded,
+            compare=self.compare,
+            max_error=self.max_error,
+        )
         return {"winograd": self.winograd, "checks": checks}
 
 
@@ -173,7 +208,7 @@ class _Kernels:
     help="For this session's target, with its results; default: this machine's, with all for it.",
 )
 @click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
-@options.collected(_Kernels)
+@options.collected(Kernels)
 @options.built_cores
 @options.as_json
 def build(
@@ -181,12 +216,15 @@ def build(
     output: Path,
     session_id: int | None,
     golden: int | None,
-    wanted: _Kernels,
+    wanted: Kernels,
     as_json: bool,
 ) -> None:
     """Build a model with its fastest kernels, check its answer against ONNX's reference, and time
     it, by a job of its session."""
-    with api.open_work(session_id, model=name) as work, _progress(work, "building"):
+    with (
+        api.open_work(session_id, model=name, output=output) as work,
+        progress(work, "building"),
+    ):
         built = api.build_model(
             name, output, session_id=session_id, golden=golden, work=work, **wanted.arguments()
         )
@@ -197,7 +235,7 @@ def build(
 
 
 @contextlib.contextmanager
-def _progress(work: api.ModelWork, title: str) -> Iterator[None]:
+def progress(work: api.ModelWork, title: str) -> Iterator[None]:
     """Show what the workers do."""
     with (
         ProgressView(title) as view,
@@ -207,141 +245,6 @@ def _progress(work: api.ModelWork, title: str) -> Iterator[None]:
 
 
 model.add_command(benchmarks)
-
-
-@dataclass(frozen=True)
-class _Tuning:
-    """A model to import and tune, and the limits."""
-
-    name: str | None = options.option("Name of the model; default: the file's.")
-    session_id: int | None = options.option(
-        "For the target of this session, with its workers; default: this machine.", type=options.ID
-    )
-    output: Path | None = options.option(
-        "The shared library to build, check and time. Without it nothing is built.",
-        "-o",
-        type=options.OUTPUT_FILE,
-    )
-    batch: int | None = options.option("First extent of every input.", type=options.COUNT)
-    shapes: tuple[str, ...] = options.option(
-        "Shape of an input, or size of an open extent.", "--shape", metavar="INPUT=N,C,H,W"
-    )
-    values: tuple[str, ...] = options.option(
-        "Value of an input, which becomes a constant; may be repeated.",
-        "--value",
-        metavar="INPUT=N[,N...]",
-    )
-    candidates: int = options.option(
-        "Candidates for each task and solver.", type=options.COUNT, default=4
-    )
-    minutes: float | None = options.option(
-        "All tasks end by then, the heaviest first; 0: no task is measured, the model gets the"
-        " kernels that are known or predicted; default: until done.",
-        type=click.FloatRange(min=0),
-    )
-    target_ms: float | None = options.option(
-        "The model need not be faster: end then, or when it cannot be met.", type=options.POSITIVE
-    )
-
-
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@options.collected(_Tuning)
-@options.collected(_Kernels, into="kernels")
-@options.log_to
-@options.model_cores
-def tune(file: Path, wanted: _Tuning, kernels: _Kernels, stored: options.OnStored) -> int:
-    """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine, or on
-    that of a session, and with -o build it.
-
-    Time goes to the tasks on which the model spends most. Tasks that another model has are not
-    tuned again. Interrupted, the same command goes on from there.
-    """
-    arguments, session_id = kernels.arguments(), wanted.session_id
-    imported = api.import_model(
-        wanted.name or file.stem,
-        file,
-        batch=wanted.batch,
-        shapes=dict(map(_shape, wanted.shapes)),
-        values=dict(map(_value, wanted.values)),
-        session_id=session_id,
-    )
-    show_import(imported)
-    name = f"{imported.model.name}@{imported.model.version}"
-    events = RunEvents(on_stored=stored)
-    with api.open_work(session_id, model=name, events=events) as work:
-        if not work.own:
-            say(f"by the workers of session {session_id}: {work.environment}")
-        where = f"; kernels for {of_all()} (--cores)" if work.runs_here else ""
-        latency, tuned = None, None
-        builds_only = wanted.minutes == 0 and wanted.output is not None
-        if wanted.target_ms is not None:
-            latency = api.Latency(wanted.target_ms, arguments["checks"])
-        elif not builds_only:  # which checks it
-            with _progress(work, "checking"):
-                checked = api.check_model(name, work=work, **arguments)
-            for line in filter(None, (checked.remark, f"checked: {checked.rule}", checked.report)):
-                say(line)
-            say(
-                "with predicted kernels its answer is right: largest error over largest value"
-                f" {checked.error:.1e}"
-            )
-
-        def started(tuned: api.TunedModel) -> None:
-            say(
-                f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned,"
-                f" {tuned.known} of them have a result;"
-                f" {counted(tuned.wanted, 'job is', 'jobs are')} missing{where}"
-            )
-
-        if wanted.minutes == 0 and latency is None:
-            say(f"no task is measured (--minutes 0){where}")
-        else:
-            with _progress(work, "tuning"):
-                tuned = api.tune_model(
-                    name,
-                    candidates=wanted.candidates,
-                    winograd=kernels.winograd,
-                    minutes=wanted.minutes,
-                    latency=latency,
-                    on_start=started,
-                    work=work,
-                )
-            if tuned.reached is not None:
-                say(reached(tuned.reached, tuned.added))
-            elif tuned.added < tuned.wanted:
-                say(
-                    f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the"
-                    " same command goes on"
-                )
-        if wanted.output is not None:
-            with _progress(work, "building"):
-                built = api.build_model(name, wanted.output, work=work, **arguments)
-            show_built(built)
-        else:
-            say(
-                f"to build and time it: `tuna model build {shlex.quote(imported.model.name)} -o"
-                f" {shlex.quote(imported.model.name)}.so`"
-            )
-    if tuned is None:
-        return 0
-    failed(tuned.errored, tuned.session_id)
-    missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET
-    return 1 if tuned.errored or missed else 0
-
-
-def reached(found: api.Reached, jobs: int) -> str:
-    """Say how tuning for a wanted time ended, after so many jobs."""
-    best = f"the best so far takes {found.best_ms:.2f} ms"
-    after = f"after {counted(jobs, 'job')}" if jobs else "by what was known, without a trial"
-    if found.ending is api.Ending.MET:
-        return f"{found.target_ms:g} ms are met {after}: the model takes {found.best_ms:.2f} ms"
-    why = {
-        api.Ending.IMPOSSIBLE: f"by the estimates it takes {found.least_ms:.2f} ms at least",
-        api.Ending.BUDGET: "the time is over",
-        api.Ending.DONE: "all jobs are done",
-    }[found.ending]
-    return f"{found.target_ms:g} ms are not met, {after}: {why}; {best}"
 
 
 def show_import(imported: api.ImportedModel) -> None:
@@ -354,6 +257,19 @@ def show_import(imported: api.ImportedModel) -> None:
         f" {len(cores)} of them convolutions and products;"
         f" {counted(imported.added, 'task is', 'tasks are')} new"
     )
+    _show_whole_numbers(found.manifest)
+
+
+def _show_whole_numbers(manifest: Manifest) -> None:
+    """Print how much of a quantised model is computed with whole numbers, and why not the rest."""
+    whole, left = manifest.whole_numbers, manifest.left_in_fp32
+    if whole or left:
+        say(
+            f"{whole} of {whole + sum(left.values())} convolutions and products of quantised"
+            " tensors sum whole numbers"
+        )
+    for reason, count in left.items():
+        say(f"in fp32: {count} x {reason}")
 
 
 def show_built(built: api.BuiltModel) -> None:
@@ -369,6 +285,7 @@ def show_built(built: api.BuiltModel) -> None:
         ],
         right=(1, 2),
     )
+    _show_whole_numbers(built.model.manifest)
     for label, reason in built.refused.items():
         say(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:
@@ -428,7 +345,7 @@ def _batches(text: str | None) -> list[int | None]:
     return [int(part) for part in parts]
 
 
-def _shape(text: str) -> tuple[str, list[int]]:
+def shape_of(text: str) -> tuple[str, list[int]]:
     name, mark, extents = text.rpartition("=")
     try:
         found = [int(extent) for extent in extents.split(",")]
@@ -439,7 +356,7 @@ def _shape(text: str) -> tuple[str, list[int]]:
     return name, found
 
 
-def _value(text: str) -> tuple[str, list[float]]:
+def value_of(text: str) -> tuple[str, list[float]]:
     name, mark, numbers = text.rpartition("=")
     words = {"true": 1.0, "false": 0.0}
     try:

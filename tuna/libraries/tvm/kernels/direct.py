@@ -88,7 +88,7 @@ class DirectParams:
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
     shape, row, side = layer.shape, rows_of(layer), layer.shape.paired
-    (rows, columns), out_width = shape.filter, shape.out_size[1]
+    (rows, columns), out_width = shape.taps, shape.out_size[1]
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
     words = layer.words
@@ -105,9 +105,10 @@ def workload(layer: Layer) -> tvm.IRModule:
             data, (sh, sw) = copied(shape.out_size, shape.stride), (1, 1)
         else:
             high, wide = shape.read_size
-            extent = high, wide + (row.computed - row.pixels) * sw
+            filled = max(0, shape.row_words * shape.word - shape.filter[1])
+            extent = high, wide + filled + (row.computed - row.pixels) * sw
             data = copied(extent)
-        read = lambda *index: data[index]  # noqa: E731
+        read = lambda *index: data[index[: len(data.shape)]]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_words), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
 
@@ -118,7 +119,8 @@ def workload(layer: Layer) -> tvm.IRModule:
             h, v = h * row.merged + tirx.floordiv(v, out_width), tirx.floormod(v, out_width)
         block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
         weight = weights[tirx.floordiv(k, side), c, rx, ry, i, tirx.floormod(k, side), lane]
-        value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i * shape.word)
+        column = v * sw + rx * (shape.word if shape.row_words else dw)
+        value = read(n, block, h * sh + ry * dh, column, i * shape.word)
         if words:
             inside = None
             if leaves_out_taps(layer):
@@ -338,7 +340,7 @@ def space(layer: Layer) -> list[DirectParams]:
         _tiles(rows, layer),
         key=lambda tile: (_row_cycles(tile, rows.computed, layer), -tile[2], tile),
     )
-    reach = math.prod(shape.filter) * shape.in_blocks
+    reach = math.prod(shape.taps) * shape.in_blocks
     unrolls = [
         unroll for unroll in (_UNROLLS if reach > 1 else (1,)) if shape.in_words % unroll == 0
     ]
@@ -362,7 +364,7 @@ def work(layer: Layer, params: DirectParams) -> Work:
 def _sum_cycles(layer: Layer, params: DirectParams) -> float:
     """Cycles of all sums on one core."""
     shape, rows = layer.shape, rows_of(layer)
-    steps = shape.in_blocks * shape.in_words * math.prod(shape.filter)
+    steps = shape.in_blocks * shape.in_words * math.prod(shape.taps)
     pixels = math.prod(shape.out_size) * rows.computed / rows.pixels
     vectors = shape.batch * shape.out_blocks * pixels
     tile = (params.rows, params.columns, params.blocks)
@@ -392,7 +394,7 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
 def _row_cycles(tile: tuple[int, int, int], pixels: int, layer: Layer) -> float:
     """Cycles per multiply-add of a vector in a row of `pixels`, whose last tile may be narrower."""
     (rows, columns, blocks), shape, machine = tile, layer.shape, layer.machine
-    steps = shape.in_blocks * shape.in_words * math.prod(shape.filter)
+    steps = shape.in_blocks * shape.in_words * math.prod(shape.taps)
     tiles, rest = divmod(pixels, columns)
     found = tiles * machine.tile_cycles(rows * columns, blocks, steps)
     if rest:
@@ -432,4 +434,4 @@ def _data_bytes(layer: Layer) -> int:
 
 
 def _weight_bytes(shape: ConvShape) -> int:
-    return 4 * shape.out_channels * shape.in_blocks * shape.in_words * math.prod(shape.filter)
+    return 4 * shape.out_channels * shape.in_blocks * shape.in_words * math.prod(shape.taps)

@@ -32,8 +32,8 @@ from tuna.configs.task import (
     SILU,
     TANH,
 )
-from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS
-from tuna.libraries.tvm.kernels.types import BF16, FP32, INT8, Types
+from tuna.libraries.tvm.kernels.families import COMPENSATION, FACTOR, OFFSET, SCALARS
+from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
 #: has all its digits; and above which it is infinite
@@ -85,7 +85,8 @@ class Epilogue:
         if last in CASTS:
             return CASTS[last]
         if types is INT8:
-            return "uint8" if last == QUANTIZE else "float32" if self.parts else types.sums
+            real = DEQUANTIZE in self.parts
+            return "uint8" if last == QUANTIZE else "float32" if real else types.sums
         return types.input
 
     def residual_type(self, types: Types) -> str:
@@ -106,24 +107,44 @@ class Epilogue:
                 found, whole = tirx.min(tirx.max(found, low), high), True
                 if place == len(self.parts) - 1:
                     return _byte(found, zero)
-                # for TIR's own, vectorized loops become serial
-                found = tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", found)
+                found = nearest(found)
             elif part == RESIDUAL and whole:
                 factor, other_factor, offset = (next(scalars) for _ in range(3))
                 other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
                 found = _fused(found, factor, other)
             elif part == RESIDUAL:
-                found = found + given(RESIDUAL).astype("float32")
-            elif part == BIAS:
-                found = found + given(BIAS)
+                found = found + in_fp32(given(RESIDUAL))
+            elif part in (BIAS, COMPENSATION):
+                found = found + given(part)
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
-        kind = self.answer_type(types)
-        return _narrow(found) if types is BF16 and kind == types.input else found.astype(kind)
+        return rounded(found, self.answer_type(types))
 
 
+_BF16 = "bfloat16"
 #: Epilogue that keeps the sum itself
 NOTHING = Epilogue()
+
+
+def in_fp32(value: Any) -> Any:
+    """The value in fp32. A bfloat16 is the upper half of its bits: with TVM's own conversion beside
+    `rounded` its passes make wrong code."""
+    value = tirx.convert(value)
+    if str(value.ty) != _BF16:
+        return value.astype("float32")
+    upper = tirx.reinterpret("uint16", value).astype("uint32") << tirx.const(16, "uint32")
+    return tirx.reinterpret("float32", upper)
+
+
+def rounded(value: Any, kind: str) -> Any:
+    """The value as one of type `kind`: the nearest bfloat16, of two as near the larger one. TVM's
+    own rounding takes twice the instructions, and repeats the value, which fails where that has
+    names for its parts."""
+    value = tirx.convert(value)
+    if kind != _BF16 or str(value.ty) != "float32":
+        return value.astype(kind)
+    half = tirx.reinterpret("uint32", value) + tirx.const(1 << 15, "uint32")
+    return tirx.reinterpret(kind, (half >> tirx.const(16, "uint32")).astype("uint16"))
 
 
 def _fused(x: Any, factor: Any, other: Any) -> Any:
@@ -136,13 +157,6 @@ def _byte(x: Any, zero: Any) -> Any:
     """The nearest whole number, a tie to the even one, plus `zero`, as uint8; both must fit."""
     rounded = tirx.reinterpret("int32", x + _const(_ROUNDING))
     return (rounded + zero.astype("int32")).astype("uint8")
-
-
-def _narrow(x: Any) -> Any:
-    """The nearest bfloat16, of two as near the larger one; half of the instructions of TVM's
-    cast."""
-    half = tirx.reinterpret("uint32", x) + tirx.const(1 << 15, "uint32")
-    return tirx.reinterpret("bfloat16", (half >> tirx.const(16, "uint32")).astype("uint16"))
 
 
 def maximum(x: Any, other: Any) -> Any:
@@ -161,6 +175,11 @@ def _extreme(x: Any, other: Any, plain: Callable[..., Any], intrinsic: str) -> A
     if isinstance(other, tirx.FloatImm):
         return plain(other, x)  # one instruction, and the second operand where a comparison fails
     return tirx.call_llvm_pure_intrin(str(x.ty), intrinsic, x, other)
+
+
+def nearest(x: Any) -> Any:
+    """The nearest whole number, a tie to the even one: TIR's own `nearbyint` makes no vectors."""
+    return tirx.call_llvm_pure_intrin(str(x.ty), "llvm.nearbyint", x)
 
 
 def exp(x: Any) -> Any:

@@ -1,0 +1,309 @@
+"""Rewrites a quantised model with kernels for whole numbers: tensors between them are bytes.
+Imports TVM.
+
+Whole numbers have up to two more forms, bytes in the model's layout and in blocks of channels. What
+other operators read, fp32, is made from these where it is read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig
+from tuna_models import block_operators, blocked, byte_functions
+from tuna_models.emit import IMAGES, Chosen, Emitter, name_of
+from tuna_models.graph import RESHAPES, Graph, Node, extents
+from tuna_models.groups import FusionGroup
+from tuna_models.integer_groups import Addition, IntegerGroup, IntegerGroups
+from tuna_models.segments import Cut
+
+_BYTES = "uint8"
+
+
+class IntegerEmitter(Emitter):
+    """One quantised model, written once by `run`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        found: IntegerGroups,
+        groups: list[FusionGroup],
+        kernel: Callable[[TaskConfig], Chosen | None],
+        block: int,
+        cuts: Sequence[Cut] = (),
+        *,
+        segments: bool = False,
+    ):
+        """`found` are the groups of whole numbers, `groups` those in fp32; see `Emitter`."""
+        super().__init__(graph, groups, kernel, block, cuts, segments=segments)
+        self._integers = found.integers
+        self._byte_groups = {group.answer: group for group in found.groups}
+        self._additions = {addition.answer: addition for addition in found.additions}
+        self._inside |= found.taken
+        self._bytes: dict[Any, Any] = {}  #: by base, in the model's layout
+        self._byte_blocks: dict[Any, Any] = {}
+        self._aliases = defaultdict[Any, list[Any]](list)
+        for var, base in found.integers.bases.items():
+            self._aliases[base].append(var)
+
+    def bytes(self, var: Any) -> Any:
+        """Whole numbers as bytes, in the model's own layout."""
+        base = self._integers.bases[var]
+        if base not in self._bytes:
+            shape = extents(base)
+            assert shape is not None
+            if base in self._byte_blocks:
+                function = self._add(
+                    ("unblock", shape, _BYTES),
+                    lambda: blocked.from_blocks(shape, self._block, _BYTES),
+                    "from_blocks",
+                )
+                given = [self._byte_blocks[base]]
+                self._bytes[base] = self._call(function, given, shape, _BYTES)
+            else:
+                self._bytes[base] = self._as_bytes(base, self.plain(base))
+        return self._bytes[base]
+
+    def byte_blocks(self, var: Any) -> Any:
+        """Whole numbers as bytes, in blocks of channels."""
+        base = self._integers.bases[var]
+        if base not in self._byte_blocks:
+            if base in self._blocks and base not in self._bytes:
+                self._byte_blocks[base] = self._as_bytes(base, self._blocks[base])
+            else:
+                self._byte_blocks[base] = self._in_byte_blocks(base)
+        return self._byte_blocks[base]
+
+    def _in_byte_blocks(self, base: Any) -> Any:
+        given, shape = self.bytes(base), extents(base)
+        assert shape is not None
+        function = self._add(
+            ("block", shape, _BYTES),
+            lambda: blocked.to_blocks(shape, self._block, _BYTES),
+            "to_blocks",
+        )
+        return self._call(function, [given], blocked.blocked_extents(shape, self._block), _BYTES)
+
+    def _as_bytes(self, base: Any, value: Any) -> Any:
+        """Bytes of whole numbers in fp32, or of a type of eight bits."""
+        signed, op, emit = self._integers.signed[base], relax.op, self._builder.emit
+        if str(base.ty.dtype) == _BYTES:
+            return value
+        if str(base.ty.dtype) == "int8":
+            value = emit(op.astype(value, "float32"))
+        if signed:
+            value = emit(op.add(value, relax.const(128.0, "float32")))
+        return emit(op.astype(value, _BYTES))
+
+    def _emit(self, node: Node) -> None:
+        group, addition = self._byte_groups.get(node.var), self._additions.get(node.var)
+        if group is not None:
+            self._byte_group(group)
+        elif addition is not None:
+            self._byte_sum(addition)
+        elif node.var in self._integers.moving and self._moved(node):
+            self._derive(node.var)
+        elif node.op == "mean" and self._byte_mean(node):
+            return
+        elif not self._known(node.var):
+            super()._emit(node)
+
+    def _known(self, var: Any) -> bool:
+        return var in self._integers.bases and (var in self._plain or var in self._blocks)
+
+    def _cut(self, var: Any) -> None:
+        super()._cut(var)
+        base = self._integers.bases.get(var)
+        if not self._segments or base is None:
+            return
+        op, emit, grid = relax.op, self._builder.emit, self._integers.grids.get(var)
+        value = self._plain[var]
+        if grid is not None:
+            value = emit(op.round(emit(op.divide(value, _scalar(grid.scale)))))
+        offset = grid.stored_zero if grid else 128.0 * self._integers.signed[base]
+        value = emit(op.astype(emit(op.add(value, _scalar(offset))), _BYTES))
+        in_blocks = self._byte_blocks.pop(base, None) is not None
+        self._bytes[base] = value
+        if in_blocks:
+            self._byte_blocks[base] = self._in_byte_blocks(base)
+        self._derive(base, but=var)
+
+    def _derive(self, base: Any, but: Any = None) -> None:
+        """Make the other forms of a base's bytes; what nothing reads is no part of the model."""
+        op, emit = relax.op, self._builder.emit
+        offset = 128.0 * self._integers.signed[base]
+        for var in self._aliases[base]:
+            if but is not None and var.same_as(but):
+                continue
+            kind, grid = str(var.ty.dtype), self._integers.grids.get(var)
+            self._plain.pop(var, None)
+            self._blocks.pop(var, None)
+            in_blocks = base in self._byte_blocks and kind == "float32"
+            value = self._byte_blocks[base] if in_blocks else self.bytes(base)
+            if kind != _BYTES:
+                value = emit(op.astype(value, "float32"))
+                taken = offset if grid is None else grid.stored_zero
+                value = emit(op.subtract(value, _scalar(taken)))
+            if grid is not None:
+                value = emit(op.multiply(value, _scalar(grid.scale)))
+            if kind == "int8":
+                value = emit(op.astype(value, kind))
+            shape = extents(var)
+            assert shape is not None
+            if in_blocks:
+                self._blocks[var] = value
+                self._fillers[var] = 256.0 * max(1.0, grid.scale if grid else 1.0)
+            else:
+                self._plain[var] = self._shaped(value, shape)
+
+    def _byte_group(self, group: IntegerGroup) -> None:
+        chosen = self._kernel(group.task)
+        assert chosen is not None
+        assert chosen.pack is not None
+        task, shape = group.task, extents(group.answer)
+        assert shape is not None
+        function = self._add(task.key, lambda: chosen.function, name_of(task), task)
+        given = [self._byte_input(group, chosen), relax.const(chosen.pack(group.weights))]
+        given += self._factors(group)
+        if group.has_scalars:
+            given.append(relax.const(group.scalars()))
+        kind = _BYTES if group.rounded else "float32"
+        convolution = isinstance(group.core, ConvConfig)
+        other = self._other(group, in_blocks=convolution)
+        if isinstance(group.core, GemmConfig):
+            rows = group.core.stored_shapes["c"]
+            given += [] if other is None else [self._shaped(other, rows)]
+            value = self._shaped(self._call(function, given, rows, kind), shape)
+        else:
+            assert chosen.shape is not None
+            given += [] if other is None else [other]
+            value = self._call(function, given, chosen.shape.native_output(), kind)
+        if group.rounded is None:
+            (self._blocks if convolution else self._plain)[group.answer] = value
+            self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
+            return
+        (self._byte_blocks if convolution else self._bytes)[group.answer] = value
+        self._derive(group.answer)
+
+    def _other(self, group: IntegerGroup, *, in_blocks: bool) -> Any:
+        """What is added to the answer, if anything: bytes or fp32."""
+        if group.addition is not None:
+            second = group.addition.second
+            return self.byte_blocks(second) if in_blocks else self.bytes(second)
+        if group.residual is None:
+            return None
+        return self.blocks(group.residual) if in_blocks else self.plain(group.residual)
+
+    def _byte_input(self, group: IntegerGroup, chosen: Chosen) -> Any:
+        if isinstance(group.core, GemmConfig):
+            return self._shaped(self.bytes(group.input), group.core.stored_shapes["a"])
+        assert chosen.shape is not None
+        sizes, window = chosen.shape.native_input(), group.window
+        if window is not None:
+            shape, image = extents(group.input), chosen.shape.image
+            assert shape is not None
+            function = self._add(
+                ("window", shape, window, image, _BYTES),
+                lambda: blocked.window(shape, self._block, window, image=image, kind=_BYTES),
+                "window",
+            )
+            source = self.byte_blocks if window.blocked else self.bytes
+            return self._call(function, [source(group.input)], sizes, _BYTES)
+        if chosen.shape.image:
+            return self._shaped(self.bytes(group.input), sizes)
+        return self.byte_blocks(group.input)
+
+    def _factors(self, group: IntegerGroup) -> list[Any]:
+        """M and B as the kernel takes them."""
+        op, emit = relax.op, self._builder.emit
+        if group.scale is None:
+            found = group.factors()
+            if isinstance(group.core, ConvConfig):
+                return [relax.const(self._channels(values)) for values in found]
+            return [relax.const(values) for values in found]
+        scale, zero = self.plain(group.scale), self.plain(group.zero)
+        shape = extents(group.scale)
+        assert shape is not None
+        columns = shape and shape[-1] > 1
+        scale = self._shaped(scale, (shape[-1],) if columns else ())
+        multiplied = emit(op.multiply(scale, relax.const(group.scales.astype(np.float32))))
+        zero = self._shaped(zero, ())
+        taken = emit(op.multiply(zero, relax.const(group.sums.astype(np.float32))))
+        taken = emit(op.multiply(taken, multiplied))
+        bias = np.zeros(len(group.scales), np.float32) if group.bias is None else group.bias
+        return [multiplied, emit(op.subtract(relax.const(bias), taken))]
+
+    def _byte_sum(self, addition: Addition) -> None:
+        shape = extents(addition.answer)
+        assert shape is not None
+        pair = [self._integers.bases[var] for var in (addition.first, addition.second)]
+        in_blocks = len(shape) in IMAGES and any(base in self._byte_blocks for base in pair)
+        read = self.byte_blocks if in_blocks else self.bytes
+        sizes = blocked.blocked_extents(shape, self._block) if in_blocks else shape
+        function = self._add(
+            ("byte_sum", sizes), lambda: byte_functions.addition(sizes), "byte_sum"
+        )
+        numbers = byte_functions.scalars(addition.grids[0].stored_zero, addition.scalars)
+        scalars = relax.const(np.array(numbers, np.float32))
+        given = [read(addition.first), read(addition.second), scalars]
+        value = self._call(function, given, sizes, _BYTES)
+        (self._byte_blocks if in_blocks else self._bytes)[addition.answer] = value
+        self._derive(addition.answer)
+
+    def _moved(self, node: Node) -> bool:
+        """Emit an operator that moves bytes."""
+        source, shape = node.args[0], extents(node.var)
+        assert shape is not None
+        if node.op == "nn.max_pool2d":
+            given = extents(source)
+            assert given is not None
+            extended, pool = (
+                blocked.blocked_extents(given, self._block),
+                block_operators.pooling(node),
+            )
+            function = self._add(
+                ("max_pool", extended, shape, pool, _BYTES),
+                partial(blocked.max_pool, extended, shape[2:], pool, _BYTES),
+                "max_pool",
+            )
+            sizes = blocked.blocked_extents(shape, self._block)
+            read = self.byte_blocks(source)
+            self._byte_blocks[node.var] = self._call(function, [read], sizes, _BYTES)
+        elif node.op in RESHAPES:
+            self._bytes[node.var] = self._shaped(self.bytes(source), shape)
+        else:
+            moved = relax.op.permute_dims(self.bytes(source), node.attrs.axes)
+            self._bytes[node.var] = self._builder.emit(moved)
+        return True
+
+    def _byte_mean(self, node: Node) -> bool:
+        """Emit the mean of images of bytes."""
+        grid, given = self._integers.grids.get(node.args[0]), extents(node.args[0])
+        base, shape = self._integers.bases.get(node.args[0]), extents(node.var)
+        if grid is None or base not in self._byte_blocks or given is None or len(given) != 4:
+            return False
+        if sorted(int(axis) % 4 for axis in node.attrs.axis or ()) != [2, 3]:
+            return False
+        assert shape is not None
+        extended, plain = blocked.blocked_extents(given, self._block), (*given[:2], 1, 1)
+        function = self._add(
+            ("global_average", extended, given[1], _BYTES),
+            lambda: blocked.global_average(extended, given[1], _BYTES),
+            "global_average",
+        )
+        op, emit = relax.op, self._builder.emit
+        mean = self._call(function, [self._byte_blocks[base]], plain)
+        centered = emit(op.subtract(mean, _scalar(grid.stored_zero)))
+        found = emit(op.multiply(centered, _scalar(grid.scale)))
+        self._plain[node.var] = self._shaped(found, shape)
+        return True
+
+
+def _scalar(value: float) -> Any:
+    return relax.const(value, "float32")
