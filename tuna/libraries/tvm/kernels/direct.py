@@ -375,6 +375,7 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
     """Tiles of (rows, columns, blocks) whose sums, weights and broadcasts fit into the
     registers."""
     shape, side, found = layer.shape, layer.shape.paired, []
+    free = layer.words.spare if layer.words else 0
     for columns in range(1, min(row.computed, _MAX_COLUMNS) + 1):
         whole = row.computed % columns == 0
         many = row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
@@ -386,7 +387,7 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
                 continue
             for blocks in divisors(shape.group_out_blocks, 8):
                 aligned = blocks % side == 0 or blocks == 1
-                if aligned and layer.machine.fits(rows * columns, blocks):
+                if aligned and layer.machine.fits(rows * columns, blocks, free):
                     found.append((rows, columns, blocks))
     return found
 
