@@ -35,7 +35,7 @@ from tuna_models.build import Planned, TaskKernels
 from tuna_models.checks import Checked, Checks, judge
 from tuna_models.cli.tune import _name_of
 from tuna_models.inputs import largest_error
-from tuna_models.manifest import Precision
+from tuna_models.manifest import Manifest, Precision
 
 #: A CPU that has the instruction, and one that does not; planning needs neither.
 WITH, WITHOUT = ({"kind": "llvm", "mcpu": name, "num-cores": 1} for name in ("znver5", "znver3"))
@@ -230,3 +230,21 @@ def test_a_refusal_names_the_layers_that_are_off_alone(allowed: float, said: str
     sentence = rounding.sentence(model, {"x": normal(2, 8, 6, 6)}, allowed)
     assert sentence.startswith(said)
     assert "Conv v0" in sentence or "Conv v3" in sentence
+
+
+def test_the_precision_makes_an_import_another_version_and_fp32_leaves_them_as_they_were() -> None:
+    plain = Manifest(
+        file="f",
+        size_bytes=1,
+        opset="17",
+        shapes={},
+        target="{}",
+        tvm="0.27",
+        inputs=(),
+        tasks=(),
+        text="t",
+    )
+    narrow = plain.model_copy(update={"precision": Precision.BF16})
+    assert b"precision" not in plain.to_bytes()
+    assert plain.digest != narrow.digest
+    assert Manifest.from_bytes(narrow.to_bytes()).precision is Precision.BF16

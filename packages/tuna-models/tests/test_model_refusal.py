@@ -127,9 +127,8 @@ class Scene:
 
     def judged(self) -> Verdict:
         """The verdict on the model's answer."""
-        manifest = SimpleNamespace(
-            opset="17", tasks=(), inputs=(), shapes={}, values={}, precision=Precision.FP32
-        )
+        facts = {"opset": "17", "tasks": (), "inputs": (), "shapes": {}, "values": {}}
+        manifest = SimpleNamespace(**facts, precision=Precision.FP32)
         workshop = SimpleNamespace(file_of=lambda _: Path("folder/net.onnx"))
         work = SimpleNamespace(workshop=workshop)
         build = SimpleNamespace(
