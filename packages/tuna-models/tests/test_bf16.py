@@ -21,12 +21,21 @@ from tuna.configs import TaskConfig
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import epilogue, machine
-from tuna_models import blocked, build, child, importer, inputs, onnx_reference, precisions
+from tuna_models import (
+    blocked,
+    build,
+    child,
+    importer,
+    inputs,
+    onnx_reference,
+    precisions,
+    rounding,
+)
 from tuna_models.build import Planned, TaskKernels
 from tuna_models.checks import Checked, Checks, judge
 from tuna_models.cli.tune import _name_of
 from tuna_models.inputs import largest_error
-from tuna_models.manifest import Precision
+from tuna_models.manifest import Manifest, Precision
 
 #: A CPU that has the instruction, and one that does not; planning needs neither.
 WITH, WITHOUT = ({"kind": "llvm", "mcpu": name, "num-cores": 1} for name in ("znver5", "znver3"))
@@ -209,3 +218,33 @@ def test_a_task_in_bf16_is_another_one_than_in_fp32() -> None:
         return {task.key for task, _ in found.tasks() if isinstance(task, TaskConfig) and task.core}
 
     assert not keys(plain) & keys(in_bf16(model))
+
+
+@pytest.mark.parametrize(("allowed", "said"), [(1e-6, "Alone are further off"), (1, "None of")])
+def test_a_refusal_names_the_layers_that_are_off_alone(allowed: float, said: str) -> None:
+    net = Net((2, 8, 6, 6))
+    model = net.model(net.conv(net.relu(net.conv("x", 8, 8, 3)), 8, 8, 1))
+    found = rounding.errors(model, {"x": normal(2, 8, 6, 6)})
+    assert len(found) == 2
+    assert all(5e-4 < error < 1e-2 for error in found.values())
+    sentence = rounding.sentence(model, {"x": normal(2, 8, 6, 6)}, allowed)
+    assert sentence.startswith(said)
+    assert "Conv v0" in sentence or "Conv v3" in sentence
+
+
+def test_the_precision_makes_an_import_another_version_and_fp32_leaves_them_as_they_were() -> None:
+    plain = Manifest(
+        file="f",
+        size_bytes=1,
+        opset="17",
+        shapes={},
+        target="{}",
+        tvm="0.27",
+        inputs=(),
+        tasks=(),
+        text="t",
+    )
+    narrow = plain.model_copy(update={"precision": Precision.BF16})
+    assert b"precision" not in plain.to_bytes()
+    assert plain.digest != narrow.digest
+    assert Manifest.from_bytes(narrow.to_bytes()).precision is Precision.BF16
