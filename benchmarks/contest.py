@@ -1,4 +1,5 @@
-"""Interleaves kernels on one or two cores with a multiply-add loop that is the cores' peak.
+"""Interleaves kernels on one or two cores with a multiply-add loop that is the cores' peak, in
+fp32 or, for kernels of bf16 and int8, of the instruction that adds up products of words.
 
 On one core a turn counts the thread's CPU time. On several there is no such clock: a turn's time is
 the wall time of its fastest call, after a pause in which the other contestants' idle threads stop
@@ -20,6 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuna.configs.task import DEQUANTIZE, QUANTIZE
+from tuna.configs.values import DataType
+
 HERE = Path(__file__).parent
 _TURN_S = 0.008
 #: On several cores: long enough that in some call no thread waits for a core.
@@ -27,6 +31,9 @@ _WALL_TURN_S = 0.05
 #: Longer than the idle threads of TVM and OpenMP spin before they sleep.
 _PAUSE_S = 0.025
 _PEAK_STEPS = 100_000
+#: The types that are measured, and bytes of a value.
+TYPES = {"fp32": DataType.FP32, "bf16": DataType.BF16, "int8": DataType.INT8}
+_BYTES = {DataType.FP32: 4, DataType.BF16: 2, DataType.INT8: 1}
 
 
 @dataclass
@@ -65,14 +72,19 @@ class Contestant:
 class Contest:
     """Times contestants in turns. Set up the threads with `prepare` before."""
 
-    def __init__(self, cores: int, folder: Path) -> None:
+    def __init__(self, cores: int, folder: Path, data_type: DataType = DataType.FP32) -> None:
         self.cores = cores
         library = compiled(HERE / "fma_peak.c", folder)
-        library.fma_run.argtypes, library.fma_run.restype = [ctypes.c_long], ctypes.c_float
+        library.peak_run.argtypes = [ctypes.c_int, ctypes.c_long]
+        library.peak_run.restype = ctypes.c_float
+        library.peak_step_operations.restype = ctypes.c_long
         steps = _PEAK_STEPS * (1 if cores == 1 else 4)
-        flops = float(cores * steps * library.fma_step_flops())
+        width = _BYTES[data_type]
+        flops = float(cores * steps * library.peak_step_operations(width))
+        if not flops:
+            raise SystemExit(f"This CPU has no instruction for sums of {data_type} products.")
         if cores == 1:
-            self.peak = Contestant("peak", lambda: library.fma_run(steps), flops)
+            self.peak = Contestant("peak", lambda: library.peak_run(width, steps), flops)
         else:
             # bound to a core each, as TVM's and OpenMP's threads are
             pools = [
@@ -80,7 +92,9 @@ class Contest:
                 for core in sorted(os.sched_getaffinity(0))
             ]
             self.peak = Contestant(
-                "peak", lambda: wait([pool.submit(library.fma_run, steps) for pool in pools]), flops
+                "peak",
+                lambda: wait([pool.submit(library.peak_run, width, steps) for pool in pools]),
+                flops,
             )
         self.calibrate(self.peak)
 
@@ -141,6 +155,19 @@ def host_target(cores: int) -> Any:
     return tvm.target.Target(
         {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores}
     )
+
+
+def epilogue_of(data_type: DataType) -> tuple[str, ...]:
+    """The epilogue of what is measured: sums of bytes become bytes, as in a model."""
+    return (DEQUANTIZE, QUANTIZE) if data_type is DataType.INT8 else ()
+
+
+def spoilt(array: Any) -> Any:
+    """An array of NaN, or of the largest integer."""
+    import numpy as np
+
+    kind = array.dtype
+    return np.full_like(array, np.iinfo(kind).max if kind.kind in "iu" else np.nan)
 
 
 def compiled(source: Path, folder: Path, *options: str) -> ctypes.CDLL:

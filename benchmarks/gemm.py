@@ -3,7 +3,8 @@
 Times are the thread's CPU time. B is packed ahead by us and by oneDNN, as the weights of a layer
 are; OpenBLAS packs it in each call. Every product gets up to `--candidates` points of the space;
 the best few of a quick look take turns with the vendors for `--rounds` rounds. The verdict: the
-geometric mean of our time over that of the better vendor is at most 1.10.
+geometric mean of our time over that of the better vendor is at most 1.10. With `--type bf16` and
+`--type int8` oneDNN is the only vendor; of int8 the answer is bytes, with a scale for each column.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import Contest, Contestant, host_target, prepare
+from benchmarks.contest import TYPES, Contest, Contestant, epilogue_of, host_target, prepare, spoilt
 from benchmarks.harness import Outcome
-from tuna.configs import GemmConfig
+from tuna.configs import GemmConfig, TaskConfig
+from tuna.configs.values import DataType
 
 #: Name, then M, N, K. The last four are of transformers: a token, a few, and a sequence through 768
 #: to 4096 wide layers.
@@ -45,6 +47,7 @@ def main() -> int:
         type=Path,
         help="folder with oneDNN's include and lib; without it OpenBLAS alone",
     )
+    parser.add_argument("--type", choices=TYPES, default="fp32")
     parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=list(PRODUCTS))
     parser.add_argument("--candidates", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=11)
@@ -54,10 +57,13 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
+    data_type = TYPES[options.type]
+    if data_type is not DataType.FP32 and not options.onednn:
+        parser.error("products of bf16 and int8 are compared with oneDNN's")
     prepare(1, options.core)
     outcome = Outcome("gemm", {})
     with tempfile.TemporaryDirectory() as name:
-        contest = Contest(1, Path(name))
+        contest = Contest(1, Path(name), data_type)
         rival = _rival(options.onednn, Path(name))
         for product in options.products:
             _one(outcome, product, options, contest, rival)
@@ -83,9 +89,11 @@ def _one(
     from benchmarks.rivals import openblas
 
     m, n, k = PRODUCTS[name]
-    config = GemmConfig(m=m, n=n, k=k)
+    config = GemmConfig(m=m, n=n, k=k, data_type=TYPES[options.type])
     ours = _finalists(config, contest, options)
-    vendors = [openblas(config, contest), *(rival.products(config, contest) if rival else [])]
+    vendors = [*(rival.products(config, contest) if rival else [])]
+    if config.data_type is DataType.FP32:
+        vendors.append(openblas(config, contest))
     contest.judge([*ours, *vendors], options.rounds)
     best, vendor = (
         max(found, key=lambda contestant: contestant.share) for found in (ours, vendors)
@@ -102,28 +110,25 @@ def _finalists(
     config: GemmConfig, contest: Contest, options: argparse.Namespace
 ) -> list[Contestant]:
     """The best candidates of a quick look, each with its answer checked after a run on NaN."""
-    import numpy as np
     import tvm
 
     from tuna.libraries import reference
-    from tuna.libraries.tvm.kernels import machine
     from tuna.libraries.tvm.kernels.families import GEMM
-    from tuna.libraries.tvm.kernels.gemm import Product
     from tuna.libraries.tvm.kernels.shape import Mode
-    from tuna.libraries.tvm.problems import FamilyProblem
+    from tuna.libraries.tvm.problems import with_family
 
-    target, problem = host_target(contest.cores), reference.make(config)
-    product = Product(config, Mode.NATIVE, machine.from_target(target))
-    a, b = problem.inputs
-    made = FamilyProblem(config, GEMM, product)
-    arrays = [*made.inputs(a, b), problem.blank()]
+    task = TaskConfig(core=config, layouts="native", epilogue=epilogue_of(config.data_type))
+    target, problem = host_target(contest.cores), reference.make(task)
+    made = with_family(task, GEMM.name, Mode.NATIVE, target)
+    assert made is not None
+    arrays = [*made.inputs(*problem.inputs), made.output(problem.blank())]
     looks = []
-    for index, point in enumerate(GEMM.kernel.space(product)[: options.candidates]):
+    for index, point in enumerate(GEMM.kernel.space(made.layer)[: options.candidates]):
         function = tvm.tirx.build(made.candidate(index).mod, target=target)["main"]
-        function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
+        function(*(tvm.runtime.tensor(spoilt(array)) for array in arrays))
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         function(*tensors)
-        error = problem.error(tensors[-1].numpy())
+        error = problem.error(made.answer(tensors[-1].numpy()))
         label = f"{index} {asdict(point)} error {error:.1e}"
         assert error <= problem.tolerance, label
         found = Contestant(label, partial(function, *tensors), float(config.flops))

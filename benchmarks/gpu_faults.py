@@ -6,18 +6,21 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Outcome
 from tuna.configs import DataType, GemmConfig
-from tuna.libraries.context import DeviceHandle
-from tuna.libraries.items import Candidate, WorkItem
+from tuna.libraries.base import Step
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.steps import find_step
 from tuna.testing.rehearsal import run_context
 from tuna_triton.artifact import (
@@ -30,6 +33,8 @@ from tuna_triton.artifact import (
 )
 from tuna_triton.library import TritonLibrary
 
+#: Seconds after which a process that measures is killed while its candidate hangs.
+_KILLED_AFTER_S = 4.0
 PRODUCT = GemmConfig(96, 80, 64, data_type=DataType.FP16)
 _PTX = """.version 7.0
 .target sm_80
@@ -109,11 +114,17 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
         )
         for number, some in enumerate((codes, [good]), 1)
     ]
+    hang = context.artifacts.put(planted(FAULTS["hang"], arch, stand_in).to_bytes())
+    sound = context.artifacts.put(good.to_bytes())
+    killed = _item(
+        candidates=(Candidate(index=0, artifact=hang), Candidate(index=1, artifact=sound))
+    )
     lost = planted(_Fault("", "", "error=214"), arch, stand_in)
     gone = _item(candidates=(Candidate(index=0, artifact=context.artifacts.put(lost.to_bytes())),))
     started = time.monotonic()
     try:
         first, after = library.run(step, items, context)
+        (orphaned,) = _without_its_process(library, step, killed, context)
         found = list(library.run(step, [gone], context)) if stand_in else []
     finally:
         library.close()
@@ -124,9 +135,13 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
         print(f"{what}: {cause}: {trial.output_tail.splitlines()[-1:]}", file=sys.stderr)
     for result in found:
         print(f"lost device: {result.cause}: {result.output_tail}", file=sys.stderr)
-    fine = sum(trial.cause is None for trial in (*first.trials[::2], *after.trials))
-    budget = {"named": len(FAULTS), "fine": len(FAULTS) + 2}
-    figures = {"named": float(named), "fine": float(fine), "planted": float(len(FAULTS))}
+    gone_process, next_one = orphaned.trials
+    print(f"lost process: {gone_process.cause}: {gone_process.output_tail}", file=sys.stderr)
+    good_ones = (*first.trials[::2], *after.trials, next_one)
+    fine = sum(trial.cause is None for trial in good_ones)
+    budget = {"named": len(FAULTS), "fine": len(good_ones), "lost_process_named": 1}
+    figures = {"lost_process_named": float("SIGKILL" in gone_process.output_tail)}
+    figures |= {"named": float(named), "fine": float(fine), "planted": float(len(FAULTS))}
     figures["seconds"] = time.monotonic() - started
     if found:
         figures["lost_named"] = float(
@@ -134,6 +149,24 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
         )
         budget["lost_named"] = 1
     return Outcome("gpu", figures, budget={name: float(least) for name, least in budget.items()})
+
+
+def _without_its_process(
+    library: TritonLibrary, step: Step, item: WorkItem, context: RunContext
+) -> Sequence[StepResult]:
+    """Measure an item whose process is killed a while after the start."""
+
+    def kill() -> None:
+        kept = getattr(library.processes, "kept", None)
+        if kept is not None and kept.pid is not None:
+            os.kill(kept.pid, signal.SIGKILL)
+
+    timer = threading.Timer(_KILLED_AFTER_S, kill)
+    timer.start()
+    try:
+        return list(library.run(step, [item], context))
+    finally:
+        timer.cancel()
 
 
 def planted(fault: _Fault, arch: str, stand_in: bool) -> Artifact:

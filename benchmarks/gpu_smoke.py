@@ -8,12 +8,14 @@ system calls, or folders, that must be opened for it are searched for.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,8 @@ CASES: Sequence[tuple[str, Config]] = (
 )
 #: Candidates of each: the consumer's default, and points of the space.
 EACH = 2
+#: Candidates that are launched at a time.
+_AT_ONCE = 8
 _SEARCH_S = 150.0
 #: Folders of which a driver may want more, with all rights.
 _FOLDERS = [f"/{name}" for name in ("dev", "etc", "run", "var", "tmp", "root", "home", "proc")]
@@ -69,6 +73,7 @@ class Launches:
 
     figures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def facts(notes: list[str]) -> dict[str, float]:
@@ -90,11 +95,12 @@ def facts(notes: list[str]) -> dict[str, float]:
         return {"nvml_failed": 1}
 
 
-def launches(folder: Path) -> Launches:
-    """Compile the candidates and launch each in three ways."""
+def launches(folder: Path, until: float = math.inf) -> Launches:
+    """Compile the candidates and launch each in three ways, several at a time; those that are not
+    begun at the moment `until` are left out."""
     found, library, context = Launches(), TritonLibrary(), run_context(folder)
     found.figures |= facts(found.notes)
-    equal = dict.fromkeys(("candidates", "right", "triton_equal", "box_equal", "same_code"), 0)
+    requests: list[dict[str, Any]] = []
     try:
         arch = library.environment().arch
         for solver, config in CASES:
@@ -109,39 +115,68 @@ def launches(folder: Path) -> Launches:
                 if trial.artifact is None:
                     found.notes.append(f"{config.label}: not built: {trial.output_tail[-300:]}")
                     continue
-                path = folder / "candidate.tkb"
-                path.write_bytes(context.artifacts.get(trial.artifact))
-                request = {"artifact": str(path), "config": config.to_json(), "solver": solver}
-                name = f"{config.label} {trial.params}"
-                _compare(name, {**request, "params": trial.params}, folder, equal, found)
-                if "box_failed" in found.figures:
-                    break
+                own = folder / str(len(requests))
+                own.mkdir()
+                (own / "candidate.tkb").write_bytes(context.artifacts.get(trial.artifact))
+                requests.append({"artifact": str(own / "candidate.tkb"), "solver": solver})
+                requests[-1] |= {"config": config.to_json(), "params": trial.params}
+                requests[-1]["index"] = trial.index
     finally:
         library.close()
-    found.figures |= {name: float(count) for name, count in equal.items()}
+    requests.sort(key=lambda one: one["index"])  # one of each case before the second of any
+    with ThreadPoolExecutor(min(_AT_ONCE, len(os.sched_getaffinity(0)))) as pool:
+        answers = list(pool.map(lambda one: _in_three_ways(one, until), requests))
+    counted = dict.fromkeys(("candidates", "right", "triton_equal", "box_equal", "same_code"), 0)
+    for request, answer in zip(requests, answers, strict=True):
+        if answer is None:
+            found.left_out.append(f"{_name(request)}: the time is over")
+        else:
+            _compare(request, answer, counted, found, until)
+    found.figures |= {name: float(count) for name, count in counted.items()}
     return found
 
 
+def _in_three_ways(request: dict[str, Any], until: float) -> list[dict[str, Any]] | None:
+    """The answers by Tuna's driver, by Triton's launcher, and in the box; None after `until`."""
+    folder = Path(request["artifact"]).parent
+    ways = ({"by": "driver"}, {"by": "triton"}, {"by": "driver", "limits": limits_of(folder)})
+    answers = []
+    for way in ways:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return None
+        answers.append(launched({**request, **way}, folder, min(120, left_s)))
+    return answers
+
+
+def _name(request: dict[str, Any]) -> str:
+    return f"{from_json(request['config']).label} {request['params']}"
+
+
 def _compare(
-    name: str, request: dict[str, Any], folder: Path, equal: dict[str, int], found: Launches
+    request: dict[str, Any],
+    answers: list[dict[str, Any]],
+    counted: dict[str, int],
+    found: Launches,
+    until: float,
 ) -> None:
-    """Add the equal ones of a candidate's launches to `equal`."""
-    equal["candidates"] += 1
-    ours = launched({**request, "by": "driver"}, folder)
-    theirs = launched({**request, "by": "triton"}, folder)
-    limits = limits_of(folder)
-    boxed = launched({**request, "by": "driver", "limits": limits}, folder)
+    """Count what is equal in a candidate's answers."""
+    ours, theirs, boxed = answers
+    counted["candidates"] += 1
     for which, one in (("by the driver", ours), ("by Triton", theirs), ("in the box", boxed)):
         if "failed" in one:
-            found.notes.append(f"{name} {which}: {one['failed']}")
-    equal["right"] += bool(ours.get("right"))
-    equal["triton_equal"] += "outputs" in ours and ours["outputs"] == theirs.get("outputs")
-    equal["box_equal"] += "outputs" in ours and ours["outputs"] == boxed.get("outputs")
-    equal["same_code"] += bool(theirs.get("same_code"))
+            found.notes.append(f"{_name(request)} {which}: {one['failed']}")
+    counted["right"] += bool(ours.get("right"))
+    counted["triton_equal"] += "outputs" in ours and ours["outputs"] == theirs.get("outputs")
+    counted["box_equal"] += "outputs" in ours and ours["outputs"] == boxed.get("outputs")
+    counted["same_code"] += bool(theirs.get("same_code"))
+    folder = Path(request["artifact"]).parent
+    limits = limits_of(folder)
     if "failed" in boxed and "failed" not in ours and "box_failed" not in found.figures:
         found.figures["box_failed"] = 1
-        found.notes += why_boxed_fails({**request, "by": "driver", "limits": limits}, folder)
-    elif equal["candidates"] == 1 and "failed" not in ours:
+        reasons = {**request, "by": "driver", "limits": limits}
+        found.notes += why_boxed_fails(reasons, folder, until)
+    elif counted["candidates"] == 1 and "failed" not in ours:
         found.notes.append(f"device: {ours['facts']}")
         most = max(one.get("data_bytes", 0) for one in (ours, boxed))
         found.figures["data_gib"] = most / 2**30  # what RLIMIT_DATA counts
@@ -179,7 +214,7 @@ def launched(request: dict[str, Any], folder: Path, timeout_s: float = 120) -> d
         return {"failed": f"exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}"}
 
 
-def why_boxed_fails(request: dict[str, Any], folder: Path) -> list[str]:
+def why_boxed_fails(request: dict[str, Any], folder: Path, until: float = math.inf) -> list[str]:
     """Which part of the box a launch cannot do with, and what must be opened in it."""
 
     def works(**changes: Any) -> bool:
@@ -191,7 +226,7 @@ def why_boxed_fails(request: dict[str, Any], folder: Path) -> list[str]:
         others = works(without=[part])
         notes.append(f"with {part} alone it {_word(alone)}, without {part} it {_word(others)}")
         guilty += [part] if not alone else []
-    until = time.monotonic() + _SEARCH_S
+    until = min(until, time.monotonic() + _SEARCH_S)
     if "seccomp" in guilty:
         without = [one for one in PARTS if one != "seccomp"]
         needed = fewest(

@@ -19,7 +19,8 @@ from tuna_triton import builder
 from tuna_triton.artifact import Artifact, Launch
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.driver import Cuda
-from tuna_triton.tiles import TARGETS, Element, Plan, tile_of
+from tuna_triton.kernel_file import KernelFile
+from tuna_triton.tiles import TARGETS, Element, KernelCall, Plan, tile_of
 
 _DTYPES = {
     **{"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16, "fp8e4nv": tl.float8e4nv},
@@ -78,6 +79,16 @@ class JitCuda(Cuda):
         self.params = params
 
     @property
+    def kernel_file(self) -> KernelFile:
+        """The file that has the kernel."""
+        return self._kernel
+
+    @property
+    def function(self) -> Any:
+        """The kernel as a function of Triton's."""
+        return self._function
+
+    @property
     def codes(self) -> list[bytes]:
         """What Triton compiled, in the order of the launches."""
         return [self._codes[key] for key in sorted(self._codes)]
@@ -129,10 +140,14 @@ class JitCuda(Cuda):
         options = {name: call.arguments[name] for name in ("num_warps", "num_stages")}
 
         def run() -> None:
-            made = self._function[call.grid](**values, **options)
+            made = self.launch(plan, call, {**values, **options})
             self._codes[kernel, launch.binary] = made.asm["cubin"]
 
         return run
+
+    def launch(self, plan: Plan, call: KernelCall, values: Mapping[str, Any]) -> Any:
+        """Launch a kernel, which is compiled if it is new, and return it."""
+        return self._function[call.grid](**values)
 
 
 def timer(cuda: Cuda) -> Callable[[Callable[[], object]], float]:

@@ -90,8 +90,10 @@ class Run:
             raise SystemExit(f"tuna {' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
         return done.stdout
 
-    def tune(self, layers: Sequence[Config], options: Sequence[str], limit_s: float) -> None:
-        """Tune layers with these options of `load-jobs`; `limit_s` is for `tuna run`."""
+    def tune(self, layers: Sequence[Config], options: Sequence[str], until: float) -> None:
+        """Tune layers with these options of `load-jobs`, and ask for the report, by the moment
+        `until`."""
+        began = time.monotonic()
         text = "".join(f"{layer.text()}\n" for layer in layers)
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "layers.jsonl").write_text(text)
@@ -101,6 +103,8 @@ class Run:
         self.tuna("applicability", "--session-id", "1")
         self.tuna("load-jobs", "--session-id", "1", "-t", self.name, *options)
         started = time.monotonic()
+        # a busy machine needs as long for the report as it needed for what came before
+        limit_s = max(until - started - (started - began) / 2, 1)
         with _activity() as active:
             try:
                 self.tuna("run", "--session-id", "1", timeout_s=limit_s)
@@ -112,13 +116,18 @@ class Run:
         self.figures |= {"seconds": seconds, "idle_share": 1.0 if idle is None else idle}
         if active:  # a kernel ran, by NVML
             self.figures["active_share"] = statistics.fmean(active)
-        self.figures |= self._summary()
+        self.figures |= self._summary() | {"wall_s": time.monotonic() - began}
         (self.home / "figures.json").write_text(json.dumps(self.figures))
 
     @property
     def is_done(self) -> bool:
         """Whether an earlier call has tuned it."""
         return (self.home / "figures.json").exists()
+
+    def earlier(self) -> dict[str, float]:
+        """Return the figures of the call that tuned it."""
+        figures: dict[str, float] = json.loads((self.home / "figures.json").read_text())
+        return figures
 
     def trials(self) -> list[Trial]:
         """Every trial, in the order of their numbers."""
@@ -192,7 +201,11 @@ def add_trials(path: Path, run: Run, *, stand_in: bool) -> None:
     """Add a line that names the run, and one for each of its trials."""
     head: dict[str, Any] = {"run": run.name, "stand_in": stand_in, "figures": run.figures}
     head |= {"environment": run.environment(), "results": run.found()}
-    lines = [head, *run.trials()]
+    add_lines(path, [head, *run.trials()])
+
+
+def add_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Add lines of JSON to a file."""
     with path.open("a") as file:
         file.writelines(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
 

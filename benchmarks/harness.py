@@ -33,11 +33,16 @@ class Outcome:
     budget: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
 
-    def print(self, file: Path | None = None) -> int:
-        """Print the object and write it to `file`; return 0 if the budget is met."""
+    @property
+    def missed(self) -> set[str]:
+        """Names of the figures that do not reach their budget or exceed their limit."""
         all_figures = self.figures | self.ratios
         missed = {name for name, least in self.budget.items() if all_figures[name] < least}
-        missed |= {name for name, most in self.limits.items() if all_figures[name] > most}
+        return missed | {name for name, most in self.limits.items() if all_figures[name] > most}
+
+    def print(self, file: Path | None = None) -> int:
+        """Print the object and write it to `file`; return 0 if the budget is met."""
+        missed = self.missed
         document: dict[str, Any] = {
             "bench": self.bench,
             "figures": _rounded(self.figures),

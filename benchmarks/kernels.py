@@ -8,10 +8,14 @@ which bears a busy machine, apart from caches and memory that others use; with `
 wall time, for a quiet machine.
 
 oneDNN is called by its own C API with its weights reordered ahead. `--onednn` names a folder with
-its `include` and `lib` (version 3), such as the unpacked wheels onednn-cpu-gomp and
-onednn-devel-cpu-gomp; without it only shares of the peak are printed. With `--tune-tir` TVM's own
-tuner gets 64 trials for each layer (half a minute or more), and NCHW kernels and the time of tuning
-are compared with its; it needs cloudpickle and xgboost.
+its `include` and `lib` (version 3; docs/kernels.md says where to get it); without it only shares of
+the peak are printed. With `--tune-tir` TVM's own tuner gets 64 trials for each layer (half a minute
+or more), and NCHW kernels and the time of tuning are compared with its; it needs cloudpickle and
+xgboost.
+
+`--type bf16` and `--type int8` take the same layers in those types, as in a model: native layouts,
+and of int8 a scale for each channel and an answer of bytes, by us and by oneDNN. The peak is then
+that of the instruction for the type.
 
 Every figure that has a limit gets a line with its verdict; the exit code is 1 if one is missed.
 """
@@ -27,10 +31,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import Contest, Contestant, host_target, prepare
+from benchmarks.contest import (
+    TYPES,
+    Contest,
+    Contestant,
+    epilogue_of,
+    host_target,
+    prepare,
+    spoilt,
+)
 from benchmarks.harness import Outcome
 from benchmarks.kernels_verdicts import LayerResult, verdicts
-from tuna.configs import ConvConfig
+from tuna.configs import ConvConfig, TaskConfig
+from tuna.configs.values import DataType
 
 #: Name, then C, H = W, K, filter, stride, pad, groups.
 LAYERS = {
@@ -75,8 +88,9 @@ def main() -> int:
     )
     parser.add_argument("--onednn", type=Path, help="folder with oneDNN's include and lib")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
+    parser.add_argument("--type", choices=TYPES, default="fp32")
     parser.add_argument(
-        "--modes", nargs="+", choices=("native", "layer"), default=["native", "layer"]
+        "--modes", nargs="+", choices=("native", "layer"), help="default: both, for fp32"
     )
     parser.add_argument(
         "--candidates", type=int, default=32, help="for a layer and mode, over all families"
@@ -89,6 +103,10 @@ def main() -> int:
     parser.add_argument("--tune-tir", action="store_true", help="beside TVM's own tuner; slow")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
+    data_type = TYPES[options.type]
+    options.modes = options.modes or ["native", "layer"][: 2 if data_type is DataType.FP32 else 1]
+    if data_type is not DataType.FP32 and (options.tune_tir or "layer" in options.modes):
+        parser.error("kernels of bf16 and int8 are compared in native layouts")
     if options.tune_tir and (options.cores > 1 or "layer" not in options.modes):
         parser.error("--tune-tir compares kernels in the layer's own layout on one core")
     if options.core is not None and options.cores > 1:
@@ -97,14 +115,15 @@ def main() -> int:
     outcome = Outcome("kernels", {})
     results = []
     with tempfile.TemporaryDirectory() as name:
-        contest = Contest(options.cores, Path(name))
+        contest = Contest(options.cores, Path(name), data_type)
         rival = _onednn(options.onednn, Path(name))
         for layer in options.layers:
             for mode in options.modes:
                 results.append(_one(layer, mode, options, contest, rival))
                 _write_down(outcome, results[-1])
     outcome.figures["peak"] = statistics.median(contest.peak.gflops)
-    verdicts(outcome, results, options.cores, complete=len(options.layers) == len(LAYERS))
+    complete = len(options.layers) == len(LAYERS)
+    verdicts(outcome, results, options.cores, complete=complete, data_type=data_type)
     return outcome.print(options.json)
 
 
@@ -118,7 +137,7 @@ def _one(
     name: str, mode: str, options: argparse.Namespace, contest: Contest, rival: Any
 ) -> LayerResult:
     """Tune and judge one layer in one mode."""
-    config = config_of(name)
+    config = config_of(name, TYPES[options.type])
     tuned = _tuned(config, mode, options.candidates, contest)
     layouts = ("any", "NHWC") if mode == "native" else ("NCHW",)
     vendors = rival.convolutions(config, layouts, contest) if rival else []
@@ -171,14 +190,16 @@ def _write_down(outcome: Outcome, found: LayerResult) -> None:
 def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned:
     """Build the first `count` candidates and take a quick look at each."""
     from tuna.libraries import reference
+    from tuna.libraries.tvm.kernels.epilogue import Epilogue
     from tuna.libraries.tvm.kernels.shape import Mode
     from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
 
     started = time.perf_counter()
     target = host_target(contest.cores)
-    layer = layer_of(config, Mode(mode), target)
+    epilogue = epilogue_of(config.data_type)
+    layer = layer_of(config, Mode(mode), target, Epilogue(epilogue))
     assert layer is not None
-    problem = reference.make(config)
+    problem = reference.make(TaskConfig(core=config, layouts=mode, epilogue=epilogue))
     looks: list[tuple[float, int, Contestant]] = []
     order = ranked(layer)
     direct_ones = [point for point in order if not point[0].name.startswith("winograd")][:_DIRECT]
@@ -196,12 +217,11 @@ def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned
 
 def _build(made: Any, index: int, problem: Any, target: Any) -> Contestant:
     """One candidate, its answer checked after a run on NaN."""
-    import numpy as np
     import tvm
 
     arrays = [*made.inputs(*problem.inputs), made.output(problem.blank())]
     function = tvm.tirx.build(made.candidate(index).mod, target=target)["main"]
-    function(*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arrays))
+    function(*(tvm.runtime.tensor(spoilt(array)) for array in arrays))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     function(*tensors)
     error, family = problem.error(made.answer(tensors[-1].numpy())), made.family
@@ -213,7 +233,7 @@ def _build(made: Any, index: int, problem: Any, target: Any) -> Contestant:
     )
 
 
-def config_of(name: str) -> ConvConfig:
+def config_of(name: str, data_type: DataType = DataType.FP32) -> ConvConfig:
     """The layer of that name."""
     channels, size, filters, taps, stride, pad, groups = LAYERS[name]
     return ConvConfig(
@@ -229,6 +249,7 @@ def config_of(name: str) -> ConvConfig:
         conv_stride_h=stride,
         conv_stride_w=stride,
         group_count=groups,
+        data_type=data_type,
     )
 
 

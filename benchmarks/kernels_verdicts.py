@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.contest import Contestant
 from benchmarks.harness import Outcome
+from tuna.configs.values import DataType
 
 #: Most time that a native kernel may take, as a share of oneDNN's best implementation and layout.
 NATIVE_LIMITS = {
@@ -28,7 +29,11 @@ _TWO_CORES_LIMITS = {
     "3x3_256@14": 0.60,
     "3x3_512@7": 0.95,
 }
-_TWO_CORES_OTHER = 1.10
+_TWO_CORES_OTHER = 1.02
+#: Of kernels of bf16 and int8: least share of their own peak of dense layers whose channels fill
+#: blocks, and most time against oneDNN, on one core.
+_WORDS_SHARE, _WORDS_MEAN = 0.88, 0.97
+_DENSE = ("1x1", "3x3")
 _TUNE_TIR = 0.5
 #: Layers with a best kernel at this share of the peak, by the operations of the direct sum.
 _AT_PEAK, _PEAK_SHARE = 7, 0.95
@@ -56,8 +61,33 @@ class LayerResult:
         return f"{self.name} {self.mode}"
 
 
-def verdicts(outcome: Outcome, results: list[LayerResult], cores: int, *, complete: bool) -> None:
+def verdicts(
+    outcome: Outcome,
+    results: list[LayerResult],
+    cores: int,
+    *,
+    complete: bool,
+    data_type: DataType = DataType.FP32,
+) -> None:
     """Add ratios and limits to `outcome` and print them; means only if all layers are there."""
+    if data_type is DataType.FP32:
+        _verdicts(outcome, results, cores, complete)
+    else:
+        _verdicts_of_words(outcome, results, complete and cores == 1)
+    _say(outcome)
+
+
+def _verdicts_of_words(outcome: Outcome, results: list[LayerResult], judged: bool) -> None:
+    for found in results:
+        if found.vendor:
+            outcome.ratios[f"{found.key} against oneDNN"] = found.best.against(found.vendor)
+        if judged and found.name.startswith(_DENSE):
+            outcome.budget[f"{found.key} share of peak"] = _WORDS_SHARE
+    ratios = _named(outcome, results, "native", "")
+    _mean(outcome, "native against oneDNN", ratios, _WORDS_MEAN, judged)
+
+
+def _verdicts(outcome: Outcome, results: list[LayerResult], cores: int, complete: bool) -> None:
     for found in results:
         if found.vendor:
             outcome.ratios[f"{found.key} against oneDNN"] = found.best.against(found.vendor)
@@ -76,7 +106,6 @@ def verdicts(outcome: Outcome, results: list[LayerResult], cores: int, *, comple
     _means(outcome, results, cores, complete)
     if complete and cores == 1:
         _counts(outcome, results)
-    _say(outcome)
 
 
 def _limit(found: LayerResult, cores: int) -> float:

@@ -1,7 +1,7 @@
 """The vendors beside our kernels: oneDNN through benchmarks/onednn.c, and NumPy's OpenBLAS.
 
-oneDNN has its weights reordered ahead. Its folder has `include` and `lib` of version 3, such as the
-unpacked wheels onednn-cpu-gomp and onednn-devel-cpu-gomp.
+oneDNN has its weights reordered ahead. Its folder has `include` and `lib` of version 3; where to
+get it is in docs/kernels.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 from benchmarks.contest import HERE, Contest, Contestant, compiled
 from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.values import DataType
 
+#: Places in the list `types` of onednn.c; sums of bytes become bytes again.
+_KINDS = {DataType.FP32: 0, DataType.BF16: 1, DataType.INT8: 2}
 _LAYOUTS = ("any", "NCHW", "NHWC")
 #: Implementations of each kind that are listed at most.
 _RANKS = 16
@@ -28,12 +31,12 @@ class Onednn:
             f"-I{prefix / 'include'}",
             f"-L{prefix / 'lib'}",
             f"-Wl,-rpath,{(prefix / 'lib').resolve()}",
-            "-ldnnl",
+            "-l:libdnnl.so.3",
         ]
         self._library = compiled(HERE / "onednn.c", folder, *paths)
         self._library.conv_create.restype = self._library.matmul_create.restype = ctypes.c_void_p
-        self._library.conv_create.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
-        self._library.matmul_create.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int]
+        self._library.conv_create.argtypes = [ctypes.c_void_p] + [ctypes.c_int] * 3
+        self._library.matmul_create.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
         self._library.kernel_name.restype, self._library.kernel_name.argtypes = (
             ctypes.c_char_p,
             [ctypes.c_void_p],
@@ -51,17 +54,18 @@ class Onednn:
             *(config.dilation_h, config.dilation_w),
         )
         sizes = (ctypes.c_int64 * len(values))(*values)
+        kind = _KINDS[config.data_type]
         found = []
         for layout in layouts:
             index = _LAYOUTS.index(layout)
-            handles = self._handles(partial(self._library.conv_create, sizes, index))
+            handles = self._handles(partial(self._library.conv_create, sizes, index, kind))
             found += [(f"oneDNN {layout} {name}", handle) for name, handle in handles]
         return self._best(found, float(config.flops), contest)
 
     def products(self, config: GemmConfig, contest: Contest) -> list[Contestant]:
         """The two best matrix products of a quick look, without batch and transposition."""
-        sizes = config.m, config.n, config.k
-        handles = self._handles(partial(self._library.matmul_create, *sizes))
+        sizes, kind = (config.m, config.n, config.k), _KINDS[config.data_type]
+        handles = self._handles(partial(self._library.matmul_create, *sizes, kind))
         return self._best(
             [(f"oneDNN {name}", handle) for name, handle in handles], float(config.flops), contest
         )

@@ -11,6 +11,7 @@ container's CPU quota allows fewer; `TVM_NUM_THREADS` overrides that.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -73,6 +74,22 @@ def missing_flags(needed, cpuinfo=Path("/proc/cpuinfo")):
     return []
 
 
+def use_large_pages():
+    """Have Linux keep what this process has allocated so far, such as weights, in pages of 2 MB.
+
+    The CPU finds them with fewer misses of its TLB. Linux before 6.1 does it in the background, by
+    and by; where there are no such pages, nothing happens.
+    """
+    libc, page = ctypes.CDLL(None), 2 << 20
+    for line in text(Path("/proc/self/maps")).splitlines():
+        addresses, access, _, _, inode, *name = line.split(maxsplit=5)
+        first, end = (int(address, 16) for address in addresses.split("-"))
+        first, end = -(-first // page) * page, end // page * page
+        if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and first < end:
+            for advice in (14, 25):  # MADV_HUGEPAGE, MADV_COLLAPSE
+                libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
+
+
 def main():
     """Load, run, print the outputs' shapes and first values, and how long a run takes."""
     parser = argparse.ArgumentParser(description="Run a model that `tuna model build` wrote.")
@@ -98,6 +115,7 @@ def main():
         random = np.random.default_rng(0)
         arrays = [drawn(entry, random) for entry in wanted]
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(given.library)), tvm.cpu())
+    use_large_pages()
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     answer = machine["main"](*tensors)
     for output in [answer] if hasattr(answer, "numpy") else answer:

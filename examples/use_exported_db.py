@@ -151,9 +151,9 @@ def multiply(flags, a, b):
     return a @ b
 
 
-def pack(array, steps):
-    """An array of the layer as a kernel's argument; `layers.json` has the steps, Tuna's
-    docs/formats.md says what they do."""
+def pack(array, steps, kind=None):
+    """An array of the layer as a kernel's argument, of that type; `layers.json` has the steps,
+    Tuna's docs/formats.md says what they do."""
     if steps is None:
         return array
     array = array.transpose(steps["order"]) if "order" in steps else array
@@ -163,24 +163,49 @@ def pack(array, steps):
             ..., ::-1, ::-1
         ]
         array = array.reshape(groups * c, k // groups, *taps)
-    filled = np.zeros(steps["filled"], np.float64 if "transform" in steps else array.dtype)
+    if "summed" in steps:
+        array = array.reshape(len(array), -1).sum(axis=1, dtype=np.int32) * steps["summed"]
+    extents = steps.get("filled", array.shape)
+    filled = np.zeros(extents, np.float64 if "transform" in steps else array.dtype)
     groups, merged = steps.get("groups", (1, 1))
-    rows = len(array) // groups
+    rows, columns = len(array) // groups, array.shape[1] if array.ndim > 1 else 0
     for g in range(groups):
-        first = g % merged * array.shape[1]
+        first = g % merged * columns
         filled[
             (
                 slice(g * rows, (g + 1) * rows),
-                slice(first, first + array.shape[1]),
+                *[slice(first, first + columns)][: array.ndim - 1],
                 *map(slice, array.shape[2:]),
             )
         ] = array[g * rows : (g + 1) * rows]
     if "transform" in steps:  # Winograd's, in double precision
         matrix = np.array(steps["transform"])
         filled = np.einsum("ui,kcij,vj->uvkc", matrix, filled, matrix, optimize=True)
-    return np.ascontiguousarray(
-        filled.reshape(steps["split"]).transpose(steps["permuted"]), np.float32
-    )
+    array = filled.reshape(steps.get("split", filled.shape))
+    array = array.transpose(steps.get("permuted", range(array.ndim)))
+    if "offset" in steps:  # signed bytes as unsigned ones
+        return (array.astype(np.int16) + steps["offset"]).astype(np.uint8)
+    if "word" in steps:  # the values of a word of 32 bits are side by side
+        return np.ascontiguousarray(array.astype(numpy_type(steps["word"]))).view(np.int32)[..., 0]
+    return np.ascontiguousarray(array.astype(numpy_type(kind or "float32")))
+
+
+def arguments(arrays, packing, kinds):
+    """The kernel's inputs, of those types, from the layer's."""
+    given = list(arrays)
+    for place, steps in enumerate(packing[:-1]):
+        if steps and "of" in steps:  # what the layer does not have
+            given.insert(place, arrays[steps["of"]])
+    return [pack(*each) for each in zip(given, packing[:-1], kinds, strict=False)]
+
+
+def numpy_type(name):
+    """NumPy's type of that name."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return np.dtype(name)
 
 
 def unpack(array, steps, shape):
@@ -198,9 +223,7 @@ def random(shape, kind):
     if kind == "int8":
         return generator.integers(-8, 8, size=shape, dtype=np.int8)
     if kind == "bfloat16":
-        import ml_dtypes
-
-        return generator.uniform(-1, 1, size=shape).astype(ml_dtypes.bfloat16)
+        return generator.uniform(-1, 1, size=shape).astype(numpy_type(kind))
     return generator.uniform(-1, 1, size=shape).astype(kind)
 
 
@@ -268,7 +291,7 @@ def default_ms(command, flags, target, inputs):
                 )
                 for v, name in ((x, "transA"), (w, "transB"))
             )
-            answer = relax.op.matmul(a, b)
+            answer = relax.op.matmul(a, b, "int32" if inputs[0].dtype == np.int8 else None)
         else:
             pairs = (
                 [int(flags[f"{name}_{axis}"]) for axis in "hw"]
@@ -286,6 +309,7 @@ def default_ms(command, flags, target, inputs):
                 int(flags["group_count"]),
                 layout,
                 kernel_layout=kernel,
+                out_dtype="int32" if inputs[0].dtype == np.int8 else None,
             )
         builder.emit_func_output(builder.emit(answer))
     machine = relax.VirtualMachine(tvm.compile(builder.get(), target=target), tvm.cpu())
@@ -359,11 +383,10 @@ def main(directory):
             if "packing" in layer
             else [tuple(shape) for *_, shape in record[3]]
         )
-        inputs = [
-            random(shape, given) for shape, (_, given, _) in zip(own[:-1], record[3], strict=False)
-        ]
-        packed = [pack(array, steps) for array, steps in zip(inputs, packing, strict=False)]
-        kind = np.dtype(kind) if kind != "bfloat16" else inputs[0].dtype
+        given = {"uint8": "int8"}.get(record[3][0][1], record[3][0][1])
+        inputs = [random(shape, given) for shape in own[:-1]]
+        packed = arguments(inputs, packing, [kind for _, kind, _ in record[3]])
+        kind = np.dtype(numpy_type(kind))
         blank = np.full(extent, np.iinfo(kind).min if kind.kind == "i" else np.nan, dtype=kind)
         found, tuned_ms = run(tuned, target, packed, blank)
         found = unpack(found, packing[-1], own[-1])
@@ -377,7 +400,7 @@ def main(directory):
             np.max(np.abs(found.astype(np.float64) - expected)) / np.max(np.abs(expected))
         )
         data_type = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}[
-            record[3][0][1]
+            given
         ]
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written
         wrong += not right

@@ -8,6 +8,7 @@ from benchmarks.contest import Contestant
 from benchmarks.harness import Outcome
 from benchmarks.kernels import LAYERS
 from benchmarks.kernels_verdicts import LayerResult, verdicts
+from tuna.configs.values import DataType
 
 
 def contestant(share: float) -> Contestant:
@@ -23,10 +24,15 @@ def result(name: str, share: float = 2.0, first: float = 2.0, direct: float = 0.
 
 
 def judged(
-    results: list[LayerResult], cores: int = 1, complete: bool = True
+    results: list[LayerResult],
+    cores: int = 1,
+    complete: bool = True,
+    data_type: DataType = DataType.FP32,
 ) -> tuple[int, Outcome]:
     outcome = Outcome("kernels", {})
-    verdicts(outcome, results, cores, complete=complete)
+    for found in results:
+        outcome.figures[f"{found.key} share of peak"] = found.best.share
+    verdicts(outcome, results, cores, complete=complete, data_type=data_type)
     return outcome.print(), outcome
 
 
@@ -76,9 +82,33 @@ def test_a_missed_figure_fails_and_is_named(
 
 @pytest.mark.parametrize(
     ("name", "share", "failed"),
-    [("3x3_64@56", 1.55, False), ("3x3_64@56", 1.45, True), ("1x1_64-256@56", 0.55, False)],
+    [("3x3_64@56", 1.55, False), ("3x3_64@56", 1.45, True), ("1x1_64-256@56", 0.57, True)],
 )
 def test_two_cores_have_limits_of_their_own(name: str, share: float, failed: bool) -> None:
     slow = [result(name, share=share)]
     assert judged(slow, cores=2, complete=False)[0] == failed
     assert judged(slow, cores=1, complete=False)[0] == 1
+
+
+@pytest.mark.parametrize("data_type", [DataType.BF16, DataType.INT8])
+@pytest.mark.parametrize(
+    ("dense", "others", "missed"),
+    [
+        (0.9, 0.3, ""),
+        (0.87, 0.9, "0.87 of at least 0.88  3x3_64@56 native share of peak"),
+        (0.9, 0.05, "1.128 of at most  0.97  native against oneDNN, geometric mean"),
+    ],
+)
+def test_kernels_of_words_have_limits_of_their_own(
+    data_type: DataType,
+    dense: float,
+    others: float,
+    missed: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Depthwise layers and images have no limit but in the mean."""
+    shares = {name: dense if name[:3] in ("1x1", "3x3") else others for name in LAYERS}
+    code, _ = judged([result(name, share=shares[name]) for name in LAYERS], data_type=data_type)
+    assert code == bool(missed)
+    lines = [text for text in capsys.readouterr().err.splitlines() if text.startswith("MISSED")]
+    assert any(line.endswith(missed) for line in lines) if missed else not lines

@@ -3,8 +3,10 @@ is not installed."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tvm_bench import Bench
@@ -55,3 +57,15 @@ def new_bench(
 def bench(new_bench: Callable[[], Bench]) -> Bench:
     """One bench for all tests of a module that leave it as it was."""
     return new_bench()
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    """`examples/use_exported_db.py`, which has to pack without Tuna."""
+    path = Path(__file__).parents[2] / "examples" / "use_exported_db.py"
+    spec = importlib.util.spec_from_file_location("use_exported_db", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made

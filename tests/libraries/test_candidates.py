@@ -262,6 +262,25 @@ def test_the_closest_are_measured_again_and_all_repeats_are_kept(toys: Toys) -> 
     assert (slow.time_ms or 0) > 5 > (first.time_ms or 9)
 
 
+def test_equal_code_of_a_later_round_has_the_times_of_the_earlier_one(toys: Toys) -> None:
+    def measured(round_: int, *params: str) -> StepResult:
+        item, built = toys.compile(*params)
+        item = follow(item, built, "eval").model_copy(update={"job_id": round_, "round": round_})
+        return toys._run(item, toys.context)
+
+    first = measured(0, "dated", "wrong")
+    later = measured(1, "dated-too", "dated", "wrong")
+    assert later.trials[1].times_ms == first.trials[0].times_ms
+    assert later.trials[0].times_ms != first.trials[0].times_ms
+    assert later.trials[2].cause == Cause.WRONG_RESULT
+    alone = measured(2, "dated")
+    assert alone.ok
+    assert alone.trials[0].times_ms == first.trials[0].times_ms
+    assert (alone.device, alone.busy_s) == (later.device, 0)
+    again = measured(0, "dated")  # an attempt that is repeated is measured anew
+    assert again.trials[0].times_ms != first.trials[0].times_ms
+
+
 def test_a_kernel_may_bring_its_own_clock(toys: Toys) -> None:
     (trial,) = toys.measure("clocked").trials
     assert set(trial.times_ms) == {42.0}

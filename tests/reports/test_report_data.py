@@ -45,6 +45,23 @@ def device(build: DatabaseBuilder, session: int, name: str, peak_gflops: float |
     )
 
 
+def test_candidates_with_the_winners_code_are_its_ties(build: DatabaseBuilder) -> None:
+    session, config = build.session(), build.config(CONV)
+    solver, other = build.solver("Tiles"), build.solver("Default")
+    code = {name: name * 64 for name in "ab"}
+    steps = "search,compile,eval"
+    rounds = [build.job(session, config, solver, steps=steps, round=number) for number in (0, 1)]
+    for job, codes in zip(rounds, ("aab", "ba"), strict=True):
+        for number, one in enumerate(codes):
+            build.trial(job, number, 2.0 if one == "a" else 3.0, artifact=code[one])
+    build.winner(session, config, solver, 2.0, rounds[0])
+    default = build.job(session, config, other)
+    build.trial(default, 0, 4.0, artifact=code["b"])
+    build.winner(session, config, other, 4.0, default)
+    (layer,) = read_figures(build.connection, session).layers
+    assert [(one.solver, one.ties) for one in layer.solvers] == [("Tiles", 2), ("Default", 0)]
+
+
 def test_a_layer_with_two_solvers(build: DatabaseBuilder) -> None:
     session, config = build.session(), build.config(CONV)
     fast, slow = build.solver("Fast"), build.solver("Slow")

@@ -77,7 +77,8 @@ def export(
     **wishes: Any,
 ) -> None:
     """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, all trials as t4
-    or optuna, or a plug-in's own form; reported times as tunableop or hipblaslt."""
+    or optuna, or a plug-in's own form; reported times as tunableop, hipblaslt, flashinfer or
+    vllm-ssu."""
     wishes |= options.job_options(pairs)
     if wanted.allow_reported:
         if (wanted.session_id, wanted.golden) != (None, None):
@@ -117,7 +118,8 @@ def import_db(file: Path, session_id: int | None, target: str, reason: str, **fa
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
     or a folder of TVM's, into a session.
 
-    Results of TunableOp and tuning files of hipBLASLt become reported times, of no session.
+    Results of TunableOp and FlashInfer and tuning files of hipBLASLt become reported times, of no
+    session.
     """
     given = options.given(facts)
     show.imported_database(api.import_database(file, session_id, reason, given, target=target))
@@ -143,8 +145,8 @@ def merge(
 ) -> None:
     """Merge TARGETs, of which later entries win, into a copy of MASTER.
 
-    Of files of TunableOp and hipBLASLt the fastest entry wins, and all must be of one release and
-    device.
+    Of files of TunableOp, hipBLASLt and FlashInfer the fastest entry wins, and all must be of one
+    release and device.
     """
     found = api.merge_databases(master, *targets, output=directory, keep_keys=keep_keys, form=form)
     show.merged(found)

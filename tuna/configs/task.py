@@ -147,4 +147,4 @@ def _similar(config: TaskConfig) -> Similar | None:
     return Similar(family, similar.sizes, similar.batch_first)
 
 
-KIND = ConfigKind(TaskConfig, reference="tuna.libraries.reference:task", similar=_similar)
+KIND = ConfigKind(TaskConfig, reference="tuna.libraries.task_reference:task", similar=_similar)

@@ -14,16 +14,27 @@ from pydantic import Field
 from tuna.configs.lines import LineForm
 from tuna.errors import BadInput
 from tuna.libraries import compressed
-from tuna.libraries.exporter import Entry, Exporter, ExportTally, FileOptions, Pair
+from tuna.libraries.exporter import (
+    Entry,
+    Exporter,
+    ExportOptions,
+    ExportTally,
+    FileOptions,
+    Pair,
+)
 from tuna.libraries.results import ReportedTime, ResultSource
 
 
-class ReportedOptions(FileOptions):
-    """Options of a tuning file."""
+class ReportedOptions(ExportOptions):
+    """Options of a form that holds reported times."""
 
     release: str | None = Field(
         None, description="text in a version; default: the release that was reported last"
     )
+
+
+class ReportedFileOptions(ReportedOptions, FileOptions):
+    """Options of a tuning file that is one file."""
 
 
 @dataclass
@@ -40,13 +51,11 @@ class TuningRows:
         return {f"line {at[0]}: {why}": len(at) for why, at in sorted(self.bad.items())}
 
 
-class TuningFile(Exporter[ReportedOptions]):
-    """A tuning file: it holds reported times alone, of one device and release."""
+class ReportedExporter(Exporter[ReportedOptions]):
+    """A form that holds reported times alone, of one device and release."""
 
-    timed = True
-    fastest_of_key = True
-    options = ReportedOptions
-    layers: ClassVar[LineForm]  #: form of the lines that name a report's subject
+    options: type[ReportedOptions] = ReportedOptions
+    source: ClassVar[str] = ""  #: source of its reports; empty: its form
 
     def accepts(self, source: ResultSource) -> None:
         """Refuse results: a solution is an index of the program that reports."""
@@ -57,8 +66,17 @@ class TuningFile(Exporter[ReportedOptions]):
             )
 
     def ending(self, source: ResultSource, options: ReportedOptions) -> str:
-        """The only one of `endings`."""
+        """The first of `endings`."""
         return self.endings[0]
+
+
+class TuningFile(ReportedExporter):
+    """A tuning file, which can be read as reports."""
+
+    timed = True
+    fastest_of_key = True
+    options = ReportedFileOptions
+    layers: ClassVar[LineForm | None]  #: form of the lines that name a report's subject, if any
 
     def write(
         self, path: Path, source: ResultSource, options: ReportedOptions, tally: ExportTally
@@ -97,6 +115,8 @@ class TuningFile(Exporter[ReportedOptions]):
     def layer(self, row: ReportedTime) -> str | None:
         """The key of the layer that was timed; None if that is not one of Tuna's, or there was more
         than a layer."""
+        if self.layers is None:
+            return None
         try:
             (config,) = self.layers.read(row.subject)
         except BadInput:

@@ -16,7 +16,7 @@ from tuna.db import sessions
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import exporter
-from tuna.exports.tuning_file import TuningFile
+from tuna.exports.tuning_file import ReportedExporter
 from tuna.libraries.exporter import ExportReport
 from tuna.libraries.results import (
     KernelOf,
@@ -279,13 +279,13 @@ def export_reported(
     """Write times that other programs reported, of one device and release, as `export` does
     results; raises BadInput for a form that holds results."""
     writer = exporter(form)
-    if not isinstance(writer, TuningFile):
+    if not isinstance(writer, ReportedExporter):
         raise BadInput(
             f"A {writer.title} holds results, not reported times.",
-            hint="--form tunableop and hipblaslt hold them",
+            hint="--form tunableop, hipblaslt and flashinfer hold them",
         )
     chosen = writer.options_of(options)
-    rows, others = reported.of_release(connection, form, arch, chosen.release)
+    rows, others = reported.of_release(connection, writer.source or form, arch, chosen.release)
     facts = ("Reported times", "", rows[0].device if rows else "", 0, "", "", "", None)
     source = SqlSource(connection, SESSIONS.only(sa.false()), *facts, reports=rows)
     report = writer.export(source, directory, chosen, filename)

@@ -39,6 +39,7 @@ from tuna.libraries.candidate_children import (
 from tuna.libraries.contest import FINALISTS, Budgets, Contest
 from tuna.libraries.context import RunContext
 from tuna.libraries.device_use import DeviceUse
+from tuna.libraries.equal_code import MeasuredCode
 from tuna.libraries.items import (
     DeviceReport,
     StepResult,
@@ -154,6 +155,7 @@ class CandidateLibrary(Library):
             warm_up=self._warm_up,
         )
         self._highest_gflops = 0.0
+        self._measured_code = MeasuredCode()
 
     def _kind(self, module: str, used: str, folder: str) -> ChildKind:
         limits = self.memory_bytes, self.start_timeout_s
@@ -349,15 +351,21 @@ class CandidateLibrary(Library):
             best_noisy=item.best_noisy,
         )
         # equal code is measured once, as that of its first candidate
+        by_code = dict(self._measured_code.known(item))
         first = {artifacts[index]: index for index in reversed(artifacts)}
-        once = {index: digest for digest, index in first.items()}
-        results = self._measured(contest, dict(sorted(once.items())), context)
-        trials = {trial.index: trial for trial in results["trials"]}
+        once = {index: digest for digest, index in first.items() if digest not in by_code}
+        if once or not artifacts:
+            facts = self._measured(contest, dict(sorted(once.items())), context)
+            new = {once[trial.index]: trial for trial in facts["trials"]}
+            self._measured_code.add(item, new, facts)
+            by_code |= new
+        else:
+            facts = {**self._measured_code.facts(item), "busy_s": 0.0}
         same = [
-            trials[first[digest]].model_copy(update={"index": index})
+            by_code[digest].model_copy(update={"index": index})
             for index, digest in artifacts.items()
         ]
-        return {**results, "trials": tuple(same)}
+        return _with_cause({**facts, "trials": tuple(same)})
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         """Measure the winners of the config's solvers again, interleaved."""
@@ -368,7 +376,7 @@ class CandidateLibrary(Library):
         known_ms = {rival.index: rival.time_ms for rival in item.rivals}
         contest = Contest(jobs, longest_s, self.start_timeout_s, known_ms, budgets=self.budgets)
         artifacts = {rival.index: rival.artifact or "" for rival in item.rivals}
-        found = self._measured(contest, artifacts, context)
+        found = _with_cause(self._measured(contest, artifacts, context))
         params = {rival.index: rival.params for rival in item.rivals}
         trials = [
             trial.model_copy(update={"params": params[trial.index]}) for trial in found["trials"]
@@ -416,8 +424,6 @@ class CandidateLibrary(Library):
             "drift": measured.drift,
             "busy_s": time.monotonic() - clock,
         }
-        if not any(trial.cause is None for trial in measured.trials):
-            facts |= _all_failed(measured.trials, "there was no candidate to measure")
         return facts
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
@@ -442,6 +448,13 @@ class CandidateLibrary(Library):
             "count": asked.candidates,
             "options": asked.model_dump(mode="json", exclude_unset=True),
         }
+
+
+def _with_cause(facts: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a result on a device, with a cause where no trial is good."""
+    if any(trial.cause is None for trial in facts["trials"]):
+        return facts
+    return facts | _all_failed(facts["trials"], "there was no candidate to measure")
 
 
 def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:

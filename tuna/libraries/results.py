@@ -119,7 +119,7 @@ class ResultRecord(NamedTuple):
 class ReportedTime:
     """A time that another program measured and reported; it is not a result."""
 
-    source: str  #: format of the report: `triton`, `tunableop`, `hipblaslt`
+    source: str  #: name of the format of the report, such as `tunableop`
     subject: str  #: layer, or kernel with its key, that was timed, in the source's words
     implementation: str  #: solution or config, in the source's words
     time_ms: float | None  #: time; None: it failed

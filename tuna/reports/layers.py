@@ -76,6 +76,8 @@ class _Facts:
     commands: Mapping[int, str]
     #: params by job id and trial number, where a curve is drawn
     params: Mapping[tuple[int, int], str]
+    #: number of other candidates with the same code, by job id and trial number
+    ties: Mapping[tuple[int, int], int]
     readable: Callable[[str], str]
 
     def winner_ms(self, job_id: int) -> float | None:
@@ -113,6 +115,7 @@ def read_layers(
         searches=_searches(connection, session_id),
         commands=_commands(connection, winners),
         params=_trial_params(connection, session_id, longest, readable),
+        ties=_ties(connection, session_id),
         readable=readable,
     )
     figures = [
@@ -254,6 +257,28 @@ def _trial_params(
     return {(job_id, number): readable(params or "") for job_id, number, params in rows}
 
 
+def _ties(connection: sa.Connection, session_id: int) -> dict[tuple[int, int], int]:
+    """The number of other good candidates of a layer and solver with the same artifact, of trials
+    that have any."""
+    code = Job.config_id, Job.solver_id, TrialRow.artifact
+    counted = (
+        sa.select(
+            TrialRow.job_id,
+            TrialRow.number,
+            sa.func.count().over(partition_by=code).label("equal"),
+        )
+        .join(Job, Job.id == TrialRow.job_id)
+        .where(
+            Job.session_id == session_id,
+            TrialRow.time_ms.is_not(None),
+            TrialRow.artifact.is_not(None),
+        )
+        .subquery()
+    )
+    rows = connection.execute(sa.select(counted).where(counted.c.equal > 1))
+    return {(job_id, number): equal - 1 for job_id, number, equal in rows}
+
+
 def _layer(
     rows: Sequence[Any], facts: _Facts, steps: Steps, count: int, other: OtherTime | None
 ) -> LayerFigures:
@@ -347,6 +372,7 @@ def _solver(rows: Sequence[Any], facts: _Facts, flops: int | None) -> SolverFigu
         trials=sum(search.trials for search in searches),
         failed=sum(search.failed for search in searches),
         early=sum(search.early for search in searches),
+        ties=facts.ties.get((row.id, winner.get("trial_number", -1)), 0),
         rounds=len({job.round for job in rows}) if row.search_id else 0,
         stopped=rows[0].stopped or "",
         params_short=facts.readable(winner.get("params") or ""),

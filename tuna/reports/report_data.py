@@ -104,6 +104,8 @@ class SolverFigures:
     reproduce: str = ""  #: command that repeats the winner's measurement
     points: tuple[CurvePoint, ...] = ()  #: best times of its search
     early: int = 0  #: number of trials that ended early, far slower than the best
+    #: number of other candidates with the winner's code, whose times are ties of its own
+    ties: int = 0
     rounds: int = 0  #: number of rounds of its search; 0: the job does not search
     #: reason of the search's end, or known result that left nothing to do
     stopped: str = ""

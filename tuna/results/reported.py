@@ -22,7 +22,7 @@ from tuna.results.core_tables import reported
 __all__ = ["SOURCES", "Recorded", "ReportedTime", "find", "of_release", "record"]
 
 #: Names of the formats of reports
-SOURCES = ("triton", "tunableop", "hipblaslt")
+SOURCES = ("triton", "tunableop", "hipblaslt", "flashinfer", "vllm-ssu")
 _MAX_CHARS = {"device": 128, "who": 255, "origin": 255}
 _NAMES = (
     *("source", "subject", "implementation", "time_ms", "who", "origin", "device", "versions"),

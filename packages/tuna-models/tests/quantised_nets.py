@@ -51,12 +51,17 @@ class Quantised(Net):
         return self.add("Conv", x, weights, *given, group=group, **pads)
 
 
-def residual(scale: float = 0.04) -> Any:
-    """A block with a shortcut; `scale` is that of the second quantised tensor."""
+def residual(scale: float = 0.04, *, whole: bool = True) -> Any:
+    """A block with a shortcut; `scale` is that of the second quantised tensor. Without `whole`
+    weights are real, and convolutions in fp32."""
     net = Quantised((1, 16, 9, 9), 13)
+
+    def conv(x: str) -> str:
+        return net.quantised_conv(x, 16) if whole else net.conv(x, 16, 16, 3, norm=False)
+
     x = net.rounded("x", 0.03)
-    y = net.rounded(net.relu(net.quantised_conv(x, 16)), scale, 0)
-    y = net.rounded(net.quantised_conv(y, 16), 0.08)
+    y = net.rounded(net.relu(conv(x)), scale, 0)
+    y = net.rounded(conv(y), 0.08)
     y = net.rounded(net.relu(net.add("Add", x, y)), 0.05, 0)
     return net.model(net.rounded(net.add("GlobalAveragePool", y), 0.02, 0))
 

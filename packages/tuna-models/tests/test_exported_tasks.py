@@ -126,7 +126,7 @@ def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     problem = make(task)
     packed = found.inputs(*problem.inputs)
     extents = [array.shape for array in (*packed, found.output(problem.expected))]
-    steps = packing_for(task, "direct", extents)
+    steps = packing_for(task, "direct", [("float32", sizes) for sizes in extents])
     assert steps is not None
     assert len(steps) == len(extents) == 5
     assert steps[3] == steps[4] != steps[0]  # the residual lies as the answer does
@@ -138,4 +138,4 @@ def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     for array, how in zip(packed, steps, strict=False):
         assert how is not None
         assert tuple(how["split"][axis] for axis in how["permuted"]) == array.shape
-    assert packing_for(TaskConfig(name="softmax", body="0" * 64), "", [(1,), (1,)]) is None
+    assert packing_for(TaskConfig(name="softmax", body="0" * 64), "", []) is None

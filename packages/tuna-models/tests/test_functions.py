@@ -13,7 +13,7 @@ from tvm import te, tirx, topi
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.target import codegen
 
-from tuna.libraries.reference import FUNCTIONS
+from tuna.libraries.task_reference import FUNCTIONS
 from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.epilogue import ACTIVATIONS
@@ -193,6 +193,14 @@ def test_exp_becomes_arithmetic_for_fp32_alone() -> None:
     assert "T.exp(" not in str(functions.in_vectors(softmax(2, 8)).script())
     given = te.placeholder((4,), name="X", dtype="float64")
     assert "T.exp(" in str(functions.in_vectors(function([given, topi.exp(given)])).script())
+
+
+def test_rounding_is_in_vectors() -> None:
+    """TVM's vectors have no `nearbyint`: the whole loop would be one of single values."""
+    made = functions.in_vectors(applied(topi.round, 2, 64))
+    assert "llvm.nearbyint" in str(made.script())
+    values = np.resize(np.float32([0.5, 1.5, -0.5, -2.5, 2.4999998, 1e9]), (2, 64))
+    assert np.array_equal(of_odd_values(made, values), np.rint(values))
 
 
 def test_exp_of_truth_values_is_in_vectors() -> None:

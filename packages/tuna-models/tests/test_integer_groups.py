@@ -11,19 +11,19 @@ import pytest
 from quantised_nets import Quantised, dynamic, operators, residual, stem
 
 from tuna.configs import ConvConfig
-from tuna_models import graph, importer, integer_groups, integers, rules, segments
-from tuna_models.integer_groups import Found, IntegerGroup
+from tuna_models import graph, importer, integer_finder, integers, rules, segments
+from tuna_models.integer_groups import IntegerGroup, IntegerGroups
 
 
-def found_in(model: Any, *, additions: bool = True) -> tuple[Found, Mapping[Any, str]]:
+def found_in(model: Any) -> tuple[IntegerGroups, Mapping[Any, str]]:
     """The groups of a model, and the names of its quantised tensors by their variables."""
     module = importer.to_relax(model, "net")
     parts, cuts = segments.split(graph.read(module), module)
-    found = integer_groups.find(parts, 16, lambda task: task, additions=additions)
+    found = integer_finder.find(parts, 16, lambda task: task)
     return found, {found.integers.bases.get(cut.var, cut.var): cut.name for cut in cuts}
 
 
-def steps(found: Found) -> list[str]:
+def steps(found: IntegerGroups) -> list[str]:
     return [" ".join(group.task.epilogue) for group in found.groups]
 
 
@@ -63,7 +63,8 @@ def answer(group: IntegerGroup, x: Any, residual: Any = None) -> Any:
 
 def tensors(model: Any) -> dict[str, Any]:
     """All quantised tensors of the reference, as bytes."""
-    given = np.random.default_rng(3).normal(size=(1, 3, 13, 13)).astype(np.float32)
+    shape = [extent.dim_value for extent in model.graph.input[0].type.tensor_type.shape.dim]
+    given = np.random.default_rng(3).normal(size=shape).astype(np.float32)
     found = rules.of(model, {"x": given}, 1e-3).quantised
     return {
         each.name: each.values.astype(np.int64) + 128 * (each.values.dtype == np.int8)
@@ -71,13 +72,13 @@ def tensors(model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("byte", [np.uint8, np.int8])
-@pytest.mark.parametrize("additions", [True, False])
-def test_arguments_of_each_group_give_the_bytes_of_the_reference(
-    byte: Any, additions: bool
-) -> None:
-    model = stem(byte)
-    found, names = found_in(model, additions=additions)
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [(stem(), 5), (stem(np.int8), 5), (residual(), 2)],
+    ids=["stem", "signed", "residual"],
+)
+def test_arguments_of_each_group_give_the_bytes_of_the_reference(model: Any, groups: int) -> None:
+    found, names = found_in(model)
     right, checked = tensors(model), 0
     for group in found.groups:
         source = _name(found, names, group.input)
@@ -90,10 +91,10 @@ def test_arguments_of_each_group_give_the_bytes_of_the_reference(
         assert np.mean(apart > 0) < 1e-2
         assert len(np.unique(wanted)) > 8
         checked += 1
-    assert checked == 5
+    assert checked == groups
 
 
-def _name(found: Found, names: Mapping[Any, str], var: Any) -> str:
+def _name(found: IntegerGroups, names: Mapping[Any, str], var: Any) -> str:
     """The quantised tensor that a variable stands for; the numbers of one that moves bytes are
     those of the last one it was rounded to."""
     return names[found.integers.bases[var]]
@@ -103,9 +104,9 @@ def test_steps_follow_from_what_stands_behind_a_layer() -> None:
     fused, _ = found_in(residual())
     assert steps(fused) == ["dequantize quantize", "dequantize quantize residual quantize"]
     assert not fused.additions
-    apart, _ = found_in(residual(), additions=False)
+    apart = fused.apart()
     assert steps(apart) == ["dequantize quantize"] * 2
-    assert len(apart.additions) == 1
+    assert apart.additions == [fused.groups[1].addition]
     assert len(fused.taken) == len(apart.taken) + 2  # the real values between
 
 
@@ -157,7 +158,7 @@ def test_layers_that_no_kernel_takes_stay_and_say_why() -> None:
     }
     module = importer.to_relax(residual(), "net")
     parts, _ = segments.split(graph.read(module), module)
-    found = integer_groups.find(parts, 16, lambda _: None)
+    found = integer_finder.find(parts, 16, lambda _: None)
     assert dict(found.reasons) == {"conv2d: no kernel of the target takes it": 2}
 
 

@@ -23,6 +23,7 @@ from tvm import relax, rpc
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.board_session import connect, facts, last_line
 from tuna.libraries.tvm.boards import Tracker
+from tuna.libraries.tvm.large_pages import use_large_pages
 from tuna.libraries.tvm.model_answers import Difference, RightOutput
 from tuna.sandbox import seccomp, self_limits
 from tuna_models import inputs
@@ -95,6 +96,8 @@ def load(path: str, label: str) -> dict[str, Any]:
     with _translated_errors(f"{label} cannot be loaded there", hint=_FOREIGN):
         board.session.upload(data, file)
         machine = relax.VirtualMachine(board.session.load_module(file), board.device)
+    if not board.remote:
+        use_large_pages()
     with _translated_errors(f"{label} has no function {board.function}"):
         count = machine._get_function_arity(board.function)
         names = [

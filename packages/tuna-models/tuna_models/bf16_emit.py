@@ -19,7 +19,7 @@ from tvm import relax
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType
-from tuna_models import block_operators, blocked
+from tuna_models import block_operators, blocked, conversions
 from tuna_models.blocked import BF16, FP32
 from tuna_models.emit import Chosen, Emitter
 from tuna_models.graph import RESHAPES, Graph, Node, constant_of, extents, substitute, variables
@@ -44,13 +44,14 @@ class Bf16Emitter(Emitter):
         super().__init__(graph, groups, kernel, block)
         self._narrow: dict[Any, Any] = {}
         self._narrow_blocks: dict[Any, Any] = {}
+        self._conversions: dict[tuple[int, ...], Any] = {}
         self._results = _results(graph)
 
     def plain(self, var: Any) -> Any:
         """The value in the model's own layout and type."""
         if var not in self._plain and var not in self._blocks:
             if var in self._narrow:
-                self._plain[var] = self._builder.emit(relax.op.astype(self._narrow[var], FP32))
+                self._plain[var] = self._converted(self._narrow[var])
             else:
                 self._plain[var] = self._from_blocks(var, self._narrow_blocks[var], BF16, FP32)
         return super().plain(var)
@@ -59,8 +60,7 @@ class Bf16Emitter(Emitter):
         """The value in blocks of channels, in its own type."""
         if var not in self._blocks:
             if var in self._narrow_blocks:
-                value = relax.op.astype(self._narrow_blocks[var], FP32)
-                self._blocks[var] = self._builder.emit(value)
+                self._blocks[var] = self._converted(self._narrow_blocks[var])
             else:
                 self.plain(var)
         return super().blocks(var)
@@ -99,6 +99,15 @@ class Bf16Emitter(Emitter):
                 extended = blocked.blocked_extents(shape, self._block)
                 self._narrow_blocks[var] = self._call(function, [given], extended, BF16)
         return self._narrow_blocks[var]
+
+    def _converted(self, value: Any) -> Any:
+        """The value in fp32, by a function that its readers can do without."""
+        shape = extents(value)
+        assert shape is not None
+        if shape not in self._conversions:
+            function = conversions.of(shape)
+            self._conversions[shape] = self._builder.add_func(function, "to_fp32")
+        return self._call(self._conversions[shape], [value], shape, FP32)
 
     def _from_blocks(self, var: Any, value: Any, kind: str, found: str) -> Any:
         shape = extents(var)

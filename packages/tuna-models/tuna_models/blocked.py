@@ -18,14 +18,18 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.epilogue import maximum
 
 FP32, BF16 = "float32", "bfloat16"
 _OUT, _SUMS = "out", "sums"
 
 
 def _larger(x: Any, other: Any) -> Any:
-    return maximum(x, other) if str(x.ty).startswith("float") else tirx.max(x, other)
+    """The larger value, NaN if one of them is. TIR's own is the second operand if one is; and it
+    takes for granted that a value equals itself."""
+    own = tirx.max(x, other)
+    if not str(x.ty).startswith("float"):
+        return own
+    return tirx.Select(x <= tirx.const(math.inf, str(x.ty)), own, x)
 
 
 def _least(kind: str) -> Any:

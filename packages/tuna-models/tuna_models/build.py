@@ -33,13 +33,14 @@ from tuna_models import (
     graph,
     groups,
     indices,
-    integer_groups,
+    integer_finder,
     normalisations,
     segments,
 )
 from tuna_models.bf16_emit import Bf16Emitter
 from tuna_models.emit import Chosen, Emitter
 from tuna_models.integer_emit import IntegerEmitter
+from tuna_models.integer_groups import IntegerGroups
 from tuna_models.manifest import Class, Precision
 from tuna_models.segments import Cut, Form
 
@@ -90,11 +91,13 @@ def plan(
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
     block = machine.from_target(target).floats
-    whole_numbers = integer_groups.Found()
+    whole_numbers = IntegerGroups()
     if kernels is not None:
-        whole_numbers = integer_groups.find(parts, block, kernels, additions=form is Form.MODEL)
+        whole_numbers = integer_finder.find(parts, block, kernels)
     if form is Form.MODEL:
         ends = whole_numbers.ends(ends, parts)
+    else:
+        whole_numbers = whole_numbers.apart()
     fp32 = groups.find(parts, block, whole_numbers.taken)
     given = (fp32, kernels or (lambda _: None), block, ends)
     in_bf16 = precision is Precision.BF16 and kernels is not None and not cuts

@@ -35,6 +35,7 @@ from tuna_models.child_answers import (
     LargestError,
     ModelFile,
     Plan,
+    Sentence,
     WrittenAnswers,
 )
 from tuna_models.files import BuildCache, key_of
@@ -246,19 +247,23 @@ class _Draft:
                 apart = self._apart(RIVAL, REFERENCE)
                 doubts = {RIVAL: apart} if apart > self._tolerance else {}
         recorded = build.checks.recorded is not None
+        in_bf16 = build.manifest.precision is Precision.BF16
+        right_ones = [name for name, result in results.items() if result.right]
+        explained = in_bf16 and REFERENCE in results and not right_ones
         checked = Checked(
             {name: "" if result.right else result.fault for name, result in results.items()},
             doubts,
             self._unanswered,
             recorded,
             winograd=build.winograd and _has_winograd(build.manifest),
-            bf16=build.manifest.precision is Precision.BF16,
+            bf16=in_bf16,
+            layers=self._of_layers() if explained else "",
         )
         remark = judge(build.manifest.opset, checked)
         errors = {name: _error(result) for name, result in results.items()}
         if recorded and REFERENCE in errors:
             errors = {"reference on recorded inputs": errors.pop(REFERENCE), **errors}
-        right = next(name for name, result in results.items() if result.right)
+        right = right_ones[0]
         rule = self._rules[right]
         return Verdict(
             measured=results[right],
@@ -297,6 +302,10 @@ class _Draft:
         """Arguments of the child's `answer`."""
         output = str(self._answers(name))
         return {"model": self.model, "given": self.given, "by": by, "output": output}
+
+    def _of_layers(self) -> str:
+        """A sentence on the errors of the layers of a model in bf16."""
+        return self._process.call(Sentence, "layers", model=self.model, given=self.given).sentence
 
     def _apart(self, name: str, expected: str) -> float:
         """The largest error of the answers of a runtime against others."""

@@ -69,6 +69,7 @@ class Checked:
     recorded: bool = False  #: True for inputs of a file, False for random ones
     winograd: bool = False  #: True if Winograd's sums may be the reason
     bf16: bool = False  #: True if the model is computed in bf16, which may be the reason
+    layers: str = ""  #: sentence on the errors of its layers alone, where it is in bf16
 
 
 def judge(opset: str, checked: Checked) -> str:
@@ -115,7 +116,7 @@ def judge(opset: str, checked: Checked) -> str:
             "which agrees with it" if apart is None else f"which differs from it by {apart:.2g}"
         )
         text += f"; by {name}, {between}, {other or 'the model is right'}"
-    raise BadInput(f"{text}.", hint=hint)
+    raise BadInput(" ".join(filter(None, (f"{text}.", checked.layers))), hint=hint)
 
 
 def disagreement(apart: Mapping[str, float], quantised: bool) -> str:

@@ -28,6 +28,7 @@ from tuna_models import (
     inputs,
     precisions,
     program,
+    rounding,
     rules,
     runtimes,
     timing,
@@ -41,6 +42,7 @@ from tuna_models.child_answers import (
     ModelFile,
     Plan,
     ReadModel,
+    Sentence,
     WeightFiles,
     WrittenAnswers,
 )
@@ -239,6 +241,15 @@ def _answer(
 
 
 @refusing
+def layers(model: Mapping[str, Any], given: Mapping[str, Any]) -> Sentence:
+    """Return a sentence on the errors of the layers of a model in bf16, each alone; `given` are
+    arguments of `inputs.values`."""
+    file = ModelFile.model_validate(model)
+    source, arrays = _read(file), inputs.values(**given)
+    return Sentence(sentence=rounding.sentence(source, arrays, file.max_error))
+
+
+@refusing
 def difference(found: str, expected: str) -> LargestError:
     """Return the largest error of the answers in one file against those in another."""
     ours, right = (
@@ -308,6 +319,7 @@ HANDLERS = {
     "begin_answer": begin_answer,
     "answer": answer,
     "difference": difference,
+    "layers": layers,
     "link": link,
     "compare": compare,
 }

@@ -81,6 +81,12 @@ class WrittenAnswers(ChildAnswer):
     quantised: int = 0  #: Number of quantised tensors
 
 
+class Sentence(ChildAnswer):
+    """A sentence for the user."""
+
+    sentence: str
+
+
 class LargestError(ChildAnswer):
     """Largest error of answers against others, relative to the largest magnitude."""
 

@@ -1,8 +1,8 @@
 """Reads bfloat16 in the functions that compute in fp32, instead of converting whole tensors before.
 Imports TVM.
 
-TVM fuses a conversion into operators on single values, but not into softmax, normalisations and
-what has several readers.
+TVM itself fuses a conversion into operators on single values, but not into softmax, normalisations
+and several readers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.ir import TensorLoad, TensorRegion
 
-from tuna_models.blocked import BF16, FP32
+from tuna.libraries.tvm.kernels import stages
+from tuna_models.blocked import BF16, FP32, opaque
+
+
+def of(shape: tuple[int, ...]) -> Any:
+    """A function that converts a tensor from bfloat16 to fp32, and that TVM fuses with nothing."""
+    x = te.placeholder(shape, BF16, "X")
+    y = te.compute(shape, lambda *at: tirx.Cast(FP32, x[at]), name="Y")
+    return opaque(stages.module_of([x, y])["main"])
 
 
 def absorbed(module: tvm.IRModule, own: Set[str]) -> tvm.IRModule:
@@ -27,11 +35,13 @@ def absorbed(module: tvm.IRModule, own: Set[str]) -> tvm.IRModule:
 
     def replaced(binding: Any) -> Any:
         value, called = binding.value, _called(binding.value)
-        if called is None or str(called.name_hint) in own:
+        if called is None:
             return binding
         given = list(value.args[1].fields)
         if _converts(module[called]):
             sources[binding.var] = given[0]
+            return binding
+        if str(called.name_hint) in own:
             return binding
         places = tuple(place for place, arg in enumerate(given) if arg in sources)
         if not places:
@@ -98,6 +108,6 @@ def _rewritten(body: Any, old: Any, new: Any) -> Any:
         return tirx.Cast(FP32, tirx.BufferLoad(new, found.indices))
 
     def region(found: Any) -> Any:
-        return TensorRegion(new, found.region) if found.source.same_as(old) else found
+        return tirx.BufferRegion(new, found.region) if found.source.same_as(old) else found
 
     return tvm_ffi.structural_map(body, [(TensorLoad, load), (TensorRegion, region)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,9 +138,8 @@ class Emitter:
         if var not in self._blocks:
             shape = extents(var)
             assert shape is not None
-            function = self._add(
-                ("block", shape), lambda: blocked.to_blocks(shape, self._block), "to_blocks"
-            )
+            make = partial(blocked.to_blocks, shape, self._block)
+            function = self._add(("block", shape), make, "to_blocks")
             extended = blocked.blocked_extents(shape, self._block)
             self._blocks[var] = self._call(function, [self._plain[var]], extended)
         return self._blocks[var]
@@ -170,9 +170,8 @@ class Emitter:
             self._operator(node)
 
     def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
-        function = self._add(
-            group.task.key, lambda: chosen.function, name_of(group.task), group.task
-        )
+        task = group.task
+        function = self._add(task.key, lambda: chosen.function, name_of(task), task)
         kind = Epilogue(tuple(group.epilogue)).answer_type(TYPES[group.core.data_type])
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)
@@ -189,12 +188,11 @@ class Emitter:
         self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
 
     def _kernel_blocks(self, group: FusionGroup, var: Any) -> Any:
-        """A value in blocks of channels, of the type that the kernel of a group reads."""
+        """A value in blocks of channels, as the kernel of a group reads it."""
         return self.blocks(var)
 
     def _kernel_plain(self, group: FusionGroup, leaf: Any) -> Any:
-        """A variable or constant in the model's layout, of the type that the kernel of a group
-        reads."""
+        """A variable or constant in the model's layout, as the kernel of a group reads it."""
         return self._leaf(leaf)
 
     def _keep(self, group: FusionGroup, value: Any, kind: str) -> None:
@@ -216,14 +214,10 @@ class Emitter:
         """A copy of a window of a group's input, in blocks or an image."""
         shape, var = extents(group.input), group.input
         assert shape is not None
-        function = self._add(
-            ("window", shape, window, image),
-            lambda: blocked.window(shape, self._block, window, image=image),
-            "window",
-        )
-        return self._call(
-            function, [self.blocks(var) if window.blocked else self.plain(var)], found
-        )
+        make = partial(blocked.window, shape, self._block, window, image=image)
+        function = self._add(("window", shape, window, image), make, "window")
+        source = self.blocks(var) if window.blocked else self.plain(var)
+        return self._call(function, [source], found)
 
     def _product_call(
         self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna.configs import ConvConfig, TaskConfig
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna_models import block_operators, blocked, byte_functions
 from tuna_models.emit import IMAGES, Chosen, Emitter, name_of
 from tuna_models.graph import RESHAPES, Graph, Node, extents
 from tuna_models.groups import FusionGroup
-from tuna_models.integer_groups import Addition, Found, IntegerGroup
+from tuna_models.integer_groups import Addition, IntegerGroup, IntegerGroups
 from tuna_models.segments import Cut
 
 _BYTES = "uint8"
@@ -32,7 +32,7 @@ class IntegerEmitter(Emitter):
     def __init__(
         self,
         graph: Graph,
-        found: Found,
+        found: IntegerGroups,
         groups: list[FusionGroup],
         kernel: Callable[[TaskConfig], Chosen | None],
         block: int,
@@ -166,28 +166,23 @@ class IntegerEmitter(Emitter):
         chosen = self._kernel(group.task)
         assert chosen is not None
         assert chosen.pack is not None
-        task, convolution = group.task, isinstance(group.core, ConvConfig)
+        task, shape = group.task, extents(group.answer)
+        assert shape is not None
         function = self._add(task.key, lambda: chosen.function, name_of(task), task)
         given = [self._byte_input(group, chosen), relax.const(chosen.pack(group.weights))]
         given += self._factors(group)
         if group.has_scalars:
             given.append(relax.const(group.scalars()))
-        if group.addition is not None:
-            second = group.addition.second
-            given.append(self.byte_blocks(second) if convolution else self.bytes(second))
-        if group.residual is not None:
-            other = group.residual
-            given.append(self.blocks(other) if convolution else self.plain(other))
         kind = _BYTES if group.rounded else "float32"
-        shape = extents(group.answer)
-        assert shape is not None
-        if not convolution:
-            rows = tuple(group.core.stored_shapes["c"])
-            if group.addition is not None or group.residual is not None:
-                given[-1] = self._shaped(given[-1], rows)
+        convolution = isinstance(group.core, ConvConfig)
+        other = self._other(group, in_blocks=convolution)
+        if isinstance(group.core, GemmConfig):
+            rows = group.core.stored_shapes["c"]
+            given += [] if other is None else [self._shaped(other, rows)]
             value = self._shaped(self._call(function, given, rows, kind), shape)
         else:
             assert chosen.shape is not None
+            given += [] if other is None else [other]
             value = self._call(function, given, chosen.shape.native_output(), kind)
         if group.rounded is None:
             (self._blocks if convolution else self._plain)[group.answer] = value
@@ -196,8 +191,17 @@ class IntegerEmitter(Emitter):
         (self._byte_blocks if convolution else self._bytes)[group.answer] = value
         self._derive(group.answer)
 
+    def _other(self, group: IntegerGroup, *, in_blocks: bool) -> Any:
+        """What is added to the answer, if anything: bytes or fp32."""
+        if group.addition is not None:
+            second = group.addition.second
+            return self.byte_blocks(second) if in_blocks else self.bytes(second)
+        if group.residual is None:
+            return None
+        return self.blocks(group.residual) if in_blocks else self.plain(group.residual)
+
     def _byte_input(self, group: IntegerGroup, chosen: Chosen) -> Any:
-        if not isinstance(group.core, ConvConfig):
+        if isinstance(group.core, GemmConfig):
             return self._shaped(self.bytes(group.input), group.core.stored_shapes["a"])
         assert chosen.shape is not None
         sizes, window = chosen.shape.native_input(), group.window

@@ -38,10 +38,10 @@ def _is_known(node: Any) -> bool:
     return not attributes.get("channels_last") and factor == 1.0
 
 
-def _dequantised(prefix: str, given: Sequence[str], **attributes: int) -> tuple[str, list[Any]]:
+def _dequantised(prefix: str, given: Sequence[str], axis: int = 1) -> tuple[str, list[Any]]:
     """The name of real values, and the operator that makes them."""
     name = f"{prefix}/{given[0]}"
-    return name, [helper.make_node("DequantizeLinear", list(given), [name], **attributes)]
+    return name, [helper.make_node("DequantizeLinear", list(given), [name], axis=axis)]
 
 
 def _of(operator: str, tensors: int) -> Callable[[Any], list[Any]]:

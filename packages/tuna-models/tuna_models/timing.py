@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tuna.libraries.tvm.large_pages import use_large_pages
 from tuna.libraries.tvm.whole_models import arrays_of
 from tuna_models import runtimes
 from tuna_models.child_answers import Contenders
@@ -40,6 +41,7 @@ def compare(
     to the largest magnitude of an output, on these `inputs`. All use this number of `threads`.
     """
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    use_large_pages()
     tensors = [tvm.runtime.tensor(array) for array in inputs.values()]
     ours = arrays_of(machine["main"](*tensors))
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*tensors)}

@@ -49,6 +49,18 @@ CASES: list[tuple[str, str, Config]] = [
 ]
 
 
+def test_options_of_amd_that_change_no_code_give_equal_artifacts() -> None:
+    from tuna_triton import builder
+
+    job = KernelJob(GemmConfig(512, 512, 512, data_type=BF16), "TritonGemm", target="gfx942")
+    tile = dict(zip(AXES, (64, 64, 32, 8, 4, 2), strict=True)) | {"kpack": 1, "waves_per_eu": 0}
+    automatic, small, large = (
+        builder.artifact(DESCRIPTIONS["TritonGemm"], job, {**tile, "matrix_instr_nonkdim": size})
+        for size in (0, 16, 32)
+    )
+    assert automatic.to_bytes() == large.to_bytes() != small.to_bytes()
+
+
 @pytest.mark.parametrize(
     ("arch", "solver", "config"), CASES, ids=[f"{a}-{s}-{n}" for n, (a, s, _) in enumerate(CASES)]
 )

@@ -30,6 +30,8 @@ from tuna_triton.exporters import (
     VllmMoeExporter,
     WinnersExporter,
 )
+from tuna_triton.flashinfer_files import FlashInferFile, FlashInferStore
+from tuna_triton.state_update_forms import StateUpdateFolder, StateUpdateTimes
 from tuna_triton.tiles import AXES, TARGETS
 from tuna_triton.triton_kernel import TritonKernelConfig
 
@@ -58,6 +60,10 @@ class TritonLibrary(SearchingLibrary, CrossCompiling):
         SglangMoeExporter(),
         BlockFp8Exporter(),
         WinnersExporter(),
+        StateUpdateFolder(),
+        StateUpdateTimes(),
+        FlashInferFile(),
+        FlashInferStore(),
     )
     builder = "tuna_triton.builder:TritonBuilder"
     loader = "tuna_triton.driver:Cuda"

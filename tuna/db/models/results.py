@@ -207,7 +207,7 @@ class Reported(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     #: SHA-256 of source, subject, implementation, device and versions
     digest: Mapped[str] = text(64, unique=True)
-    source: Mapped[str] = text(16)  #: format of the report: triton, tunableop, hipblaslt
+    source: Mapped[str] = text(16)  #: name of the format of the report, such as tunableop
     #: text that names what was timed, in the words of that format
     subject: Mapped[str] = mapped_column(LongText)
     #: key of the layer, which need not be stored; NULL: the subject names none

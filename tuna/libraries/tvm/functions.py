@@ -66,7 +66,8 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
 
 def in_vectors(function: Any) -> Any:
     """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call
-    for each value, truth values as a choice, and NaN and infinite values in maxima and minima.
+    for each value, rounding as one instruction, truth values as a choice, and NaN and infinite
+    values in maxima and minima.
 
     The larger of two floats is NaN if one is. A maximum over an axis may leave NaN out: to keep it
     takes up to four times as long. Functions deep inside of others' arguments stay calls.
@@ -80,6 +81,8 @@ def in_vectors(function: Any) -> Any:
             reductions.append((first, store.buffer))
 
     def replaced(call: Any) -> Any:
+        if _name(call) == "tirx.nearbyint":
+            return epilogue.nearest(call.args[0])
         arithmetic = _IN_VECTORS.get(_name(call)) if str(call.ty) == "float32" else None
         if arithmetic is None:
             return call

@@ -250,7 +250,7 @@ class TvmLoader(Loader):
         takes a second."""
         digest = hashlib.blake2b()
         for array in given:
-            digest.update(np.ascontiguousarray(array).data)
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         key = problem, digest.digest()
         found = self._packed.pop(key, None)
         self._packed[key] = found = problem.inputs(*given) if found is None else found

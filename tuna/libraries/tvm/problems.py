@@ -29,7 +29,9 @@ from tuna.libraries.tvm.kernels.families import (
     Family,
     Steps,
     extents_of,
+    is_signed_batch,
     packing_of,
+    parts_of,
 )
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
@@ -110,8 +112,12 @@ class FamilyProblem:
     def inputs(self, *given: Any) -> list[Any]:
         """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
         its epilogue adds."""
-        x, w, *added = zip(given, self.packing(), strict=False)
-        return [packed(*x), self.packed_weights(w[0]), *(packed(*each) for each in added)]
+        steps, arrays = self.packing()[:-1], list(given)
+        for place, own in enumerate(steps):
+            if own is not None and "of" in own:
+                arrays.insert(place, given[own["of"]])
+        (x, w, *added), (first, _, *others) = arrays, steps
+        return [packed(x, first), self.packed_weights(w), *map(packed, added, others)]
 
     def packed_weights(self, weights: Any) -> Any:
         """The kernel's weights (GEMM: B) from the config's, or from those in fp32."""
@@ -121,9 +127,8 @@ class FamilyProblem:
         return packed(weights, steps)
 
     def output(self, y: Any) -> Any:
-        """The kernel's output, full of NaN as the config's `y` is."""
-        steps = self.packing()[-1]
-        return y if steps is None else np.full(extents_of(steps), np.nan, y.dtype)
+        """The kernel's output, of what no kernel writes by chance as the config's `y` is."""
+        return packed(y, self.packing()[-1])
 
     def answer(self, found: Any) -> Any:
         """The config's answer from the kernel's; lanes that fill the last block up are no part of
@@ -153,11 +158,11 @@ def of(job: KernelJob) -> FamilyProblem | None:
 def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyProblem | None:
     """The problem of a layer or task for the family of that name, None where it cannot take it. A
     task has its own mode."""
-    epilogue, core = NOTHING, config
+    epilogue, core = Epilogue(parts_of(config)), config
     if isinstance(config, TaskConfig) and config.core is not None:
-        core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
+        core, mode = config.core, Mode(config.layouts)
     if isinstance(core, GemmConfig) and family == GEMM.name:
-        if core.data_type not in TYPES:
+        if core.data_type not in TYPES or is_signed_batch(config):
             return None
         types, cpu = TYPES[core.data_type], machine.from_target(target)
         return FamilyProblem(core, GEMM, Product(core, mode, cpu, epilogue, types))
@@ -251,7 +256,9 @@ def packed(array: Any, steps: Steps | None) -> Any:
         split = array.reshape(groups, k // groups, c, *taps)
         array = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
         array = array.reshape(groups * c, k // groups, *taps)
-    filled = np.zeros(steps["filled"], array.dtype)
+    if "summed" in steps:
+        array = array.reshape(len(array), -1).sum(axis=1, dtype=np.int32) * steps["summed"]
+    filled = np.zeros(steps.get("filled", array.shape), array.dtype)
     groups, merged = steps.get("groups", (1, 1))
     rows = len(array) // groups
     for group in range(groups):
@@ -263,7 +270,10 @@ def packed(array: Any, steps: Steps | None) -> Any:
         filled[(own, *others)] = array[own]
     if "transform" in steps:
         return _transformed(filled, steps)
-    found = filled.reshape(steps["split"]).transpose(steps["permuted"])
+    found = filled.reshape(steps.get("split", filled.shape))
+    found = found.transpose(steps.get("permuted", range(found.ndim)))
+    if "offset" in steps:
+        return np.add(found, steps["offset"], dtype=np.int16).astype(np.uint8)
     if "word" not in steps:
         return np.ascontiguousarray(found)
     return np.ascontiguousarray(found, np_type(steps["word"])).view(np.int32)[..., 0]
@@ -280,4 +290,4 @@ def _transformed(filled: Any, steps: Steps) -> Any:
     for first in range(0, taps.shape[1], _TRANSFORMED):
         part = slice(first, first + _TRANSFORMED)
         found[:, part] = both @ taps[:, part].astype(np.float64)
-    return found.reshape(extents_of(steps))
+    return found.reshape(extents_of(steps)).astype(steps.get("type", "float32"), copy=False)

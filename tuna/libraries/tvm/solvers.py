@@ -22,7 +22,7 @@ from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
 from tuna.libraries.tvm.kernels import shape
-from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family
+from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family, is_signed_batch
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import BASELINE, kind_text
 
@@ -62,15 +62,19 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
     """The solvers for `config`, compiled for `target` (the JSON text of a session's), under a
     session's conditions.
 
-    MetaSchedule's space is searched only where no family of kernels covers the layer.
+    MetaSchedule's space is searched only where no family of kernels covers the layer on every CPU:
+    sums of words need an instruction.
     """
     if isinstance(config, TaskConfig):
         return _applicable_to_task(config, target, conditions)
     if isinstance(config, WholeModelConfig):
         return [MODEL.name] if config.target == target else []
     mode, cpu = mode_of(conditions), _is_cpu(target)
-    names = _names(TILED, config, mode, conditions) if cpu else []
-    names = names or _names(SEARCHED, config, mode, conditions)
+    kind = config.data_type if isinstance(config, ConvConfig | GemmConfig) else None
+    tiled = cpu and not is_signed_batch(config)
+    names = _names(TILED, config, mode, conditions) if tiled else []
+    if not names or kind is not DataType.FP32:
+        names = [*names, *_names(SEARCHED, config, mode, conditions)]
     return [*names, UNTUNED.name] if cpu and UNTUNED.applies(config, mode) else names
 
 
@@ -139,6 +143,8 @@ def error_bound(solver: str, config: Config) -> float:
         if config.epilogue and config.epilogue[-1] in CASTS:
             return math.inf  # the answer's type has fewer digits; the reference's tolerance holds
         config = config.core
+    if isinstance(config, ConvConfig | GemmConfig) and config.data_type is not DataType.FP32:
+        return math.inf
     if isinstance(config, GemmConfig):
         terms = config.k
     elif isinstance(config, ConvConfig):
@@ -170,7 +176,11 @@ def _applies(family: Family) -> Callable[[Config, Mode], bool]:
         return family.applies
 
     def applies(config: Config, mode: Mode) -> bool:
-        return shape.supported(config) and all(
+        if not shape.supported(config) or config.data_type not in family.data_types:
+            return False
+        if config.data_type is not DataType.FP32 and mode is Mode.LAYER:
+            return False
+        return all(
             sizes.direction is family.direction and family.applies(sizes, mode)
             for sizes in (shape.of(config, width) for width in WIDTHS)
         )

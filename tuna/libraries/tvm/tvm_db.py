@@ -371,8 +371,7 @@ def _packing(driver: str, family: str, record: TunedRecord) -> list[dict[str, An
     """Return the packing of the kernel's tensors; None for a solver that takes the layer's own."""
     if not family:
         return None
-    arguments = json.loads(record.schedule)[3]
-    return packing_for(read_one(driver), family, [extents for *_, extents in arguments])
+    return packing_for(read_one(driver), family, json.loads(record.schedule)[3])
 
 
 def _winners(source: ResultSource, tally: ExportTally) -> Iterator[tuple[Any, ...]]:

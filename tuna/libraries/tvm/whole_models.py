@@ -39,6 +39,7 @@ from tuna.common.files import gunzip
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.tvm import toolchain
+from tuna.libraries.tvm.large_pages import use_large_pages
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
 from tuna.libraries.tvm.object_files import compile_all
 
@@ -225,6 +226,7 @@ class LocalModelKernel(ModelKernel):
         program = tvm.get_global_func("relax.ExecutableLoadFromFile")(job.files["program"])
         program.import_module(tvm.runtime.load_module(str(extract_library(built))))
         self._machine = relax.VirtualMachine(program, tvm.cpu())
+        use_large_pages()
         self._found: Any = ()
 
     def sent(self, array: Any) -> Any:

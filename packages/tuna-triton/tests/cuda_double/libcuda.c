@@ -19,7 +19,8 @@
  *   code=1234-89abcdef   of the file: bytes and CRC-32 of the image that has the kernel, where one
  *                        script does not serve all of that name (see named_kernels.h)
  * Files beside this library: `lost`: the device does not answer; `needs`: see has_needs; `mhz`: its clock; `reasons`: why it is
- * slow, as NVML numbers it. FAKE_CUDA_LOG: a file to which calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
+ * slow, as NVML numbers it; `real_time`: who waits for the device waits as long as it would work,
+ * so that a program's own clock sees what it would beside a device. FAKE_CUDA_LOG: a file to which calls are added, one in a line. FAKE_CUDA_MEMORY: bytes of the device. FAKE_NVML_DEVICES: how
  * many devices NVML knows; their UUIDs differ in the last digit.
  */
 #define _GNU_SOURCE
@@ -32,6 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef unsigned long long address;
@@ -65,7 +67,7 @@ typedef struct {
 
 static struct { address start; size_t size; } blocks[MAX_BLOCKS];
 static int block_count, sticky, capturing;
-static double clock_us;
+static double clock_us, busy_until_us;
 static graph captured;
 static unsigned noise = 12345;
 
@@ -97,6 +99,26 @@ static int is_lost(void) {
   char path[4200];
   snprintf(path, sizeof path, "%s/lost", folder());
   return access(path, F_OK) == 0;
+}
+
+static double now_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
+}
+
+/* Let the device work for so long after what it has to do already. */
+static void advance(double us) {
+  double now = now_us();
+  clock_us += us;
+  busy_until_us = (busy_until_us > now ? busy_until_us : now) + us;
+}
+
+static void wait_for_device(void) {
+  char path[4200];
+  snprintf(path, sizeof path, "%s/real_time", folder());
+  if (access(path, F_OK)) return;
+  for (double left; (left = busy_until_us - now_us()) > 0;) usleep(left < 5e5 ? (useconds_t)left + 1 : 500000);
 }
 
 static int fault(void) { return sticky ? sticky : is_lost() ? 46 : 0; }
@@ -242,16 +264,16 @@ static int execute(op *one, int computes) {
     if (!one->is_copy) memset((void *)one->target, one->byte, one->size);
     else if (left_at(one->source) < one->size) return 700;
     else memmove((void *)one->target, (void *)one->source, one->size);
-    clock_us += one->size * 1e6 / 3e12;
+    advance(one->size * 1e6 / 3e12);
     return 0;
   }
   const char *script = one->of->script;
   ++one->of->runs;
   noise = noise * 1103515245u + 12345u;
   double part = (noise >> 16 & 0x7fff) / 32768.0;
-  clock_us += number(script, "time_us", 10) * (1 + number(script, "spread", 0) * part) +
-              number(script, "slower_us", 0) * one->of->loaded_before +
-              number(script, "block_us", 0) * one->grid;
+  advance(number(script, "time_us", 10) * (1 + number(script, "spread", 0) * part) +
+          number(script, "slower_us", 0) * one->of->loaded_before +
+          number(script, "block_us", 0) * one->grid);
   if (one->of->runs == (int)number(script, "hang", 0)) for (;;) pause();
   int error = (int)number(script, "error", 0);
   if (error && one->of->runs >= (int)number(script, "at", 1)) return error;
@@ -288,6 +310,8 @@ int cuInit(unsigned flags) {
   log_line("cuInit");
   return is_lost() ? 100 : has_needs() ? 0 : 304;
 }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   snprintf(name, size, "NVIDIA Fake H100 80GB HBM3");
@@ -306,13 +330,20 @@ static size_t memory(void) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { CHECK; *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { CHECK; return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxGetDevice(int *device) { *device = 0; return 0; }
 int cuCtxSetLimit(int limit, size_t value) { CHECK; return 0; }
 int cuCtxGetLimit(size_t *value, int limit) { CHECK; *value = 0; return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { CHECK; *stream = (void *)2; return 0; }
-int cuStreamSynchronize(void *stream) { return capturing ? 900 : fault(); }
+int cuStreamSynchronize(void *stream) {
+  if (!capturing) wait_for_device();
+  return capturing ? 900 : fault();
+}
 int cuEventCreate(double **event, unsigned flags) { CHECK; *event = calloc(1, sizeof(double)); return 0; }
 int cuEventRecord(double *event, void *stream) { CHECK; *event = clock_us; return 0; }
-int cuEventSynchronize(double *event) { return fault(); }
+int cuEventSynchronize(double *event) {
+  wait_for_device();
+  return fault();
+}
 int cuEventElapsedTime(float *ms, double *start, double *end) {
   CHECK;
   *ms = (float)((*end - *start) / 1e3);
@@ -429,10 +460,9 @@ int cuFuncGetAttribute(int *value, int attribute, kernel *of) {
 }
 int cuFuncSetAttribute(kernel *of, int attribute, int value) {
   CHECK;
-  if (attribute == 8) {
-    if (value + (int)number(of->script, "static_shared", 0) > 232448) return 1;
-    of->dynamic_shared = value;
-  }
+  if (attribute != 8) return 1; /* as of a driver without the mode that Triton 3.8 tries first */
+  if (value + (int)number(of->script, "static_shared", 0) > 232448) return 1;
+  of->dynamic_shared = value;
   log_line("cuFuncSetAttribute %s %d %d", of->name, attribute, value);
   return 0;
 }

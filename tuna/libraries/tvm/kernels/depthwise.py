@@ -187,7 +187,7 @@ def _padded_copy(x: Any, layer: Layer, scalars: Any) -> Any:
     extent = high, wide + max(0, 4 * shape.tap_words - shape.filter[1])
     (ph, pw), many = shape.pad, shape.out_channels // shape.groups
     last = shape.in_layout.endswith("C")
-    fill = tirx.const(0, kind) if scalars is None else scalars[0].astype(kind)
+    fill = stages.padding_of(layer, scalars, kind)
 
     def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
         conditions = stages.inside(shape, (h, w), shape.pad, extent)

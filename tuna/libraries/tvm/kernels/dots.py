@@ -107,10 +107,10 @@ def takes_taps(types: Types, machine: Machine) -> bool:
     return types.data_type is DataType.INT8 and "vnni" in machine.words
 
 
-def product(kind: str, x: Any, w: Any) -> Any:
+def product(kind: str, x: Any, w: Any, inside: Any = None) -> Any:
     """The products of a word of which `x` is the first value, and of the word `w`, added, as type
-    `kind`; for one lane."""
-    return tirx.call_pure_extern(kind, _PRODUCT, x, w)
+    `kind`; for one lane. Left out where they are not `inside`."""
+    return tirx.call_pure_extern(kind, _PRODUCT, x, w, *([] if inside is None else [inside]))
 
 
 def copied(value: Any, types: Types, words: Words) -> Any:
@@ -153,7 +153,7 @@ def in_vectors(function: Any, name: str, words: Words | None, lanes: int, axis: 
 def _vector_block(block: Any, words: Words | None, lanes: int, axis: int) -> Any:
     """The block of all lanes."""
     found, call = block.body.value.a, block.body.value.b
-    _, x, w = call.args
+    _, x, w, *inside = call.args
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
     all_lanes = tirx.Ramp(zero, one, lanes)
     at = [*found.indices[:-1], all_lanes]
@@ -170,6 +170,8 @@ def _vector_block(block: Any, words: Words | None, lanes: int, axis: int) -> Any
         total = words.call(sums, tirx.Broadcast(shared, lanes), weights, lanes)
         imported = words.imported
     body: Any = tirx.BufferStore(found.source, total, at)
+    if inside:
+        body = tirx.IfThenElse(inside[0], body, None)
     if imported:
         body = tirx.AttrStmt(zero, "pragma_import_llvm", imported, body)
     nothing = tirx.Broadcast(tirx.const(0, block.init.value.ty.dtype), lanes)

@@ -32,7 +32,7 @@ from tuna.configs.task import (
     SILU,
     TANH,
 )
-from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS
+from tuna.libraries.tvm.kernels.families import COMPENSATION, FACTOR, OFFSET, SCALARS
 from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
@@ -85,7 +85,8 @@ class Epilogue:
         if last in CASTS:
             return CASTS[last]
         if types is INT8:
-            return "uint8" if last == QUANTIZE else "float32" if self.parts else types.sums
+            real = DEQUANTIZE in self.parts
+            return "uint8" if last == QUANTIZE else "float32" if real else types.sums
         return types.input
 
     def residual_type(self, types: Types) -> str:
@@ -106,15 +107,15 @@ class Epilogue:
                 found, whole = tirx.min(tirx.max(found, low), high), True
                 if place == len(self.parts) - 1:
                     return _byte(found, zero)
-                found = tirx.nearbyint(found)
+                found = nearest(found)
             elif part == RESIDUAL and whole:
                 factor, other_factor, offset = (next(scalars) for _ in range(3))
                 other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
                 found = _fused(found, factor, other)
             elif part == RESIDUAL:
                 found = found + in_fp32(given(RESIDUAL))
-            elif part == BIAS:
-                found = found + given(BIAS)
+            elif part in (BIAS, COMPENSATION):
+                found = found + given(part)
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
         return rounded(found, self.answer_type(types))
@@ -174,6 +175,11 @@ def _extreme(x: Any, other: Any, plain: Callable[..., Any], intrinsic: str) -> A
     if isinstance(other, tirx.FloatImm):
         return plain(other, x)  # one instruction, and the second operand where a comparison fails
     return tirx.call_llvm_pure_intrin(str(x.ty), intrinsic, x, other)
+
+
+def nearest(x: Any) -> Any:
+    """The nearest whole number, a tie to the even one: TIR's own `nearbyint` makes no vectors."""
+    return tirx.call_llvm_pure_intrin(str(x.ty), "llvm.nearbyint", x)
 
 
 def exp(x: Any) -> Any:

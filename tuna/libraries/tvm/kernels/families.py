@@ -15,8 +15,15 @@ something:
                             number
     transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
     split      extents      reshape
-    permuted   axes         transpose to this order; the result is contiguous, in fp32
+    permuted   axes         transpose to this order; the result is contiguous, weights in fp32
+    type       type         ... or in this type
     word       type         ... or in this type, the last axis as one word of 32 bits
+    offset     number       ... or plus this number, as unsigned bytes
+
+An argument that the layer does not have is made of one that it has:
+
+    of         place        the argument that it is made of
+    summed     factor       after `order`, the sums over all axes but the first, times the factor
 
 The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
 of the layer, to `order`.
@@ -24,6 +31,7 @@ of the layer, to `order`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -48,6 +56,11 @@ DIRECT_ERROR = 1e-5
 
 #: Arguments of a kernel that an epilogue has besides bias and residual (`added_arguments`)
 FACTOR, OFFSET, SCALARS = "factor", "offset", "scalars"
+#: The epilogue of a layer of signed bytes that is no task, and its argument: the input is stored
+#: with `SIGN` added, and what this adds to a sum, `SIGN` times the weights' sum, is subtracted
+COMPENSATION, SIGN = "compensation", 128
+#: Types of words of weights of a layer, by CPU: without an instruction for bfloat16 there are none
+_WORD_TYPES = {DataType.BF16: ("bfloat16", ""), DataType.INT8: ("int8", "int16")}
 #: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
 #: Steps that pack a tensor
@@ -109,12 +122,12 @@ class Family:
 
     def packed_taps(self, shape: ConvShape) -> int:
         """Number of values that the taps of one input and output channel become."""
-        return (self.outputs + TAPS - 1) ** 2 if self.outputs else math.prod(shape.filter)
+        return (self.outputs + TAPS - 1) ** 2 if self.outputs else math.prod(shape.taps)
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
-    """Any convolution whose channels are whole words."""
-    return shape.in_block % shape.word == 0
+    """Any convolution whose channels, or an image's taps, are whole words."""
+    return shape.row_words > 0 or shape.in_block % shape.word == 0
 
 
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
@@ -154,12 +167,34 @@ def _gemm(config: Config, mode: Mode) -> bool:
     return config.is_plain and (config.data_type is not DataType.INT8 or mode is Mode.NATIVE)
 
 
+def parts_of(config: Config) -> tuple[str, ...]:
+    """Return the parts of the epilogue of a layer's or task's kernel."""
+    if isinstance(config, TaskConfig):
+        return config.epilogue
+    signed = isinstance(config, ConvConfig | GemmConfig) and config.data_type is DataType.INT8
+    return (COMPENSATION,) if signed else ()
+
+
+def is_signed_batch(config: Config) -> bool:
+    """Whether it is a batch of products of signed bytes, which no kernel takes: each product would
+    have sums of weights of its own."""
+    return parts_of(config) == (COMPENSATION,) and getattr(config, "batch_count", 1) > 1
+
+
 def _pack_direct(shape: ConvShape) -> Steps:
     """The order in which a tile reads weights: the blocks that share a line side by side."""
     if shape.word == 1:
         split = [*_paired(shape), *shape.filter]
         return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
     *blocks, _ = _paired(shape)
+    if shape.row_words:
+        rows, words = shape.taps
+        return {
+            "filled": [shape.out_blocks * shape.block, shape.in_channels, rows, words * shape.word],
+            "split": [*blocks, 1, rows, words, shape.word],
+            "permuted": [0, 3, 6, 5, 4, 1, 2, 7],
+            "word": shape.word_type,
+        }
     split = [*blocks, shape.in_words, shape.word, *shape.filter]
     return _filled(shape) | {
         "split": split,
@@ -200,11 +235,18 @@ def _pack_pointwise(shape: ConvShape) -> Steps:
     }
 
 
+def transformed_type(shape: ConvShape, outputs: int) -> str:
+    """Type of Winograd's weights: for layers in bf16 half of fp32's bytes and still 8 times as
+    exact as the layer's, but for F(6, 3), which multiplies errors by more than that."""
+    return "float16" if shape.word_type == "bfloat16" and outputs < 6 else "float32"
+
+
 def _pack_winograd(shape: ConvShape, outputs: int) -> Steps:
-    size = outputs + TAPS - 1
+    size, kind = outputs + TAPS - 1, transformed_type(shape, outputs)
     matrix = transforms(outputs, TAPS).filter
     return _filled(shape) | {
         "transform": [[float(value) for value in row] for row in matrix],
+        **({} if kind == "float32" else {"type": kind}),
         "split": [size, size, *_paired(shape)],
         "permuted": [0, 1, 2, 5, 6, 3, 4],
     }
@@ -291,9 +333,14 @@ def packing_of(
     The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
     """
     native = mode is Mode.NATIVE
-    inputs, weights, bias, answer = None, None, None, None
+    inputs: Steps | None = None
+    weights: Steps | None = None
+    bias: Steps | None = None
+    answer: Steps | None = None
+    summed: Steps = {"of": 1, "summed": -SIGN}
     if isinstance(core, GemmConfig):
         weights = _panels(core, width, word_type) if native else None
+        summed |= {} if core.trans_b else {"order": [1, 0]}
     elif isinstance(core, ConvConfig) and family.packing is not None:
         sizes = shapes.of(core, width, word_type)
         order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
@@ -304,13 +351,24 @@ def packing_of(
             inputs = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
             bias = channels_in_blocks(sizes.out_blocks, width)
             answer = in_blocks(sizes.native_output(), core.in_layout)
-    steps = {BIAS: bias, FACTOR: bias, OFFSET: bias, RESIDUAL: answer, SCALARS: None}
+            summed |= bias
+    if COMPENSATION in epilogue:
+        inputs = {**(inputs or {}), "offset": SIGN}
+    steps = {
+        COMPENSATION: summed,
+        BIAS: bias,
+        FACTOR: bias,
+        OFFSET: bias,
+        RESIDUAL: answer,
+        SCALARS: None,
+    }
     return [inputs, weights, *(steps[name] for name in added_arguments(core, epilogue)), answer]
 
 
 def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
     """Return the names of the arguments of a kernel between the weights and the answer: BIAS,
-    FACTOR and OFFSET are a value for each channel; RESIDUAL has the extents of the answer.
+    COMPENSATION, FACTOR and OFFSET are a value for each channel; RESIDUAL has the extents of the
+    answer.
 
     SCALARS are one array: the value of the padding; for each QUANTIZE the least and the largest
     whole number without the zero point, and the zero point, which is added to what is written; for
@@ -318,7 +376,7 @@ def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
     (without its zero point) and of itself, and an offset.
     """
     if DEQUANTIZE not in epilogue:
-        return [part for part in (BIAS, RESIDUAL) if part in epilogue]
+        return [part for part in (COMPENSATION, BIAS, RESIDUAL) if part in epilogue]
     pads = isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
     scalars = [SCALARS] if pads or QUANTIZE in epilogue else []
     return [FACTOR, OFFSET, *scalars, *([RESIDUAL] if RESIDUAL in epilogue else [])]
@@ -331,29 +389,36 @@ def scalar_count(epilogue: Sequence[str]) -> int:
 
 
 def packing_for(
-    config: Config, family: str, arguments: Sequence[Sequence[int]]
+    config: Config, family: str, arguments: Sequence[Sequence[Any]]
 ) -> list[Steps | None] | None:
-    """Return `packing_of` a layer or task for a kernel whose arguments have these extents, None if
-    all stay; raises BadInput for extents that the family does not have."""
+    """Return `packing_of` a layer or task for a kernel with these arguments, of each the type and
+    the extents last, as a TVM record has them; None if all stay. Raises BadInput for weights that
+    the family does not have."""
     core = config.core if isinstance(config, TaskConfig) else config
-    epilogue = config.epilogue if isinstance(config, TaskConfig) else ()
+    epilogue = parts_of(config)
     if not family or not isinstance(core, ConvConfig | GemmConfig):
         return None
-    packed = len(arguments[-1]) == 5
+    (*_, first), (*_, kind, weights), *_, (*_, answer) = arguments
+    packed = len(answer) == 5
     if isinstance(core, GemmConfig):
-        packed = len(arguments[1]) > len(arguments[0])
+        packed = len(weights) > len(first)
     mode = Mode.NATIVE if packed else Mode.LAYER
-    for width in WIDTHS:
-        found = packing_of(core, FAMILIES[family], mode, width, epilogue)
-        if found[1] is None or extents_of(found[1]) == tuple(arguments[1]):
+    for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
+        found = packing_of(core, FAMILIES[family], mode, width, epilogue, word_type)
+        if found[1] is None or (_type_of(found[1]), *extents_of(found[1])) == (kind, *weights):
             return found if any(found) else None
-    raise BadInput(f"no kernel of the family {family} takes weights of {list(arguments[1])}")
+    raise BadInput(f"no kernel of the family {family} takes weights of {list(weights)}, {kind}")
 
 
 def extents_of(steps: Steps) -> tuple[int, ...]:
     """Extents of a packed tensor."""
     extents = tuple(steps["split"][axis] for axis in steps["permuted"])
     return extents[:-1] if "word" in steps else extents
+
+
+def _type_of(steps: Steps) -> str:
+    """Type of packed weights."""
+    return "int32" if "word" in steps else str(steps.get("type", "float32"))
 
 
 def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:

@@ -76,7 +76,10 @@ class ConvShape:
     @property
     def in_block(self) -> int:
         """Input channels in one block of the reduction: those of the input, all of a group, what
-        divides them, or of an image one word. Whole words, but for groups that have none."""
+        divides them, or of an image one word. Whole words, but for groups that have none, and
+        where words are of taps."""
+        if self.row_words:
+            return 1
         if self.image:
             return self._in_words(1 if self.word == 1 else self.in_channels)
         if self.group_count == 1:
@@ -89,7 +92,20 @@ class ConvShape:
     @property
     def in_words(self) -> int:
         """Words of a block of the reduction."""
-        return self.in_block // self.word
+        return 1 if self.row_words else self.in_block // self.word
+
+    @property
+    def row_words(self) -> int:
+        """Words of taps of a row of an image's filter, whose channels fill no word; 0 where words
+        are of channels."""
+        wide = self.filter[1] > 2 and self.dilation[1] == 1
+        words = self.image and self.word > 1 and self.groups == 1 and wide
+        return math.ceil(self.filter[1] / self.word) if words else 0
+
+    @property
+    def taps(self) -> tuple[int, int]:
+        """Rows and columns of the filter as the reduction takes them."""
+        return self.filter[0], self.row_words or self.filter[1]
 
     @property
     def tap_words(self) -> int:

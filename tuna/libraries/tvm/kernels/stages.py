@@ -14,7 +14,14 @@ from tvm import s_tir, te, tirx
 from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL
 from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import FACTOR, OFFSET, SCALARS, scalar_count
+from tuna.libraries.tvm.kernels.families import (
+    COMPENSATION,
+    FACTOR,
+    OFFSET,
+    SCALARS,
+    SIGN,
+    scalar_count,
+)
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.types import FP32, Types
@@ -118,7 +125,8 @@ def padded_copy(
     scalars: Any = None,
 ) -> Any:
     """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; in fp32, or
-    for `words`. Outside the input it is zero, or the first of the `scalars`.
+    for `words`; without the block where words are of taps. Outside the input it is zero, or the
+    first of the `scalars`.
 
     `step` takes every second, third, ... row and column only; `pad` is another padding than the
     layer's.
@@ -126,7 +134,7 @@ def padded_copy(
     shape = layer.shape
     (ph, pw), (sh, sw) = pad or shape.pad, step
     kind = "float32" if words is None else words.data
-    fill = tirx.const(0, kind) if scalars is None else scalars[0].astype(kind)
+    fill = padding_of(layer, scalars, kind)
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         conditions = inside(shape, (h * sh, w * sw), (ph, pw), extent, step)
@@ -137,6 +145,9 @@ def padded_copy(
         return where(conditions, found, fill)
 
     blocks = shape.group_count * shape.in_blocks
+    if shape.row_words:
+        planes = (shape.batch, blocks, *extent)
+        return te.compute(planes, lambda n, c, h, w: value(n, c, h, w, 0), name=PAD)
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
 
 
@@ -167,6 +178,13 @@ def scalars_of(layer: Layer) -> Any:
     return te.placeholder((scalar_count(layer.epilogue.parts),), name="P", dtype="float32")
 
 
+def padding_of(layer: Layer, scalars: Any, kind: str) -> Any:
+    """The value around an input, as type `kind`: what stands for zero."""
+    if scalars is None:
+        return tirx.const(SIGN if COMPENSATION in layer.epilogue.parts else 0, kind)
+    return scalars[0].astype(kind)
+
+
 def epilogue_arguments(
     wanted: Epilogue, types: Types, channels: Sequence[int], extents: Sequence[int], scalars: Any
 ) -> tuple[list[Any], Callable[..., Any]]:
@@ -174,6 +192,8 @@ def epilogue_arguments(
     that returns a value of the answer from its sum, its index, and that of its channel."""
     parts, given = wanted.parts, dict[str, Any]()
     names = {FACTOR: "M", OFFSET: "B"} if DEQUANTIZE in parts else {}
+    if COMPENSATION in parts:
+        given[COMPENSATION] = te.placeholder(tuple(channels), name="Z", dtype=types.sums)
     for part, name in (names | ({BIAS: "B"} if BIAS in parts else {})).items():
         given[part] = te.placeholder(tuple(channels), name=name, dtype="float32")
     if scalars is not None:
@@ -328,10 +348,11 @@ def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list
     def replaced(block: Any) -> Any:
         if block.name_hint != name:
             return block
-        *index, line, _ = block.body.value.indices
+        read = getattr(block.body.value, "value", block.body.value)  # or a conversion of it
+        *index, line, _ = read.indices
         zero = tirx.const(0, "int64")
         wanted = [*following(index), zero, zero]
-        address = tirx.address_of(tirx.BufferLoad(block.body.value.source, wanted))
+        address = tirx.address_of(tirx.BufferLoad(read.source, wanted))
         asked = tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address))
         imported = tirx.AttrStmt(zero, "pragma_import_llvm", _ASK, asked)
         first = tirx.IfThenElse(line == 0, imported, None)

@@ -47,7 +47,7 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
-from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.families import FAMILIES, transformed_type
 from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
 from tuna.libraries.tvm.kernels.machine import Work
 from tuna.libraries.tvm.kernels.shape import divisors
@@ -85,7 +85,8 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     batch, ins, outs = shape.batch, shape.in_blocks, shape.out_blocks
     x = stages.placeholder_of_input(layer)
     side = shape.paired
-    u = te.placeholder(FAMILIES[f"winograd{m}"].packed_extents(shape), name="U")
+    extents = FAMILIES[f"winograd{m}"].packed_extents(shape)
+    u = te.placeholder(extents, name="U", dtype=transformed_type(shape, m))
     data = stages.padded_copy(stages.reader(x, layer), layer, (high * m + 2, wide * m + 2))
     down = te.compute(
         (batch, ins, high, wide, size, size, shape.in_block),
@@ -104,7 +105,7 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
         name=_ACROSS,
     )
     c, i = te.reduce_axis((0, ins), "c"), te.reduce_axis((0, shape.in_block), "i")
-    weights = te.compute(u.shape, lambda *index: u[index], name=_WEIGHTS)
+    weights = te.compute(extents, lambda *index: u[index].astype("float32"), name=_WEIGHTS)
     product = te.compute(
         (batch, size, size, outs, high * wide, shape.block),
         lambda n, row, col, k, t, lane: te.sum(
@@ -307,7 +308,7 @@ def _work(layer: Layer, outputs: int, tile: tuple[int, int, int], groups: int) -
         group += machine.tile_cycles(count % tiles, blocks, ins)
     products = size * (outs / shape.block / blocks) * group
     between = 4 * size * count * (ins + outs)
-    filters = 4 * size * ins * outs
+    filters = (2 if transformed_type(shape, outputs) == "float16" else 4) * size * ins * outs
     streamed = filters if between + filters > machine.l2_bytes else 0.0
     if between > machine.l2_bytes * 3 // 4:
         streamed += 2.0 * between

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 #: What a kernel computes (`run=` of named_kernels.h), by its name.
@@ -34,6 +34,24 @@ def watch(builder: ModuleType) -> None:
         return make_launch(source, binary, call, number)
 
     builder._launch = launched
+
+
+def watch_jit(module: ModuleType) -> None:
+    """Let the benchmark's module add a script for each kernel that Triton's JIT launches for it."""
+    from tuna_triton import builder
+
+    path = Path(os.environ["LD_LIBRARY_PATH"], "script")
+    launch = module.JitCuda.launch
+
+    def launched(self: Any, plan: Any, call: Any, values: Mapping[str, Any]) -> Any:
+        made = self.function.warmup(grid=call.grid, **values)
+        target = module.TARGETS[self.facts.arch]
+        source = builder.specialise(self.kernel_file, plan, call, target)
+        binary = SimpleNamespace(symbol=made.metadata.name, code=made.asm["cubin"])
+        _add(path, script(builder, source, binary, call))
+        return launch(self, plan, call, values)
+
+    module.JitCuda.launch = launched
 
 
 @functools.cache

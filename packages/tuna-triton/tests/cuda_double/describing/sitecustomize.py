@@ -6,15 +6,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_BUILDER = "tuna_triton.builder"
+#: What compiles kernels, with the function of `described` that watches it.
+_COMPILERS = {"tuna_triton.builder": "watch", "benchmarks.gpu_triton": "watch_jit"}
 
 
 class _Finder:
-    """Finds the builder as usual, and changes it once it is imported."""
+    """Finds a module that compiles as usual, and changes it once it is imported."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name == _BUILDER else None
+        spec = PathFinder.find_spec(name, path, target) if name in _COMPILERS else None
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
@@ -23,7 +24,7 @@ class _Finder:
             execute(module)
             import described
 
-            described.watch(module)
+            getattr(described, _COMPILERS[name])(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

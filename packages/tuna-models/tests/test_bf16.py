@@ -1,0 +1,250 @@
+"""Models in bf16: what is stored in bfloat16, what is computed in fp32, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from compiled import machine_of
+from nets import NETS, Net
+from shared_data import need
+from tvm import te
+from tvm.target import codegen
+
+from tuna.configs import TaskConfig
+from tuna.configs.values import DataType
+from tuna.errors import BadInput
+from tuna.libraries.tvm.kernels import epilogue, machine
+from tuna_models import (
+    blocked,
+    build,
+    child,
+    importer,
+    inputs,
+    onnx_reference,
+    precisions,
+    rounding,
+)
+from tuna_models.build import Planned, TaskKernels
+from tuna_models.checks import Checked, Checks, judge
+from tuna_models.cli.tune import _name_of
+from tuna_models.inputs import largest_error
+from tuna_models.manifest import Manifest, Precision
+
+#: A CPU that has the instruction, and one that does not; planning needs neither.
+WITH, WITHOUT = ({"kind": "llvm", "mcpu": name, "num-cores": 1} for name in ("znver5", "znver3"))
+HERE = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
+
+
+def in_bf16(model: Any, target: dict[str, Any] = WITH) -> Planned:
+    code = tvm.target.Target(target)
+    module = importer.to_relax(model, "net")
+    return build.plan(module, TaskKernels(code, {}), code, precision=Precision.BF16)
+
+
+def names(found: Planned) -> Counter[str]:
+    """Names of the tasks without a core."""
+    return Counter({task.name: count for task, count in found.tasks() if task.core is None})
+
+
+def kinds(found: Planned, part: str) -> list[list[str]]:
+    """Types of the tensors of each function with this part in its name."""
+    functions = [function for name, function in functions_of(found) if part in name]
+    return [[str(param.ty.dtype) for param in function.params] for function in functions]
+
+
+def functions_of(found: Planned) -> list[tuple[str, Any]]:
+    return [(name, found.module[name]) for name in found.functions]
+
+
+@pytest.mark.parametrize("name", ["residual", "squeezed", "odd", "attention"])
+def test_a_model_in_bf16_answers_within_its_bound(name: str) -> None:
+    if "bf16" not in machine.from_target(tvm.target.Target(HERE)).words:
+        need(None, "a CPU with avx512_bf16")
+    model = NETS[name]()
+    found = in_bf16(model, HERE)
+    followed = inputs.of(importer.to_relax(model, "net"))
+    wanted = [
+        one | {"bounds": known["bounds"]}
+        for one, known in zip(importer.inputs_of(model), followed, strict=True)
+    ]
+    given = inputs.values(wanted, seed=3)
+    answer = machine_of(found, tvm.target.Target(HERE))["main"](
+        *(tvm.runtime.tensor(array) for array in given.values())
+    )
+    outputs = [answer] if hasattr(answer, "numpy") else answer
+    error = largest_error([tensor.numpy() for tensor in outputs], onnx_reference.run(model, given))
+    assert 1e-4 < error < 1e-2, "and not fp32's"
+
+
+def test_tensors_between_convolutions_are_bfloat16_and_answers_fp32() -> None:
+    found = in_bf16(NETS["residual"]())
+    cores = [task.core for task, _ in found.tasks() if task.core is not None]
+    assert {core.data_type for core in cores} == {DataType.BF16}
+    assert set(names(found)) == {"cast", "max_pool", "global_average", "fused_reshape_cast"}
+    # the input, weights in words, a bias, a residual, the answer
+    stored = ["bfloat16", "int32", "float32", "bfloat16", "bfloat16"]
+    assert kinds(found, "conv_bias_residual_relu") == [stored, stored]
+    assert kinds(found, "max_pool") == [["bfloat16", "bfloat16"]]
+    assert kinds(found, "gemm")[0][-1] == "float32", "the answer of the model"
+
+
+def test_a_depthwise_convolution_has_weights_in_fp32() -> None:
+    found = in_bf16(NETS["inverted"]())
+    weights = [
+        found.module[name].params[1]
+        for name, task in found.functions.items()
+        if task.core is not None and getattr(task.core, "group_count", 1) > 1
+    ]
+    assert [str(param.ty.dtype) for param in weights] == ["float32"]
+
+
+def test_functions_in_fp32_read_bfloat16_and_nothing_is_converted_before_them() -> None:
+    found = in_bf16(NETS["attention"]())
+    assert "to_fp32" not in names(found)
+    for part in ("divide", "layer_norm"):
+        assert [each[0] for each in kinds(found, part)] == ["bfloat16"], part
+
+
+def test_what_no_kernel_takes_in_bf16_stays_in_fp32() -> None:
+    net = Net((1, 16, 6, 6))
+    x = net.relu(net.conv("x", 16, 16, 3))
+    weights = net.constant(net.random.normal(0, 0.1, (16, 16, 3, 3)))
+    x = net.add("ConvTranspose", x, weights, strides=[2, 2], pads=[1] * 4)
+    found = in_bf16(net.model(net.conv(x, 16, 8, 1)))
+    types = [task.core.data_type for task, _ in found.tasks() if task.core is not None]
+    assert types == [DataType.BF16, DataType.FP32, DataType.BF16]
+
+
+def test_a_cpu_without_the_instruction_is_refused_before_anything_is_read() -> None:
+    answer = child.inspect(
+        path="absent.onnx",
+        target=json.dumps(WITHOUT),
+        shapes={},
+        values={},
+        batch=None,
+        precision="bf16",
+        text="absent",
+    )
+    assert "bf16 needs a CPU with avx512_bf16, which znver3 does not have." in json.dumps(answer)
+    precisions.check_target(Precision.FP32, tvm.target.Target(WITHOUT))
+
+
+def test_a_model_of_which_nothing_would_be_in_bf16_is_refused() -> None:
+    net = Net((1, 4))
+    found = in_bf16(net.model(net.relu("x")))
+    with pytest.raises(BadInput, match="net has no convolution or product in fp32"):
+        precisions.check_plan(Precision.BF16, found, "net")
+    precisions.check_plan(Precision.FP32, found, "net")
+
+
+def test_a_wrong_answer_in_bf16_names_what_to_do() -> None:
+    fault = "the output y differs by 0.05 of its largest value, more than 0.01"
+    with pytest.raises(BadInput) as found:
+        judge("17", Checked({"reference": fault}, {}, winograd=True, bf16=True))
+    assert found.value.hint == "leave it in fp32, or allow the error: --max-error"
+    assert Checks().key != Checks(max_error=0.1).key
+
+
+def test_an_import_without_a_name_in_bf16_has_a_name_of_its_own() -> None:
+    assert _name_of(Path("net.onnx"), "fp32") == "net"
+    assert _name_of(Path("net.onnx"), "bf16") == "net-bf16"
+
+
+def run(function: Any, *arrays: Any) -> Any:
+    """The last of the arrays, which the function writes."""
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.tirx.build(module, target=tvm.target.Target(HERE))["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+def normal(*shape: int) -> Any:
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def empty(*shape: int) -> Any:
+    return np.zeros(shape, ml_dtypes.bfloat16)
+
+
+def test_values_are_rounded_once_on_their_way_into_blocks_and_back() -> None:
+    x = normal(1, 20, 3, 3)
+    there = run(blocked.to_blocks(x.shape, 16, "float32", "bfloat16"), x, empty(1, 2, 3, 3, 16))
+    back = run(blocked.from_blocks(x.shape, 16, "bfloat16", "float32"), there, np.zeros_like(x))
+    np.testing.assert_array_equal(back, x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_pools_of_bfloat16_are_computed_in_fp32(padded: bool) -> None:
+    x = normal(1, 1, 6, 6, 16).astype(ml_dtypes.bfloat16)
+    wide, pool = x.astype(np.float32), blocked.Pooling((3, 3), (3, 3), (0, 0, 0, 0))
+    windows = wide.reshape(1, 1, 2, 3, 2, 3, 16)
+    largest = run(blocked.max_pool(x.shape, (2, 2), pool, "bfloat16"), x, empty(1, 1, 2, 2, 16))
+    np.testing.assert_array_equal(largest, windows.max((3, 5)).astype(ml_dtypes.bfloat16))
+    average = blocked.average_pool(x.shape, (2, 2), pool, padded=padded, kind="bfloat16")
+    found = run(average, x, empty(1, 1, 2, 2, 16)).astype(np.float32)
+    np.testing.assert_allclose(found, windows.mean((3, 5)), rtol=2**-8, atol=1e-6)
+
+
+def test_an_answer_with_named_parts_is_rounded_beside_a_residual() -> None:
+    """TVM's own conversions fail on the names, and make wrong code of the residual."""
+    x, r = normal(64), normal(64).astype(ml_dtypes.bfloat16)
+    given = te.placeholder(x.shape, name="X")
+    residual = te.placeholder(r.shape, "bfloat16", name="R")
+    y = te.compute(
+        x.shape,
+        lambda i: epilogue.rounded(
+            epilogue.sigmoid(given[i]) + epilogue.in_fp32(residual[i]), "bfloat16"
+        ),
+        name="Y",
+    )
+    found = run(te.create_prim_func([given, residual, y]), x, r, empty(64)).astype(np.float32)
+    expected = 1 / (1 + np.exp(-x.astype(np.float64))) + r.astype(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=2**-8, atol=2**-8)
+
+
+def test_a_task_in_bf16_is_another_one_than_in_fp32() -> None:
+    model = NETS["residual"]()
+    code = tvm.target.Target(WITH)
+    plain = build.plan(importer.to_relax(model, "net"), TaskKernels(code, {}), code)
+
+    def keys(found: Planned) -> set[str]:
+        return {task.key for task, _ in found.tasks() if isinstance(task, TaskConfig) and task.core}
+
+    assert not keys(plain) & keys(in_bf16(model))
+
+
+@pytest.mark.parametrize(("allowed", "said"), [(1e-6, "Alone are further off"), (1, "None of")])
+def test_a_refusal_names_the_layers_that_are_off_alone(allowed: float, said: str) -> None:
+    net = Net((2, 8, 6, 6))
+    model = net.model(net.conv(net.relu(net.conv("x", 8, 8, 3)), 8, 8, 1))
+    found = rounding.errors(model, {"x": normal(2, 8, 6, 6)})
+    assert len(found) == 2
+    assert all(5e-4 < error < 1e-2 for error in found.values())
+    sentence = rounding.sentence(model, {"x": normal(2, 8, 6, 6)}, allowed)
+    assert sentence.startswith(said)
+    assert "Conv v0" in sentence or "Conv v3" in sentence
+
+
+def test_the_precision_makes_an_import_another_version_and_fp32_leaves_them_as_they_were() -> None:
+    plain = Manifest(
+        file="f",
+        size_bytes=1,
+        opset="17",
+        shapes={},
+        target="{}",
+        tvm="0.27",
+        inputs=(),
+        tasks=(),
+        text="t",
+    )
+    narrow = plain.model_copy(update={"precision": Precision.BF16})
+    assert b"precision" not in plain.to_bytes()
+    assert plain.digest != narrow.digest
+    assert Manifest.from_bytes(narrow.to_bytes()).precision is Precision.BF16

@@ -1,0 +1,1 @@
+"""The language, which is not run."""
