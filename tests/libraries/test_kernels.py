@@ -30,7 +30,7 @@ import tvm
 from tvm.target import codegen
 
 from tuna.libraries.tvm import problems
-from tuna.libraries.tvm.kernels import direct, shape
+from tuna.libraries.tvm.kernels import direct_space, shape
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
@@ -288,7 +288,7 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
     built = made.candidate(0)
     assert "tuna_ask" in str(built.mod)
     if sign == "order":
-        assert family.kernel.space(layer)[0].order == direct.CHANNELS_OUTSIDE
+        assert family.kernel.space(layer)[0].order == direct_space.CHANNELS_OUTSIDE
     else:
         assert sign in str(built.mod)
     answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
@@ -331,7 +331,7 @@ def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) ->
     assert isinstance(config, ConvConfig)
     layer = replace(whole, machine=replace(whole.machine, l2_bytes=40 << 10))
     family, problem = FAMILIES["direct"], reference.make(config)
-    assert family.kernel.space(layer)[0].order == direct.ROWS_OUTSIDE
+    assert family.kernel.space(layer)[0].order == direct_space.ROWS_OUTSIDE
     made = FamilyProblem(config, family, layer)
     built = made.candidate(0)
     loops = built.get_loops(built.get_sblock("sums_update"))

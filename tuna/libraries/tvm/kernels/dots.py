@@ -60,6 +60,8 @@ class Words:
     #: and words of weights: vectors of so many lanes
     call: Callable[[Any, Any, Any, int], Any]
     imported: str = ""  #: LLVM's text of a function that it calls
+    #: registers that a tile leaves free for products which another instruction adds, measured
+    spare: int = 0
 
     @property
     def word(self) -> int:
@@ -88,7 +90,7 @@ def _bf16(sums: Any, x: Any, w: Any, lanes: int) -> Any:
 
 
 _VNNI = Words("uint8", "int8", _vnni)
-_MADD = Words("int16", "int16", _madd)
+_MADD = Words("int16", "int16", _madd, spare=2)
 _PAIRS = Words("uint16", "bfloat16", _bf16, _BF16)
 
 

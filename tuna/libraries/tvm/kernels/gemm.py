@@ -203,7 +203,7 @@ def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
     machine = product.machine
     high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
-    tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (sum_cycles(*tile), -tile[0]))
+    tiles = sorted(_tiles(high, blocks, product), key=lambda tile: (sum_cycles(*tile), -tile[0]))
     unroll = 4 if product.steps % 4 == 0 else 1
     found = []
     for tile in tiles[:4]:
@@ -259,12 +259,13 @@ def _copies(product: Product) -> list[tuple[int, int]]:
     return [(row, panel) for panel in panels for row in rows]
 
 
-def _tiles(high: int, blocks: int, machine: Machine) -> list[tuple[int, int]]:
+def _tiles(high: int, blocks: int, product: Product) -> list[tuple[int, int]]:
+    free = product.words.spare if product.words else 0
     return [
         (rows, count)
         for rows in divisors(high, _MAX_ROWS)
         for count in divisors(blocks, 8)
-        if machine.holds(rows, count)
+        if product.machine.holds(rows, count, free)
     ]
 
 
@@ -273,7 +274,7 @@ def _row_count(product: Product) -> int:
     high, blocks = product.config.m, column_blocks(product.config.n, product.machine.floats)
 
     def cost(count: int) -> float:
-        return count * min(sum_cycles(*tile) for tile in _tiles(count, blocks, product.machine))
+        return count * min(sum_cycles(*tile) for tile in _tiles(count, blocks, product))
 
     return min(range(high, high + min(_MAX_ROWS, high // 8) + 1), key=cost)
 

@@ -91,18 +91,18 @@ class Machine:
         """fp32 values in a vector register; also the channels in one block of a blocked layout."""
         return self.vector_bytes // 4
 
-    def fits(self, pixels: int, blocks: int) -> bool:
-        """Whether the sums of a register tile fit, beside a vector of weights for each block and a
-        broadcast value."""
+    def fits(self, pixels: int, blocks: int, free: int = 0) -> bool:
+        """Whether the sums of a register tile fit, beside a vector of weights for each block, a
+        broadcast value, and so many registers."""
         spare = pixels if blocks > 1 and self.broadcast == "lane" else 1
         if blocks == 1 and self.broadcast == "none":
             spare = 3
-        return pixels * blocks + blocks + spare <= self.registers
+        return pixels * blocks + blocks + spare + free <= self.registers
 
-    def holds(self, broadcasts: int, blocks: int) -> bool:
+    def holds(self, broadcasts: int, blocks: int, free: int = 0) -> bool:
         """Whether the sums of a tile fit, beside a vector for each block and one value, or beside
-        two."""
-        return broadcasts * blocks + max(2, blocks + 1) <= self.registers
+        two, and so many registers."""
+        return broadcasts * blocks + max(2, blocks + 1) + free <= self.registers
 
     def part(self, items: int) -> float:
         """Share of the work that the busiest core has, of a parallel loop with that many equal
