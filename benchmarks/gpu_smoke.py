@@ -120,8 +120,10 @@ def launches(folder: Path, until: float = math.inf) -> Launches:
                 (own / "candidate.tkb").write_bytes(context.artifacts.get(trial.artifact))
                 requests.append({"artifact": str(own / "candidate.tkb"), "solver": solver})
                 requests[-1] |= {"config": config.to_json(), "params": trial.params}
+                requests[-1]["index"] = trial.index
     finally:
         library.close()
+    requests.sort(key=lambda one: one["index"])  # one of each case before the second of any
     with ThreadPoolExecutor(min(_AT_ONCE, len(os.sched_getaffinity(0)))) as pool:
         answers = list(pool.map(lambda one: _in_three_ways(one, until), requests))
     counted = dict.fromkeys(("candidates", "right", "triton_equal", "box_equal", "same_code"), 0)

@@ -98,7 +98,7 @@ def test_what_bf16_adds_is_fp32_by_channel_and_bf16_by_value() -> None:
     kinds = [str(array.dtype) for array in problem.inputs]
     assert kinds == ["bfloat16", "bfloat16", "float32", "bfloat16"]
     assert (problem.answer_type, wide.answer_type) == ("bfloat16", "float32")
-    assert wide.tolerance == reference.TOLERANCE[DataType.FP32] < problem.tolerance
+    assert wide.tolerance == problem.tolerance == reference.TOLERANCE[DataType.BF16]
     np.testing.assert_array_equal(problem.expected, wide.expected)
 
 

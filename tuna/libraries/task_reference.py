@@ -86,7 +86,8 @@ def task(config: TaskConfig, seed: int) -> Problem:
             answer = FUNCTIONS[part](answer)
     cast = config.epilogue[-1] if config.epilogue and config.epilogue[-1] in CASTS else None
     if cast is not None:
-        core = replace(core, answer_type=CASTS[cast], tolerance=TOLERANCE[_CAST_TYPES[cast]])
+        tolerance = max(core.tolerance, TOLERANCE[_CAST_TYPES[cast]])  # weights may be rounded
+        core = replace(core, answer_type=CASTS[cast], tolerance=tolerance)
     return replace(core, inputs=tuple(inputs), expected=answer)
 
 

@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import triton
 from triton import __version__, knobs, runtime
 from triton.runtime.cache import RemoteCacheBackend
 
 from tuna_cache_client.kernel_files import INDEX, joined, split, stored_name
+from tuna_cache_client.kernel_sources import SOURCES, kernel_sources, sources_name
 from tuna_cache_client.remote_space import remote_space
 
 #: End of the names of files with times of autotuning.
@@ -67,10 +69,19 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
         """Return the files of a kernel of the space; empty if it has none."""
         data = remote_space().get(self._key, [stored]).get(stored)
         try:
-            return {} if data is None else split(stored, data)
+            files = {} if data is None else split(stored, data)
+            return {name: found for name, found in files.items() if not name.endswith(SOURCES)}
         except ValueError:
             remote_space().tell("a file cannot be parsed", f"{self._key}/{stored}")
             return {}
+
+    def _sources(self) -> bytes:
+        """Return the sources of the kernel that was compiled, for whoever packs it."""
+        try:
+            return kernel_sources(self._made, Path(triton.__file__).parent)
+        except Exception as error:  # of a file that may be anything: the kernel is good without
+            remote_space().tell("the sources of a kernel cannot be read", f"{self._key}: {error}")
+            return b"[]"
 
     def _local(self, names: Iterable[str]) -> dict[str, bytes]:
         try:
@@ -83,7 +94,8 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
         """Store a file, those of a kernel with their list, which Triton puts last; with times goes
         what was timed, which the file does not say."""
         if filename.startswith(INDEX):
-            remote_space().put(self._key, stored_name(filename), joined(self._made))
+            files = {**self._made, sources_name(filename.removeprefix(INDEX)): self._sources()}
+            remote_space().put(self._key, stored_name(filename), joined(files))
         elif filename.endswith(_SINGLE):
             headers = {"Tuna-Reporter": _reporter()} if filename.endswith(AUTOTUNE) else {}
             remote_space().put(self._key, filename, data, headers)

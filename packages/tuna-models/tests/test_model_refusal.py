@@ -14,6 +14,7 @@ from tuna_models import checked_build
 from tuna_models.checked_build import BuildFacts, Verdict
 from tuna_models.checks import Checked, Checks, judge
 from tuna_models.child_answers import ChildAnswer, Contenders, Plan
+from tuna_models.manifest import Precision
 from tuna_models.whole_job import MeasuredModel
 
 PLAN = Plan(classes={}, functions={}, calls={}, places={}, refused_records={}, operations=0)
@@ -126,7 +127,8 @@ class Scene:
 
     def judged(self) -> Verdict:
         """The verdict on the model's answer."""
-        manifest = SimpleNamespace(opset="17", tasks=(), inputs=(), shapes={}, values={})
+        facts = {"opset": "17", "tasks": (), "inputs": (), "shapes": {}, "values": {}}
+        manifest = SimpleNamespace(**facts, precision=Precision.FP32)
         workshop = SimpleNamespace(file_of=lambda _: Path("folder/net.onnx"))
         work = SimpleNamespace(workshop=workshop)
         build = SimpleNamespace(

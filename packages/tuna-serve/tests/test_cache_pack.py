@@ -101,7 +101,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 def test_a_pack_has_what_triton_and_helion_look_for(space: Space) -> None:
     packed = space.pack()
     found = _files(space.tmp_path / "pack")
-    assert found.keys() - {"manifest.json", "manifest.sig"} == {
+    assert found.keys() - {"manifest.json", "manifest.sig", "sources.json"} == {
         *(f"triton/{key}/{name}" for key in KERNELS for name in (*KERNELS[key], "__grp__add.json")),
         *(f"triton/{key}/{name}" for key in ("TIMES", "LAUNCHER") for name in ENTRIES[key]),
         "helion/beef.best_config",
@@ -114,6 +114,46 @@ def test_a_pack_has_what_triton_and_helion_look_for(space: Space) -> None:
     assert counts == (3, 1, 2, 4)
     assert space.held() == {"AMD", "NVIDIA", "CUT", "TIMES", "LAUNCHER", "beef"}
     assert cache_pack.check(space.tmp_path / "pack", KEYS) == len(found) - 2
+
+
+def test_a_pack_says_which_source_each_kernel_came_from(space: Space) -> None:
+    sources = [{"path": "/a.py", "sha256": "12", "parts": []}]
+    text = json.dumps({"target": CUDA, "triton_version": "3.8.0"}).encode()
+    files = {**_kernel(CUDA, "cubin"), "add.json": text}
+    files["add.sources"] = json.dumps(sources).encode()
+    space.put("NEW", "add.json.kernel", _joined(files))
+    space.pack()
+    found = _files(space.tmp_path / "pack")
+    origins = json.loads(found["sources.json"])
+    assert origins["triton/NEW/add"] == {
+        "arch": "sm_90",
+        "triton_version": "3.8.0",
+        "sources": sources,
+    }
+    assert origins["triton/AMD/add"]["sources"] is None
+    assert "triton/NEW/add.sources" not in found
+    paths = json.loads(found["triton/NEW/__grp__add.json"])["child_paths"]
+    assert paths.keys() == {"add.cubin", "add.json"}
+
+
+def test_tiles_that_a_server_reads_at_its_start_are_packed(space: Space) -> None:
+    pytest.importorskip("tuna_triton", reason="its forms are those of tuna-triton")
+    tiles, winners = space.tmp_path / "tiles", space.tmp_path / "winners"
+    tiles.mkdir()
+    (tiles / "E=8,N=64,device_name=NVIDIA_H200.json").write_text("{}")
+    (winners / "v2" / "ab" / "entries").mkdir(parents=True)
+    (winners / "v2" / "ab" / "manifest.json").write_text("{}")
+    plan = replace(space.plan(), chosen=(tiles, winners))
+    cache_pack.write(space.engine, plan, space.artifacts, KEYS)
+    found = _files(plan.folder)
+    assert found["vllm/E=8,N=64,device_name=NVIDIA_H200.json"] == b"{}"
+    assert found["flashinfer/v2/ab/manifest.json"] == b"{}"
+    assert cache_pack.check(plan.folder, KEYS) == len(found) - 2
+    with pytest.raises(BadInput, match="is in another folder of the pack too"):
+        cache_pack.write(space.engine, replace(plan, chosen=(tiles, tiles)), space.artifacts, KEYS)
+    none = replace(plan, chosen=(space.tmp_path / "artifacts",))
+    with pytest.raises(BadInput, match="is not a database that Tuna reads"):
+        cache_pack.write(space.engine, none, space.artifacts, KEYS)
 
 
 def test_kernels_of_other_architectures_are_left_out_when_one_is_named(space: Space) -> None:

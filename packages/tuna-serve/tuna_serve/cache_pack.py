@@ -2,6 +2,8 @@
 
     triton/KEY/FILE         a TRITON_CACHE_DIR
     helion/KEY.best_config  a HELION_CACHE_DIR
+    vllm/, sglang/, flashinfer/  tiles and winners that `tuna export` wrote
+    sources.json            the source files of each kernel; see `pack_sources`
     manifest.json           space, place, and the SHA-256 of each file by its path
     manifest.sig            key id and signature (hex) of the manifest's SHA-256
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,10 @@ from tuna.common.files import NotPlain, atomic_directory, read_plain
 from tuna.db import access_tokens
 from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
+from tuna_serve import pack_folders, pack_sources
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import MAX_FILE_BYTES, CacheEntry
+from tuna_serve.pack_sources import SOURCES
 from tuna_serve.programs import PROGRAMS, KeyFiles, Packed
 
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
@@ -48,6 +52,7 @@ class PackPlan:
     folder: Path
     at: Path  #: the folder's path where programs read it
     arch: str = ""  #: kernels of others are left out; empty: none are
+    chosen: Sequence[Path] = ()  #: folders that `tuna export` wrote, to be read at start
 
     def __post_init__(self) -> None:
         access_tokens.check_space(self.space)
@@ -89,12 +94,12 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
     with atomic_directory(plan.folder) as temporary:
         for key, files in itertools.groupby(entries, lambda entry: entry.key):
             chosen = _chosen(plan, key, _contents(files, artifacts), packed)
-            for path, data in chosen.items():
-                packed.files[path] = hashlib.sha256(data).hexdigest()
-                (temporary / path).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / path).write_bytes(data)
+            _put(temporary, chosen, packed)
             if chosen:
                 kept.add(key)
+        _put(temporary, pack_folders.contents(plan.chosen), packed)
+        if packed.origins:
+            _put(temporary, {SOURCES: pack_sources.text(packed.origins).encode()}, packed)
         facts = {"space": plan.space, "at": str(plan.at), "arch": plan.arch}
         text = json.dumps({**facts, "files": packed.files}, indent=1, sort_keys=True) + "\n"
         signature = keys.sign(hashlib.sha256(text.encode()).hexdigest(), PACK).hex()
@@ -102,6 +107,13 @@ def write(engine: sa.Engine, plan: PackPlan, artifacts: Artifacts, keys: Keys) -
         (temporary / _SIGNATURE).write_text(f"{keys.ids[0]} {signature}\n")
     transaction(engine, hold, plan.space, kept, pack)
     return packed
+
+
+def _put(folder: Path, files: Mapping[str, bytes], packed: Packed) -> None:
+    for path, data in files.items():
+        packed.files[path] = hashlib.sha256(data).hexdigest()
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
 
 
 def _contents(entries: Iterator[CacheEntry], artifacts: Artifacts) -> dict[str, bytes]:

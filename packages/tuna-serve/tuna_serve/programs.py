@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -17,6 +18,8 @@ from tuna_serve.db.cache_entries import INDEX, NAME
 _BEST_CONFIG = ".best_config"
 #: End of the names of Triton's kernels, behind that of their metadata.
 _KERNEL = ".kernel"
+#: End of the name of the file with the sources of a kernel, which Triton does not read.
+_SOURCES = ".sources"
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Packed:
     of_other_archs: int = 0  #: left out
     incomplete: int = 0  #: left out: bytes are gone or damaged, or not those of a whole kernel
     files: dict[str, str] = field(default_factory=dict, repr=False)  #: SHA-256 by path
+    #: facts about each kernel by its path without an ending, for `pack_sources`
+    origins: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def left_out(self) -> int:
@@ -73,6 +78,9 @@ def _triton(kernel_files: KeyFiles, packed: Packed) -> dict[str, bytes]:
             packed.of_other_archs += 1
         else:
             packed.kernels += 1
+            name = metadata.removesuffix(".json")
+            sources = kernel.pop(name + _SOURCES, None)
+            packed.origins[f"{folder}/{name}"] = _origin(kernel[metadata], sources)
             paths = {name: f"{kernel_files.at}/{folder}/{name}" for name in sorted(kernel)}
             kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
             chosen.update((f"{folder}/{name}", data) for name, data in kernel.items())
@@ -108,6 +116,17 @@ def _arch(metadata: bytes) -> str:
         return f"sm_{target['arch']}" if target["backend"] == "cuda" else str(target["arch"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
+
+
+def _origin(metadata: bytes, sources: bytes | None) -> dict[str, Any]:
+    """The architecture, release and sources of a kernel; sources are None where they are not
+    known."""
+    try:
+        found = json.loads(sources) if sources is not None else None
+        version = str(json.loads(metadata).get("triton_version", ""))
+    except (ValueError, AttributeError, RecursionError):
+        found, version = None, ""
+    return {"arch": _arch(metadata), "triton_version": version, "sources": found or None}
 
 
 def _helion(given: KeyFiles, packed: Packed) -> dict[str, bytes]:

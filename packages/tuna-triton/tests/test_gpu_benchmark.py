@@ -78,9 +78,31 @@ def test_each_stage_runs_beside_the_stand_in(stage: Sequence[str], tmp_path: Pat
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert all(line["stand_in"] == 1 for line in lines)
+    assert all(line["figures"]["stand_in"] == 1 for line in lines)
     wanted = ["exhaustive", "search", "again", "versus"] if stage[1] == "shape" else [stage[1]]
     assert [line["stage"] for line in lines] == wanted
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", gpu_run.RUNS)
+def test_a_whole_run_goes_through_all_its_stages_beside_doubles(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="needs the extra `triton`")
+    monkeypatch.setenv("PYTHONPATH", str(Path(cuda_double.__file__).with_name("rivals")))
+    words = ["--run", str(number), "--out", str(tmp_path), "--candidates", "2"]
+    command = [sys.executable, "-m", "benchmarks.gpu", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / f"run-{number}.json").read_text())
+    assert document["seconds"] < document["limit_s"]
+    assert list(document["stages"]) == [part.name for part in gpu_run.RUNS[number]]
+    last = "helion" if number == 1 else "autotune"
+    assert document["stages"][last]["figures"]["winner_share"] > 0
+    kept = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert last in [line["run"] for line in kept if "run" in line]
 
 
 #: A stage of a run: does what its first word says, and would add a line with its figures.

@@ -57,7 +57,7 @@ class _Tuning:
         "Candidates for each task and solver.", type=options.COUNT, default=4
     )
     minutes: float | None = options.option(
-        "All tasks end by then, the heaviest first; 0: no task is measured, the model gets the"
+        "All tasks end by then, the most useful first; 0: no task is measured, the model gets the"
         " kernels that are known or predicted; default: until done.",
         type=click.FloatRange(min=0),
     )

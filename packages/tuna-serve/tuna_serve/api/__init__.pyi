@@ -7,3 +7,4 @@ from tuna_serve.api.spaces import list_spaces as list_spaces
 from tuna_serve.api.spaces import pack_cache as pack_cache
 from tuna_serve.api.spaces import prune_cache as prune_cache
 from tuna_serve.api.spaces import verify_cache as verify_cache
+from tuna_serve.api.spaces import verify_pack as verify_pack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound
 from tuna.jobs import needed_artifacts
 from tuna.settings import get_settings
-from tuna_serve import cache_pack
+from tuna_serve import cache_pack, pack_sources
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import CacheEntry, CacheSpace
 from tuna_serve.programs import Packed
@@ -99,13 +99,20 @@ def verify_cache(space: str | None = None) -> VerifiedCache:
         checked, last = checked + len(page), page[-1].id
 
 
-def pack_cache(space: str, folder: Path, at: Path | None = None, arch: str = "") -> Packed:
+def pack_cache(
+    space: str,
+    folder: Path,
+    at: Path | None = None,
+    arch: str = "",
+    chosen: Sequence[Path] = (),
+) -> Packed:
     """Write a space as a folder that Triton and Helion read; see `cache_pack`.
 
     `at`: the absolute path at which they read it; default: where it is written. `arch`: leaves out
-    kernels of others. Raises NotFound for a space without entries, BadInput, StorageFull.
+    kernels of others. `chosen`: folders of tiles that it has, too. Raises NotFound for a space
+    without entries, BadInput, StorageFull.
     """
-    plan = cache_pack.PackPlan(space, folder, at or folder.resolve(), arch)
+    plan = cache_pack.PackPlan(space, folder, at or folder.resolve(), arch, chosen)
     return cache_pack.write(open_database(), plan, artifacts_of_models(), _keys())
 
 
@@ -113,6 +120,14 @@ def check_pack(folder: Path) -> int:
     """Compare each file of a pack with its signed manifest, and return their number; raises
     PackDamaged."""
     return cache_pack.check(folder, _keys())
+
+
+def verify_pack(
+    folder: Path, site: Path | None = None, triton_version: str = ""
+) -> pack_sources.Checked:
+    """Compare the sources of a pack's kernels with those that are installed here, or in `site`;
+    see `pack_sources`."""
+    return pack_sources.check(folder, site, triton_version)
 
 
 def _keys() -> Keys:

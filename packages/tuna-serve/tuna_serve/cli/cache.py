@@ -16,6 +16,9 @@ from tuna.common.messages import counted, size
 from tuna.errors import BadInput
 from tuna_serve import api
 from tuna_serve.db.cache_entries import CacheSpace
+from tuna_serve.pack_folders import SETTINGS
+
+_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 @click.group(cls=Group)
@@ -95,12 +98,34 @@ def prune(
 
 @cache.command()
 @click.argument("space", required=False)
+@click.option(
+    "--pack",
+    metavar="DIR",
+    type=_FOLDER,
+    help="Instead, name the kernels of a pack that programs will not find, for their sources are"
+    " others now.",
+)
+@click.option(
+    "--site",
+    metavar="DIR",
+    type=_FOLDER,
+    help="Where the programs' packages are, as .../site-packages (default: where they were).",
+)
+@click.option("--triton", default="", help="Version of the programs' Triton, as 3.8.0.")
 @options.as_json
-def verify(space: str | None, as_json: bool) -> int:
+def verify(
+    space: str | None, pack: Path | None, site: Path | None, triton: str, as_json: bool
+) -> int:
     """Read the bytes of each entry, and name those that are damaged; exit 1 if there are any.
 
     Nobody gets a damaged entry. To repair it, put the file again, or prune its key.
     """
+    if pack is not None:
+        if space:
+            raise BadInput("--pack takes its own DIR, and no space.")
+        return _verify_pack(pack, site, triton, as_json)
+    if site is not None or triton:
+        raise BadInput("--site and --triton are for a pack.", hint="name it: --pack DIR")
     found = api.verify_cache(space)
     if as_json:
         print_json(found)
@@ -110,6 +135,20 @@ def verify(space: str | None, as_json: bool) -> int:
         good = found.checked - len(found.damaged)
         say(f"{counted(good, 'file')} good, {size(found.size_bytes)}; {len(found.damaged)} damaged")
     return 1 if found.damaged else 0
+
+
+def _verify_pack(pack: Path, site: Path | None, triton: str, as_json: bool) -> int:
+    found = api.verify_pack(pack, site, triton)
+    if as_json:
+        print_json(found)
+    else:
+        for name, reasons in found.missed.items():
+            say(f"missed: {name} ({'; '.join(reasons)})", wrap=False)
+        for name in found.unknown:
+            say(f"sources unknown: {name}", wrap=False)
+        kernels = counted(found.same, "kernel")
+        say(f"{kernels} as installed; {len(found.missed)} missed; {len(found.unknown)} unknown")
+    return 1 if found.missed else 0
 
 
 @cache.command()
@@ -129,15 +168,28 @@ def verify(space: str | None, as_json: bool) -> int:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Instead, compare each file of a pack with its signed manifest.",
 )
+@click.option(
+    "--tiles",
+    "chosen",
+    metavar="DIR",
+    multiple=True,
+    type=_FOLDER,
+    help="A folder of tiles for vLLM, SGLang or FlashInfer that `tuna export` wrote.",
+)
 def pack(
-    space: str | None, folder: Path | None, arch: str, at: Path | None, checked: Path | None
+    space: str | None,
+    folder: Path | None,
+    arch: str,
+    at: Path | None,
+    checked: Path | None,
+    chosen: tuple[Path, ...],
 ) -> None:
     """Write a space as a folder that Triton and Helion read without a network and without Tuna.
 
     What is packed is not evicted from the space.
     """
     if checked is not None:
-        if space or arch or at:
+        if space or arch or at or chosen:
             raise BadInput("--check takes its own DIR, and no other option.")
         say(f"{checked}: {counted(api.check_pack(checked), 'file')} as packed")
         return
@@ -145,7 +197,7 @@ def pack(
         raise BadInput(
             "A space and a folder are needed.", hint="give both: `tuna cache pack SPACE DIR`"
         )
-    packed = api.pack_cache(space, folder, at, arch)
+    packed = api.pack_cache(space, folder, at, arch, chosen)
     kinds = {"kernel": packed.kernels, "best config": packed.best_configs, "other": packed.others}
     say(f"{folder}: {', '.join(counted(number, kind) for kind, number in kinds.items())}")
     for number, reason in (
@@ -155,4 +207,8 @@ def pack(
         if number:
             say(f"left out: {counted(number, 'key')} {reason}")
     where = at or folder.resolve()
-    say(f"TRITON_CACHE_DIR={where}/triton HELION_CACHE_DIR={where}/helion", wrap=False)
+    settings = [f"TRITON_CACHE_DIR={where}/triton", f"HELION_CACHE_DIR={where}/helion"]
+    for name, variables in SETTINGS.items():
+        if any(path.startswith(f"{name}/") for path in packed.files):
+            settings += [f"{variable}={where}/{name}" for variable in variables]
+    say(" ".join(settings), wrap=False)

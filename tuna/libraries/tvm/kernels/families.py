@@ -405,9 +405,7 @@ def packing_for(
     mode = Mode.NATIVE if packed else Mode.LAYER
     for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
         found = packing_of(core, FAMILIES[family], mode, width, epilogue, word_type)
-        steps = found[1]
-        in_words = steps is not None and "word" in steps
-        if steps is None or (extents_of(steps), in_words) == (tuple(weights), kind == "int32"):
+        if found[1] is None or (_type_of(found[1]), *extents_of(found[1])) == (kind, *weights):
             return found if any(found) else None
     raise BadInput(f"no kernel of the family {family} takes weights of {list(weights)}, {kind}")
 
@@ -416,6 +414,11 @@ def extents_of(steps: Steps) -> tuple[int, ...]:
     """Extents of a packed tensor."""
     extents = tuple(steps["split"][axis] for axis in steps["permuted"])
     return extents[:-1] if "word" in steps else extents
+
+
+def _type_of(steps: Steps) -> str:
+    """Type of packed weights."""
+    return "int32" if "word" in steps else str(steps.get("type", "float32"))
 
 
 def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
