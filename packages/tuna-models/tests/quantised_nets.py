@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 from nets import Net
 from onnx import numpy_helper
 
@@ -104,6 +105,18 @@ def operators() -> Any:
     z = net.constant(0.2), net.typed(128, np.uint8)
     found = net.add("QLinearMatMul", found, *y, w, *w_given, *z)
     return net.model(net.add("DequantizeLinear", found, *z))
+
+
+def bytes_alone() -> Any:
+    """A convolution whose input and answer are signed bytes, as an integer-only runtime has it."""
+    net = Quantised((1, 16, 9, 9), 13)
+    net.byte = np.int8
+    x = net.add("DequantizeLinear", "x", net.constant(0.03), net.typed(3, np.int8))
+    y, *_ = net.whole_numbers(net.quantised_conv(x, 24, 16, bias=True), 0.05, -7)
+    kind = onnx.TensorProto.INT8
+    model = net.model(y, inputs=[("x", kind, net.shape)], check=False)
+    model.graph.output[0].type.tensor_type.elem_type = kind
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def stem(byte: Any = np.uint8) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import tvm
 from command_lines import Ended
 from compiled import check
-from quantised_nets import Quantised, dynamic, operators, residual, stem
+from quantised_nets import Quantised, bytes_alone, dynamic, operators, residual, stem
 from test_plan import TARGET
 
 from tuna_models import build, importer, rules
@@ -37,8 +37,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (operators, 3),
         (stem, 9),
         (partial(stem, np.int8), 9),
+        (bytes_alone, 1),
     ],
-    ids=["residual", "in fp32", "dynamic", "epilogues", "operators", "stem", "signed"],
+    ids=["residual", "in fp32", "dynamic", "epilogues", "operators", "stem", "signed", "bytes"],
 )
 def test_each_quantised_tensor_is_that_of_the_reference(
     make: Any, tensors: int, tmp_path: Path
