@@ -33,7 +33,7 @@ def backend(in_space: SpaceDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     if importlib.util.find_spec("triton") is None:
         knobs = SimpleNamespace(cache=SimpleNamespace(dir=""))
         contents: dict[str, dict[str, Any]] = {
-            "triton": {"__version__": "3.8.0", "knobs": knobs},
+            "triton": {"__version__": "3.8.0", "__file__": "/no/triton.py", "knobs": knobs},
             "triton.runtime": {},
             "triton.runtime.cache": {"RemoteCacheBackend": _BackendOfTriton},
         }

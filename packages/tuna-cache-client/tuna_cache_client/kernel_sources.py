@@ -62,7 +62,7 @@ def kernel_sources(files: Mapping[str, bytes], without: Path) -> bytes:
                                                "sha256": }]}]
 
     A part is a function from its `def` on, or a constant: so many lines from that one on. A file
-    that cannot be read any more has none.
+    that cannot be read any more has none. Empty for a kernel whose sources are not known.
     """
     ended = (data for end in _INPUTS for name, data in files.items() if name.endswith(end))
     lines: dict[str, set[int]] = {}
@@ -74,7 +74,7 @@ def kernel_sources(files: Mapping[str, bytes], without: Path) -> bytes:
             digest, parts = _parts(path)
             taken = _used(parts, used)
             found.append({"path": path, "sha256": digest, "parts": taken})
-    return json.dumps(found).encode()
+    return json.dumps(found).encode() if found else b""
 
 
 def _read_parts(data: bytes) -> list[_Part]:

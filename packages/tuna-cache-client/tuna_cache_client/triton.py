@@ -76,12 +76,13 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
             return {}
 
     def _sources(self) -> bytes:
-        """Return the sources of the kernel that was compiled, for whoever packs it."""
+        """Return the sources of the kernel that was compiled, for whoever packs it; empty if
+        they are not known."""
         try:
             return kernel_sources(self._made, Path(triton.__file__).parent)
         except Exception as error:  # of a file that may be anything: the kernel is good without
             remote_space().tell("the sources of a kernel cannot be read", f"{self._key}: {error}")
-            return b"[]"
+            return b""
 
     def _local(self, names: Iterable[str]) -> dict[str, bytes]:
         try:
@@ -94,8 +95,9 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
         """Store a file, those of a kernel with their list, which Triton puts last; with times goes
         what was timed, which the file does not say."""
         if filename.startswith(INDEX):
-            files = {**self._made, sources_name(filename.removeprefix(INDEX)): self._sources()}
-            remote_space().put(self._key, stored_name(filename), joined(files))
+            if sources := self._sources():
+                self._made[sources_name(filename.removeprefix(INDEX))] = sources
+            remote_space().put(self._key, stored_name(filename), joined(self._made))
         elif filename.endswith(_SINGLE):
             headers = {"Tuna-Reporter": _reporter()} if filename.endswith(AUTOTUNE) else {}
             remote_space().put(self._key, filename, data, headers)
