@@ -17,7 +17,7 @@ from tvm import relax
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import TaskConfig
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
-from tuna.libraries.tvm.kernels.families import channels_in_blocks, in_blocks
+from tuna.libraries.tvm.kernels.packing import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.types import TYPES
 from tuna.libraries.tvm.problems import packed

@@ -2,7 +2,7 @@
 estimates, and its arguments as the kernel takes them. Imports TVM.
 
 A kernel takes the weights packed, and in native mode input and answer in blocks of channels
-(`kernels/families.py`). Each point is a MetaSchedule trace.
+(`kernels/packing.py`). Each point is a MetaSchedule trace.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from tuna.libraries.tvm.kernels.families import (
     FAMILIES,
     GEMM,
     Family,
-    Steps,
-    extents_of,
     is_signed_batch,
     packing_of,
     parts_of,
 )
 from tuna.libraries.tvm.kernels.gemm import Product
+from tuna.libraries.tvm.kernels.packing import Steps, extents_of
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.kernels.types import FP32, TYPES

@@ -14,7 +14,7 @@ added later, and from a directory that TVM wrote alone. `layers.json` is Tuna's 
 
 with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device
 was not quiet while its best record was measured, and `"packing"` if its kernel takes packed weights
-or tensors in blocks of channels: for each argument null or the steps of `kernels/families.py`.
+or tensors in blocks of channels: for each argument null or the steps of `kernels/packing.py`.
 """
 
 from __future__ import annotations

@@ -3,30 +3,7 @@ are packed, and which module has its kernels.
 
 Processes without TVM and NumPy read this table too; only `Family.kernel` imports TVM.
 
-Packing is data that a program without Tuna can follow. A tensor of the layer becomes an argument of
-the kernel in these steps, of which `layers.json` of an exported database has those that do
-something:
-
-    order      axes         transpose to this order: channels first, or a matrix as it is multiplied
-    turned     groups       weights K, C/groups, R, S of backward data: C, K/groups, R, S, both
-                            filter axes reversed
-    filled     extents      zeros up to these extents
-    groups     [g, m]       ... where the columns of group i of g begin at (i mod m) times their
-                            number
-    transform  matrix G     Winograd: R, S become G w GT, in double precision; these axes lead
-    split      extents      reshape
-    permuted   axes         transpose to this order; the result is contiguous, weights in fp32
-    type       type         ... or in this type
-    word       type         ... or in this type, the last axis as one word of 32 bits
-    offset     number       ... or plus this number, as unsigned bytes
-
-An argument that the layer does not have is made of one that it has:
-
-    of         place        the argument that it is made of
-    summed     factor       after `order`, the sums over all axes but the first, times the factor
-
-The answer of a kernel goes the way back: from `permuted` to `split` to `filled`, cut to the extents
-of the layer, to `order`.
+`packing.py` has the steps of the packing.
 """
 
 from __future__ import annotations
@@ -43,13 +20,12 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
+from tuna.libraries.tvm.kernels import packing
 from tuna.libraries.tvm.kernels import shape as shapes
-from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels.packing import Steps
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.types import TYPES, WORDS
+from tuna.libraries.tvm.kernels.types import TYPES
 
-#: Number of taps of the filters that Winograd's families take, in each direction
-TAPS = 3
 #: Maximum error over largest magnitude of the answer of direct sums in fp32, of up to 2,048
 #: channels and 3 x 3 taps
 DIRECT_ERROR = 1e-5
@@ -63,9 +39,6 @@ COMPENSATION, SIGN = "compensation", 128
 _WORD_TYPES = {DataType.BF16: ("bfloat16", ""), DataType.INT8: ("int8", "int16")}
 #: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
-#: Steps that pack a tensor
-Steps = dict[str, Any]
-_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
 @dataclass(frozen=True)
@@ -118,11 +91,11 @@ class Family:
     def packed_extents(self, shape: ConvShape) -> tuple[int, ...]:
         """Extents of the packed weights."""
         assert self.packing is not None, f"{self.name} has no packed weights"
-        return extents_of(self.packing(shape))
+        return packing.extents_of(self.packing(shape))
 
     def packed_taps(self, shape: ConvShape) -> int:
         """Number of values that the taps of one input and output channel become."""
-        return (self.outputs + TAPS - 1) ** 2 if self.outputs else math.prod(shape.taps)
+        return (self.outputs + packing.TAPS - 1) ** 2 if self.outputs else math.prod(shape.taps)
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
@@ -146,7 +119,7 @@ def _pointwise(shape: ConvShape, mode: Mode) -> bool:
 def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
     """3x3, stride 1, no groups, no dilation, and at least one tile wide and high."""
     plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
-    tiled = shape.filter == (TAPS, TAPS) and min(shape.out_size) >= outputs
+    tiled = shape.filter == (packing.TAPS, packing.TAPS) and min(shape.out_size) >= outputs
     return plain and tiled and not shape.image
 
 
@@ -181,95 +154,6 @@ def is_signed_batch(config: Config) -> bool:
     return parts_of(config) == (COMPENSATION,) and getattr(config, "batch_count", 1) > 1
 
 
-def _pack_direct(shape: ConvShape) -> Steps:
-    """The order in which a tile reads weights: the blocks that share a line side by side."""
-    if shape.word == 1:
-        split = [*_paired(shape), *shape.filter]
-        return _filled(shape) | {"split": split, "permuted": [0, 3, 6, 5, 4, 1, 2]}
-    *blocks, _ = _paired(shape)
-    if shape.row_words:
-        rows, words = shape.taps
-        return {
-            "filled": [shape.out_blocks * shape.block, shape.in_channels, rows, words * shape.word],
-            "split": [*blocks, 1, rows, words, shape.word],
-            "permuted": [0, 3, 6, 5, 4, 1, 2, 7],
-            "word": shape.word_type,
-        }
-    split = [*blocks, shape.in_words, shape.word, *shape.filter]
-    return _filled(shape) | {
-        "split": split,
-        "permuted": [0, 3, 7, 6, 4, 1, 2, 5],
-        "word": shape.word_type,
-    }
-
-
-def _pack_depthwise(shape: ConvShape) -> Steps:
-    if shape.tap_words:
-        high, words = shape.filter[0], shape.tap_words
-        return {
-            "filled": [shape.out_blocks * shape.block, 1, high, 4 * words],
-            "split": [shape.out_blocks, shape.block, high, words, 4],
-            "permuted": [0, 2, 3, 1, 4],
-            "word": shape.word_type,
-        }
-    return {
-        "filled": [shape.out_blocks * shape.block, 1, *shape.filter],
-        "split": [shape.out_blocks, shape.block, *shape.filter],
-        "permuted": [0, 2, 3, 1],
-    }
-
-
-def group_size(shape: ConvShape) -> int:
-    """Output channels whose weights lie side by side in `pointwise`: six with AVX2, where a tile of
-    six by two vectors is best."""
-    return 6 if shape.block == 8 else 4
-
-
-def _pack_pointwise(shape: ConvShape) -> Steps:
-    size = group_size(shape)
-    groups = math.ceil(shape.out_channels / size)
-    return {
-        "filled": [groups * size, shape.in_channels, *shape.filter],
-        "split": [groups, size, shape.in_channels],
-        "permuted": [0, 2, 1],
-    }
-
-
-def transformed_type(shape: ConvShape, outputs: int) -> str:
-    """Type of Winograd's weights: for layers in bf16 half of fp32's bytes and still 8 times as
-    exact as the layer's, but for F(6, 3), which multiplies errors by more than that."""
-    return "float16" if shape.word_type == "bfloat16" and outputs < 6 else "float32"
-
-
-def _pack_winograd(shape: ConvShape, outputs: int) -> Steps:
-    size, kind = outputs + TAPS - 1, transformed_type(shape, outputs)
-    matrix = transforms(outputs, TAPS).filter
-    return _filled(shape) | {
-        "transform": [[float(value) for value in row] for row in matrix],
-        **({} if kind == "float32" else {"type": kind}),
-        "split": [size, size, *_paired(shape)],
-        "permuted": [0, 1, 2, 5, 6, 3, 4],
-    }
-
-
-def _pack_backward_data(shape: ConvShape) -> Steps:
-    split = [shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter]
-    return _filled(shape) | {"split": split, "permuted": [0, 2, 4, 5, 3, 1]}
-
-
-def _filled(shape: ConvShape) -> Steps:
-    """Whole blocks of channels, merged groups side by side."""
-    channels = [shape.out_blocks * shape.block, shape.in_blocks * shape.in_block]
-    groups = {"groups": [shape.groups, shape.merged]} if shape.groups > 1 else {}
-    return {"filled": [*channels, *shape.filter], **groups}
-
-
-def _paired(shape: ConvShape) -> list[int]:
-    """Extents of the channels with the blocks that share a line of the cache together."""
-    blocks = shape.out_blocks // shape.paired
-    return [blocks, shape.paired, shape.block, shape.in_blocks, shape.in_block]
-
-
 def _winograd_family(outputs: int, error_bound: float) -> Family:
     return Family(
         name=f"winograd{outputs}",
@@ -277,7 +161,7 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
         algorithm="Winograd",
         module="winograd",
         applies=partial(_winograd, outputs=outputs),
-        packing=partial(_pack_winograd, outputs=outputs),
+        packing=partial(packing.winograd, outputs=outputs),
         error_bound=error_bound,
         outputs=outputs,
         data_types=(DataType.FP32, DataType.BF16),
@@ -285,9 +169,9 @@ def _winograd_family(outputs: int, error_bound: float) -> Family:
 
 
 _ROWS = (
-    Family("direct", "TvmConvTile", _direct, _pack_direct, data_types=tuple(TYPES), words=True),
-    Family("depthwise", "TvmConvDepthwise", _depthwise, _pack_depthwise, data_types=tuple(TYPES)),
-    Family("pointwise", "TvmConvPointwise", _pointwise, _pack_pointwise),
+    Family("direct", "TvmConvTile", _direct, packing.direct, data_types=tuple(TYPES), words=True),
+    Family("depthwise", "TvmConvDepthwise", _depthwise, packing.depthwise, data_types=tuple(TYPES)),
+    Family("pointwise", "TvmConvPointwise", _pointwise, packing.pointwise),
     _winograd_family(2, 5e-6),
     _winograd_family(4, 2e-5),
     _winograd_family(6, 1e-4),
@@ -295,7 +179,7 @@ _ROWS = (
         "backward_data",
         "TvmConvBackwardData",
         _backward_data,
-        _pack_backward_data,
+        packing.backward_data,
         direction=Direction.BACKWARD_DATA,
     ),
     Family(
@@ -339,18 +223,20 @@ def packing_of(
     answer: Steps | None = None
     summed: Steps = {"of": 1, "summed": -SIGN}
     if isinstance(core, GemmConfig):
-        weights = _panels(core, width, word_type) if native else None
+        weights = packing.panels(core, width, word_type) if native else None
         summed |= {} if core.trans_b else {"order": [1, 0]}
     elif isinstance(core, ConvConfig) and family.packing is not None:
         sizes = shapes.of(core, width, word_type)
-        order = {"order": _CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
+        order = {"order": packing.CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
         backward = core.direction is Direction.BACKWARD_DATA
         turned = {"turned": core.group_count} if backward else {}
         weights = {**order, **turned, **family.packing(sizes)}
         if native:
-            inputs = None if sizes.image else in_blocks(sizes.native_input(), core.in_layout)
-            bias = channels_in_blocks(sizes.out_blocks, width)
-            answer = in_blocks(sizes.native_output(), core.in_layout)
+            inputs = (
+                None if sizes.image else packing.in_blocks(sizes.native_input(), core.in_layout)
+            )
+            bias = packing.channels_in_blocks(sizes.out_blocks, width)
+            answer = packing.in_blocks(sizes.native_output(), core.in_layout)
             summed |= bias
     if COMPENSATION in epilogue:
         inputs = {**(inputs or {}), "offset": SIGN}
@@ -405,65 +291,9 @@ def packing_for(
     mode = Mode.NATIVE if packed else Mode.LAYER
     for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
         found = packing_of(core, FAMILIES[family], mode, width, epilogue, word_type)
-        if found[1] is None or (_type_of(found[1]), *extents_of(found[1])) == (kind, *weights):
+        if found[1] is None or (packing.type_of(found[1]), *packing.extents_of(found[1])) == (
+            kind,
+            *weights,
+        ):
             return found if any(found) else None
     raise BadInput(f"no kernel of the family {family} takes weights of {list(weights)}, {kind}")
-
-
-def extents_of(steps: Steps) -> tuple[int, ...]:
-    """Extents of a packed tensor."""
-    extents = tuple(steps["split"][axis] for axis in steps["permuted"])
-    return extents[:-1] if "word" in steps else extents
-
-
-def _type_of(steps: Steps) -> str:
-    """Type of packed weights."""
-    return "int32" if "word" in steps else str(steps.get("type", "float32"))
-
-
-def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
-    """Return the steps from a tensor in a layout to N, C/b, H, W, b with these extents."""
-    batch, blocks, height, width, size = extents
-    order = {"order": _CHANNELS_FIRST} if layout.endswith("C") else {}
-    return {
-        **order,
-        "filled": [batch, blocks * size, height, width],
-        "split": [batch, blocks, size, height, width],
-        "permuted": [0, 1, 3, 4, 2],
-    }
-
-
-def channels_in_blocks(blocks: int, size: int) -> Steps:
-    """Return the steps from a value for each channel to K/b, b."""
-    return {"filled": [blocks * size], "split": [blocks, size], "permuted": [0, 1]}
-
-
-def column_blocks(columns: int, width: int) -> int:
-    """Vectors of columns of a product that are computed: an even number if there are more than a
-    few."""
-    blocks = math.ceil(columns / width)
-    return blocks + blocks % 2 if blocks > 8 else blocks
-
-
-def _panels(config: GemmConfig, width: int, word_type: str) -> Steps:
-    """B as N/b, K, b, after the batch, if any; or with words of K."""
-    batch = [config.batch_count] if config.batch_count > 1 else []
-    blocks, lead = column_blocks(config.n, width), list(range(len(batch)))
-    first, second, third = (len(lead) + axis for axis in range(3))
-    order = {"order": [*lead, second, first]} if config.trans_b else {}
-    if word_type:
-        word = WORDS[word_type]
-        words = math.ceil(config.k / word)
-        return {
-            **order,
-            "filled": [*batch, words * word, blocks * width],
-            "split": [*batch, words, word, blocks, width],
-            "permuted": [*lead, third, first, third + 1, second],
-            "word": word_type,
-        }
-    return {
-        **order,
-        "filled": [*batch, config.k, blocks * width],
-        "split": [*batch, config.k, blocks, width],
-        "permuted": [*lead, second, first, third],
-    }

@@ -35,8 +35,9 @@ from tuna.configs.task import QUANTIZE
 from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.dots import Words, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import column_blocks, scalar_count
+from tuna.libraries.tvm.kernels.families import scalar_count
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
+from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
 from tuna.libraries.tvm.kernels.types import FP32, Types
 

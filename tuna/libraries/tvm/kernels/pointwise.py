@@ -22,8 +22,9 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.families import FAMILIES, group_size
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import Work
+from tuna.libraries.tvm.kernels.packing import group_size
 from tuna.libraries.tvm.kernels.shape import ConvShape, divisors
 from tuna.libraries.tvm.kernels.stages import Layer
 

@@ -47,9 +47,10 @@ from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
-from tuna.libraries.tvm.kernels.families import FAMILIES, transformed_type
-from tuna.libraries.tvm.kernels.families import TAPS as _TAPS
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import Work
+from tuna.libraries.tvm.kernels.packing import TAPS as _TAPS
+from tuna.libraries.tvm.kernels.packing import transformed_type
 from tuna.libraries.tvm.kernels.shape import divisors
 from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
 
