@@ -291,9 +291,9 @@ def packing_for(
     mode = Mode.NATIVE if packed else Mode.LAYER
     for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
         found = packing_of(core, FAMILIES[family], mode, width, epilogue, word_type)
-        if found[1] is None or (packing.type_of(found[1]), *packing.extents_of(found[1])) == (
-            kind,
-            *weights,
+        steps = found[1]
+        if steps is None or (
+            packing.type_of(steps) == kind and packing.extents_of(steps) == tuple(weights)
         ):
             return found if any(found) else None
     raise BadInput(f"no kernel of the family {family} takes weights of {list(weights)}, {kind}")
