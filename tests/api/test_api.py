@@ -146,6 +146,14 @@ def test_errors_are_raised_and_not_printed(layers: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_database_that_is_not_there_is_refused_before_a_result_that_is(tmp_path: Path) -> None:
+    """The result's folder may hold a file of the master's name already."""
+    master = tmp_path / "gfx90a.json"
+    master.write_text("{}")
+    with pytest.raises(BadInput, match=r"absent cannot be read: No such file"):
+        api.merge_databases(master, tmp_path / "absent", output=tmp_path)
+
+
 def test_jobs_are_canceled_and_retried_by_what_they_are(session: api.StartedSession) -> None:
     first = api.cancel(session.id, jobs=[1])
     assert (dict(first.states), first.workers_told) == ({"new": 1}, True)

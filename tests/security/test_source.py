@@ -44,9 +44,12 @@ _CALLS |= {
 }
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
 _OWN_LIBRARY = {
+    "benchmarks/gpu_run.py",
     "benchmarks/tvm.py",
+    "examples/run_model.py",
     "tuna/common/files.py",
     "tuna/libraries/probe.py",
+    "tuna/libraries/tvm/large_pages.py",
     "tuna/sandbox/child.py",
 }
 _OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp", "self_limits")}

@@ -167,7 +167,10 @@ def merge_databases(
     form: str | None = None,
 ) -> list[MergedDatabase]:
     """Merge databases, of which the later win, into copies of `master`, a database or a folder of
-    them, in `output`. Of tuning files the fastest entry of a key wins."""
+    them, in `output`. Of tuning files the fastest entry of a key wins. Raises BadInput."""
+    for path in (master, *targets):
+        if not path.exists():
+            raise BadInput(f"{path} cannot be read: No such file or directory.")
     masters = (
         sorted(path for path in master.iterdir() if path.is_file()) if master.is_dir() else [master]
     )

@@ -54,6 +54,7 @@ def import_model(
     session_id: int | None = None,
     precision: Precision | str = Precision.FP32,
     work: ModelWork | None = None,
+    start_workers: bool = False,
 ) -> ImportedModel:
     """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs
     with their counts.
@@ -64,7 +65,8 @@ def import_model(
     one value for the name of an open extent. Inputs with `values`, in the order of memory, become
     constants. Weights in files of their own are taken from the model's folder. With the `precision`
     bf16 its convolutions and products are computed in bf16: that is another version of the model,
-    with tasks of its own. `work`: where it is done, if that is open already.
+    with tasks of its own. `work`: where it is done, if that is open already; `start_workers`: those
+    that will measure get ready meanwhile, once the file could be read.
 
     Raises BadInput for a file that cannot be imported, with all the operators and open extents that
     are in the way, and for a target that lacks the precision; LibraryMissing without TVM or onnx.
@@ -78,6 +80,8 @@ def import_model(
         text, copy = folder / "module.py", folder / "model" / path.name
         files.lay_out(copy, data, {})
         places = process.call(WeightFiles, "locations", path=str(copy)).locations
+        if start_workers:
+            opened.start_workers()
         beside = {place: files.read_beside(path, place) for place in places}
         if beside:
             files.lay_out(copy, data, beside)

@@ -83,7 +83,6 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
     shapes, values = dict(map(shape_of, wanted.shapes)), dict(map(value_of, wanted.values))
     events = RunEvents(on_stored=stored)
     with api.open_work(session_id, model="", output=wanted.output, events=events) as work:
-        work.start_workers()
         imported = api.import_model(
             wanted.name or _name_of(file, wanted.precision),
             file,
@@ -92,6 +91,7 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
             values=values,
             precision=wanted.precision,
             work=work,
+            start_workers=True,
         )
         show_import(imported)
         name = f"{imported.model.name}@{imported.model.version}"
