@@ -140,11 +140,13 @@ RUNTIMES = {one.__name__: one for one in (tuna, onnxruntime, openvino, openvino_
 
 def main() -> None:
     """Serve turns until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a runtime prints is no answer
     runtime, model, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
     version, precision, run = RUNTIMES[runtime](model, threads)
     for _ in range(3):
         run()
-    print(json.dumps({"version": version, "precision": precision}), flush=True)
+    print(json.dumps({"version": version, "precision": precision}), file=answers, flush=True)
     clock = time.process_time if threads == 1 else time.perf_counter
     for line in sys.stdin:
         times_ms, end = [], time.perf_counter() + float(line)
@@ -152,7 +154,7 @@ def main() -> None:
             started = clock()
             run()
             times_ms.append(1e3 * (clock() - started))
-        print(json.dumps(times_ms), flush=True)
+        print(json.dumps(times_ms), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ _POINTS = 16
 #: Number of floats by which a row of a tile is padded: one line
 _LINE_FLOATS = 16
 _MAX_ROWS = 28
+#: Rows at multiples of this from each other share a set of L1
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
 
 def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
-    machine = product.machine
+    config, machine = product.config, product.machine
     high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
     tiles = sorted(_tiles(high, blocks, product), key=lambda tile: (sum_cycles(*tile), -tile[0]))
     unroll = 4 if product.steps % 4 == 0 else 1
@@ -211,9 +213,10 @@ def space(product: Product) -> list[GemmParams]:
         panels = blocks // tile[1]
         for passes in _passes(product.steps, tile[0], unroll, machine):
             kept = 4 * product.steps // passes * tile[1] * machine.floats
-            groups = divisors(panels, machine.l2_bytes // 2 // kept)
+            shared = max(1, config.batch_count * panels // machine.cores)  # a group for each core
+            groups = divisors(panels, min(machine.l2_bytes // 2 // kept, shared))
             for group in groups[::-1][:2] or [1]:
-                for copy_rows, copy_panels in _copies(product):
+                for copy_rows, copy_panels in _copies(product, tile[0]):
                     found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels, passes))
     return found[:_POINTS]
 
@@ -245,16 +248,19 @@ def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
     return [1]
 
 
-def _copies(product: Product) -> list[tuple[int, int]]:
-    """Which of the matrices are copied, the likelier first: a copy pays when it is used often."""
+def _copies(product: Product, tile_rows: int) -> list[tuple[int, int]]:
+    """Which of the matrices are copied, the likelier first: a copy pays when it is used often, and
+    of rows where they would fill a set of L1; else they take 4 to 8 % less time in place."""
     config = product.config
     rows_must = _row_count(product) > config.m
     many = 2 if config.trans_a else 1
     panels_must = config.n % product.machine.floats != 0 or config.trans_b
-    rows = [many] if rows_must else ([many, 0] if config.n > 64 else [0, many])
+    ways = product.machine.l1_bytes // _PAGE_BYTES
+    clashing = config.n > 64 and 4 * config.k % _PAGE_BYTES == 0 and 2 * tile_rows > ways
+    rows = [many] if rows_must else ([many, 0] if clashing else [0, many])
     panels = [1] if panels_must else ([1, 0] if config.m > 64 else [0, 1])
     if product.words is not None:  # words are read from copies alone
-        rows, panels = [1, 2], [1]
+        rows, panels = ([1, 2] if product.machine.cores > 1 else [2, 1]), [1]
     if product.mode is Mode.NATIVE:
         panels = [0]
     return [(row, panel) for panel in panels for row in rows]
