@@ -20,7 +20,7 @@ from tuna.exports.database_files import Diff, MergeReport, check, diff, merge_al
 from tuna.exports.importer import import_db
 from tuna.exports.intake import ImportReport, import_reported
 from tuna.exports.registry import exporter_of
-from tuna.exports.tuning_file import TuningFile
+from tuna.exports.tuning_file import ReportedExporter, TuningFile
 from tuna.exports.write import kernels_of
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
@@ -50,8 +50,9 @@ def export(session_id: int, form: str, directory: Path, **options: Any) -> Expor
 
 
 def forms_of(library: str) -> list[str]:
-    """The forms of export that suit a library: its own, and JSON."""
-    return [*(exporter.form for exporter in get_library(library).exporters), "json"]
+    """The forms of export that suit a library's results: its own, and JSON."""
+    own = get_library(library).exporters
+    return [*(one.form for one in own if not isinstance(one, ReportedExporter)), "json"]
 
 
 def export_golden(

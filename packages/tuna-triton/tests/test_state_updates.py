@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_triton_exports import checked
 
+from tuna import api
 from tuna.exports.registry import exporter_of
 from tuna_triton.state_update_forms import StateUpdateFolder, StateUpdateTimes
 
@@ -111,3 +112,9 @@ def test_a_line_that_is_no_time_is_counted_with_its_reason(
     ((told, numbers),) = found.bad.items()
     assert told.startswith(why)
     assert numbers == [3]
+
+
+def test_a_run_that_ends_writes_no_form_of_reported_times() -> None:
+    forms = api.forms_of("triton")
+    assert "vllm-moe" in forms
+    assert not {"vllm-ssu", "flashinfer", "flashinfer-json"} & set(forms)
