@@ -21,7 +21,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape
-from tuna.libraries.tvm.kernels.dots import words_of
+from tuna.libraries.tvm.kernels.dots import word_type_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
     FAMILIES,
@@ -98,14 +98,13 @@ class FamilyProblem:
     def packing(self) -> list[Steps | None]:
         """The steps to each argument of the kernel."""
         layer = self.layer
-        words = words_of(layer.types, layer.machine)
         return packing_of(
             self.config,
             self.family,
             layer.mode,
             layer.machine.floats,
             layer.epilogue.parts,
-            "" if words is None else words.weights,
+            word_type_of(layer.types, layer.machine),
         )
 
     def inputs(self, *given: Any) -> list[Any]:
@@ -182,9 +181,8 @@ def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHI
     if not shape.supported(config):
         return None
     cpu, types = machine.from_target(target), TYPES[config.data_type]
-    words = words_of(types, cpu)
-    word_type = "" if words is None else words.weights
-    return Layer(shape.of(config, cpu.floats, word_type), mode, cpu, epilogue, types)
+    sizes = shape.of(config, cpu.floats, word_type_of(types, cpu))
+    return Layer(sizes, mode, cpu, epilogue, types)
 
 
 def estimate(

@@ -62,7 +62,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     w = te.placeholder(FAMILIES["depthwise"].packed_extents(shape), name="W", dtype=kind)
     if words:
         columns, dw = words, 4
-    scalars = stages.scalars_of(layer)
+    scalars = stages.scalars_of(layer.epilogue, pads=pads(shape))
     data = _padded_copy(x, layer, scalars if pads(shape) else None)
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
 
@@ -101,11 +101,7 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
     if layer.machine.cores > 1:
         sch.parallel(image)
     cleared = sch.decompose_reduction(sums, inner[0])
-    if lanes:
-        stages.unroll_and_vectorize(sch, cleared, 3)
-    else:
-        for loop in sch.get_loops(cleared)[3:]:
-            sch.unroll(loop)
+    stages.unroll_and_vectorize(sch, cleared, 3, of_lanes=not lanes)
     if copies(layer):
         sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])

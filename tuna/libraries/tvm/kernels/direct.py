@@ -75,7 +75,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W", dtype=kind)
     asked = asks_ahead(layer)
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if asked else w
-    read, scalars = stages.reader(x, layer), stages.scalars_of(layer)
+    read, scalars = stages.reader(x, layer), stages.scalars_of(layer.epilogue, pads=any(shape.pad))
     copied = functools.partial(
         stages.padded_copy, read, layer, words=words, scalars=scalars if any(shape.pad) else None
     )
@@ -182,11 +182,7 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
         depth = len(outer)
         stages.schedule_answer(sch, layer, v, depth, merged)
         cleared = sch.decompose_reduction(sums, c)
-        if lanes:
-            stages.unroll_and_vectorize(sch, cleared, depth)
-        else:
-            for loop in sch.get_loops(cleared)[depth:]:
-                sch.unroll(loop)
+        stages.unroll_and_vectorize(sch, cleared, depth, of_lanes=not lanes)
     if copies(layer):
         placed = together > 1 or shared
         if placed:

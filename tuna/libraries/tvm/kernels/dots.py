@@ -34,8 +34,6 @@ define linkonce_odr <16 x float> @tuna_dpbf16(<16 x float> %sums, <16 x i32> %x,
   ret <16 x float> %found
 }
 """
-
-
 #: A function for words of four taps of each lane: of pixels side by side, each with its lanes
 _TAPS = """
 declare <{n} x i32> @llvm.x86.avx512.vpdpbusd.{bits}(<{n} x i32>, <{m} x i8>, <{m} x i8>)
@@ -104,9 +102,10 @@ def words_of(types: Types, machine: Machine) -> Words | None:
     return None
 
 
-def takes_taps(types: Types, machine: Machine) -> bool:
-    """Whether there is an instruction for words of four taps of bytes."""
-    return types.data_type is DataType.INT8 and "vnni" in machine.words
+def word_type_of(types: Types, machine: Machine) -> str:
+    """The type of the weights in these words, empty for single values (`ConvShape.word_type`)."""
+    words = words_of(types, machine)
+    return "" if words is None else words.weights
 
 
 def product(kind: str, x: Any, w: Any, inside: Any = None) -> Any:

@@ -252,9 +252,15 @@ def packing_of(
 
 
 def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
+    """Return `arguments_of` the epilogue of a layer."""
+    pads = isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
+    return arguments_of(epilogue, pads=pads)
+
+
+def arguments_of(epilogue: Sequence[str], *, pads: bool) -> list[str]:
     """Return the names of the arguments of a kernel between the weights and the answer: BIAS,
     COMPENSATION, FACTOR and OFFSET are a value for each channel; RESIDUAL has the extents of the
-    answer.
+    answer. `pads`: the input is padded.
 
     SCALARS are one array: the value of the padding; for each QUANTIZE the least and the largest
     whole number without the zero point, and the zero point, which is added to what is written; for
@@ -263,7 +269,6 @@ def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
     """
     if DEQUANTIZE not in epilogue:
         return [part for part in (COMPENSATION, BIAS, RESIDUAL) if part in epilogue]
-    pads = isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
     scalars = [SCALARS] if pads or QUANTIZE in epilogue else []
     return [FACTOR, OFFSET, *scalars, *([RESIDUAL] if RESIDUAL in epilogue else [])]
 

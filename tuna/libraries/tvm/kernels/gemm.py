@@ -31,11 +31,9 @@ import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
-from tuna.configs.task import QUANTIZE
 from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.dots import Words, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import scalar_count
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
@@ -127,9 +125,7 @@ def workload(product: Product) -> tvm.IRModule:
 
     sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
-    scalars = None
-    if QUANTIZE in wanted.parts:
-        scalars = te.placeholder((scalar_count(wanted.parts),), name="P", dtype="float32")
+    scalars = stages.scalars_of(wanted)
     added, value = stages.epilogue_arguments(wanted, types, (config.n,), extents, scalars)
 
     def written(*index: Any) -> Any:
@@ -180,13 +176,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     if product.machine.cores > 1:
         sch.parallel(j)
     init = sch.decompose_reduction(sums, first)
-    if not lanes:
-        for loop in sch.get_loops(init)[depth if whole else -1 :]:
-            sch.unroll(loop)
-    elif whole:
-        stages.unroll_and_vectorize(sch, init, depth)
-    else:
-        sch.vectorize(sch.get_loops(init)[-1])
+    stages.unroll_and_vectorize(sch, init, depth if whole else -1, of_lanes=not lanes)
     if params.copy_rows:
         if params.copy_rows == 1:
             sch.compute_at(rows, i, preserve_unit_loops=True)

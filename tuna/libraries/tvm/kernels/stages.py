@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
-from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL
+from tuna.configs.task import BIAS, RESIDUAL
 from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
@@ -20,6 +20,7 @@ from tuna.libraries.tvm.kernels.families import (
     OFFSET,
     SCALARS,
     SIGN,
+    arguments_of,
     scalar_count,
 )
 from tuna.libraries.tvm.kernels.machine import Machine
@@ -31,6 +32,8 @@ PAD, OUT, FLAT = "pad", "out", "flat"
 #: Maximum of multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers
 #: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
+#: Names of the arguments with a value for each channel
+_NAMES = {BIAS: "B", COMPENSATION: "Z", FACTOR: "M", OFFSET: "B"}
 #: A prefetch of data into L2, for reading, that touches no memory of the program: where arrays may
 #: overlap, as for all that LLVM knows in a function for threads, sums otherwise are stored before
 #: each, for it may read them.
@@ -169,13 +172,12 @@ def inside(
     return found
 
 
-def scalars_of(layer: Layer) -> Any:
-    """The placeholder of the scalars of an epilogue (`families.added_arguments`), None where it has
+def scalars_of(epilogue: Epilogue, *, pads: bool = False) -> Any:
+    """The placeholder of the scalars of an epilogue (`families.arguments_of`), None where it has
     none."""
-    pads = DEQUANTIZE in layer.epilogue.parts and any(layer.shape.pad)
-    if not pads and QUANTIZE not in layer.epilogue.parts:
+    if SCALARS not in arguments_of(epilogue.parts, pads=pads):
         return None
-    return te.placeholder((scalar_count(layer.epilogue.parts),), name="P", dtype="float32")
+    return te.placeholder((scalar_count(epilogue.parts),), name="P", dtype="float32")
 
 
 def padding_of(layer: Layer, scalars: Any, kind: str) -> Any:
@@ -190,17 +192,16 @@ def epilogue_arguments(
 ) -> tuple[list[Any], Callable[..., Any]]:
     """The placeholders of an epilogue, for `channels` and an answer of `extents`, and a function
     that returns a value of the answer from its sum, its index, and that of its channel."""
-    parts, given = wanted.parts, dict[str, Any]()
-    names = {FACTOR: "M", OFFSET: "B"} if DEQUANTIZE in parts else {}
-    if COMPENSATION in parts:
-        given[COMPENSATION] = te.placeholder(tuple(channels), name="Z", dtype=types.sums)
-    for part, name in (names | ({BIAS: "B"} if BIAS in parts else {})).items():
-        given[part] = te.placeholder(tuple(channels), name=name, dtype="float32")
-    if scalars is not None:
-        given[SCALARS] = scalars
-    if RESIDUAL in parts:
-        kind = wanted.residual_type(types)
-        given[RESIDUAL] = te.placeholder(tuple(extents), name="R", dtype=kind)
+    given = dict[str, Any]()
+    for part in arguments_of(wanted.parts, pads=scalars is not None):
+        if part == SCALARS:
+            given[part] = scalars
+        elif part == RESIDUAL:
+            kind = wanted.residual_type(types)
+            given[part] = te.placeholder(tuple(extents), name="R", dtype=kind)
+        else:
+            kind = types.sums if part == COMPENSATION else "float32"
+            given[part] = te.placeholder(tuple(channels), name=_NAMES[part], dtype=kind)
 
     def value(found: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
         def of(part: str) -> Any:
@@ -281,12 +282,13 @@ def module_of(arguments: Sequence[Any], change: Callable[[Any], Any] | None = No
     return tvm.IRModule({"main": function})
 
 
-def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
-    """Unroll the loops of `block` below `depth`, but vectorise the last."""
+def unroll_and_vectorize(sch: Any, block: Any, depth: int, *, of_lanes: bool = False) -> None:
+    """Unroll the loops of `block` below `depth`, but vectorise the last, unless the block is one
+    `of_lanes`, all of them at once."""
     *outer, last = sch.get_loops(block)[depth:]
     for loop in outer:
         sch.unroll(loop)
-    sch.vectorize(last)
+    (sch.unroll if of_lanes else sch.vectorize)(last)
 
 
 def answer_block(sch: Any, merged: int = 1) -> Any:

@@ -18,21 +18,15 @@ class Types:
 
     data_type: DataType  #: type of the layer
     input: str  #: type of the input, of a residual, and of the answer unless the epilogue says
-    weights: str
     sums: str
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a value of the input."""
-        return {"float32": 4, "bfloat16": 2, "uint8": 1}[self.input]
 
 
 #: Number of values in a word of 32 bits by their type; empty: no words
 WORDS = {"": 1, "bfloat16": 2, "int16": 2, "int8": 4}
-FP32 = Types(DataType.FP32, "float32", "float32", "float32")
+FP32 = Types(DataType.FP32, "float32", "float32")
 #: Products are exact in fp32, and sums are fp32
-BF16 = Types(DataType.BF16, "bfloat16", "bfloat16", "float32")
+BF16 = Types(DataType.BF16, "bfloat16", "float32")
 #: Signed inputs are stored with 128 added; sums are exact
-INT8 = Types(DataType.INT8, "uint8", "int8", "int32")
+INT8 = Types(DataType.INT8, "uint8", "int32")
 #: Types by the layer's
 TYPES = {types.data_type: types for types in (FP32, BF16, INT8)}
