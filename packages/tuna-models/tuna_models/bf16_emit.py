@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ class Bf16Emitter(Emitter):
             if leaf in self._plain:
                 self._narrow[leaf] = self._builder.emit(relax.op.astype(self._plain[leaf], BF16))
             elif leaf in self._narrow_blocks:
-                self._narrow[leaf] = self._from_blocks(leaf, self._narrow_blocks[leaf], BF16, BF16)
+                self._narrow[leaf] = self._from_blocks(leaf, self._narrow_blocks[leaf], BF16)
             else:
                 self._narrow[leaf] = self._from_blocks(leaf, self._blocks[leaf], FP32, BF16)
         return self._narrow[leaf]
@@ -85,19 +84,10 @@ class Bf16Emitter(Emitter):
             if var in self._blocks:
                 value = self._builder.emit(relax.op.astype(self._blocks[var], BF16))
                 self._narrow_blocks[var] = value
+            elif var in self._narrow:
+                self._narrow_blocks[var] = self._to_blocks(var, self._narrow[var], BF16)
             else:
-                source = self._narrow.get(var)
-                kind = FP32 if source is None else BF16
-                shape = extents(var)
-                assert shape is not None
-                function = self._add(
-                    ("block", shape, kind, BF16),
-                    lambda: blocked.to_blocks(shape, self._block, kind, BF16),
-                    "to_blocks",
-                )
-                given = self._plain[var] if source is None else source
-                extended = blocked.blocked_extents(shape, self._block)
-                self._narrow_blocks[var] = self._call(function, [given], extended, BF16)
+                self._narrow_blocks[var] = self._to_blocks(var, self._plain[var], FP32, BF16)
         return self._narrow_blocks[var]
 
     def _converted(self, value: Any) -> Any:
@@ -108,16 +98,6 @@ class Bf16Emitter(Emitter):
             function = conversions.of(shape)
             self._conversions[shape] = self._builder.add_func(function, "to_fp32")
         return self._call(self._conversions[shape], [value], shape, FP32)
-
-    def _from_blocks(self, var: Any, value: Any, kind: str, found: str) -> Any:
-        shape = extents(var)
-        assert shape is not None
-        function = self._add(
-            ("unblock", shape, kind, found),
-            lambda: blocked.from_blocks(shape, self._block, kind, found),
-            "from_blocks",
-        )
-        return self._call(function, [value], shape, found)
 
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
@@ -150,26 +130,16 @@ class Bf16Emitter(Emitter):
         else:
             self._narrow_blocks[group.answer] = value
 
-    def _window(
-        self, group: FusionGroup, window: blocked.Window, found: tuple[int, ...], *, image: bool
-    ) -> Any:
+    def _window_source(self, group: FusionGroup, window: blocked.Window) -> tuple[Any, str, str]:
         if not _is_bf16(group):
-            return super()._window(group, window, found, image=image)
-        shape, var = extents(group.input), group.input
-        assert shape is not None
-        forms = (
-            (self._narrow_blocks, self._blocks) if window.blocked else (self._narrow, self._plain)
-        )
-        kind = FP32 if var in forms[1] and var not in forms[0] else BF16
-        narrow, wide = (
-            (self.narrow_blocks, self.blocks) if window.blocked else (self.narrow, self.plain)
-        )
-        function = self._add(
-            ("window", shape, window, image, kind),
-            lambda: blocked.window(shape, self._block, window, image=image, kind=kind, found=BF16),
-            "window",
-        )
-        return self._call(function, [(narrow if kind == BF16 else wide)(var)], found, BF16)
+            return super()._window_source(group, window)
+        var, in_blocks = group.input, window.blocked
+        narrow, wide = self._narrow, self._plain
+        if in_blocks:
+            narrow, wide = self._narrow_blocks, self._blocks
+        if var in wide and var not in narrow:  # the copy rounds
+            return wide[var], FP32, BF16
+        return self.narrow_blocks(var) if in_blocks else self.narrow(var), BF16, BF16
 
     def _reads_blocks(self, sources: Any) -> bool:
         return super()._reads_blocks(sources) or any(
@@ -179,8 +149,7 @@ class Bf16Emitter(Emitter):
     def _block_function(
         self, node: Node, found: block_operators.BlockFunction, shape: tuple[int, ...]
     ) -> None:
-        make = partial(found.make, kind=BF16)
-        function = self._add((found.name, *found.key, BF16), make, found.name)
+        function = self._of_blocks(found, BF16)
         sources = [self.narrow_blocks(source) for source in found.sources]
         if found.plain is None:
             extended = blocked.blocked_extents(shape, self._block)

@@ -1,7 +1,7 @@
 """Finds the function on blocks of channels that computes an operator of a model: pooling, averages,
 padding, and channels put together or taken apart. Imports TVM.
 
-Operators on single values need none: they are the same in blocks (`emit.py`).
+Operators on single values need none: they are the same in blocks (`elementwise.py`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ def find(node: Node, graph: Graph, block: int) -> BlockFunction | None:
     return finder(node, shape, block)
 
 
-def _max_pool(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction | None:
+def max_pool(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction | None:
+    """The function of a pool with an answer of the extents `shape`, of values of any type."""
     given = extents(node.args[0])
     if given is None or node.attrs.layout != "NCHW":
         return None
-    extended, pool = blocked.blocked_extents(given, block), pooling(node)
+    extended, pool = blocked.blocked_extents(given, block), _pooling(node)
     make = partial(blocked.max_pool, extended, shape[2:], pool)
     return BlockFunction("max_pool", (extended, shape, pool), make, node.args[:1])
 
@@ -58,7 +59,7 @@ def _average_pool(node: Node, shape: tuple[int, ...], block: int) -> BlockFuncti
     given, attrs = extents(node.args[0]), node.attrs
     if given is None or attrs.layout != "NCHW" or {int(step) for step in attrs.dilation} != {1}:
         return None
-    extended, pool, padded = blocked.blocked_extents(given, block), pooling(node), False
+    extended, pool, padded = blocked.blocked_extents(given, block), _pooling(node), False
     if bool(attrs.count_include_pad):
         (high, wide), (top, left, bottom, right) = given[2:], pool.pad
         padded = any(pool.pad)
@@ -69,7 +70,8 @@ def _average_pool(node: Node, shape: tuple[int, ...], block: int) -> BlockFuncti
     return BlockFunction("average_pool", (extended, shape, pool, padded), make, node.args[:1])
 
 
-def _mean(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction | None:
+def mean(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction | None:
+    """The function of a mean of whole images, of values of any type."""
     given = extents(node.args[0])
     if given is None or len(given) != 4:
         return None
@@ -137,7 +139,7 @@ def _padded(source: Any, padding: pads.Padding, block: int) -> BlockFunction | N
     return BlockFunction("window", (shape, window, False), make, [source])
 
 
-def pooling(node: Node) -> blocked.Pooling:
+def _pooling(node: Node) -> blocked.Pooling:
     attrs = node.attrs
     pad = [int(value) for value in attrs.padding]
     (sh, sw), (dh, dw), (rows, columns) = (
@@ -148,9 +150,9 @@ def pooling(node: Node) -> blocked.Pooling:
 
 
 _FINDERS: dict[str, Callable[[Node, tuple[int, ...], int], BlockFunction | None]] = {
-    "nn.max_pool2d": _max_pool,
+    "nn.max_pool2d": max_pool,
     "nn.avg_pool2d": _average_pool,
-    "mean": _mean,
+    "mean": mean,
     "concat": _concat,
     "strided_slice": _slice,
 }

@@ -21,7 +21,7 @@ from tuna.libraries.tvm.kernels.packing import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.types import TYPES
 from tuna.libraries.tvm.problems import packed
-from tuna_models import block_operators, blocked, fillers
+from tuna_models import block_operators, blocked, elementwise, fillers
 from tuna_models.graph import (
     RESHAPES,
     Graph,
@@ -33,17 +33,6 @@ from tuna_models.graph import (
 )
 from tuna_models.groups import FusionGroup
 from tuna_models.segments import Cut
-
-#: Operators on single values that work on blocks, with finite answers for the zeros that fill the
-#: last block: kernels read them and multiply them by zero.
-_ELEMENTWISE = {
-    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
-    *("negative", "abs", "exp", "sigmoid", "tanh"),
-    *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
-}
-
-#: Numbers of axes of tensors that can be in blocks.
-IMAGES = (3, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -122,27 +111,32 @@ class Emitter:
     def plain(self, var: Any) -> Any:
         """The value in the model's own layout."""
         if var not in self._plain:
-            shape = extents(var)
-            assert shape is not None
-            kind = str(var.ty.dtype)
-            function = self._add(
-                ("unblock", shape, kind),
-                lambda: blocked.from_blocks(shape, self._block, kind),
-                "from_blocks",
-            )
-            self._plain[var] = self._call(function, [self._blocks[var]], shape, kind)
+            self._plain[var] = self._from_blocks(var, self._blocks[var], str(var.ty.dtype))
         return self._plain[var]
 
     def blocks(self, var: Any) -> Any:
         """The value in blocks of channels."""
         if var not in self._blocks:
-            shape = extents(var)
-            assert shape is not None
-            make = partial(blocked.to_blocks, shape, self._block)
-            function = self._add(("block", shape), make, "to_blocks")
-            extended = blocked.blocked_extents(shape, self._block)
-            self._blocks[var] = self._call(function, [self._plain[var]], extended)
+            self._blocks[var] = self._to_blocks(var, self._plain[var], blocked.FP32)
         return self._blocks[var]
+
+    def _from_blocks(self, var: Any, value: Any, kind: str, found: str = "") -> Any:
+        """The value of a variable, blocks of type `kind`, in the model's layout; as type `found`,
+        by default the same."""
+        shape, found = extents(var), found or kind
+        assert shape is not None
+        make = partial(blocked.from_blocks, shape, self._block, kind, found)
+        function = self._add(("unblock", shape, kind, found), make, "from_blocks")
+        return self._call(function, [value], shape, found)
+
+    def _to_blocks(self, var: Any, value: Any, kind: str, found: str = "") -> Any:
+        """The value of a variable, in the model's layout and of type `kind`, in blocks; as type
+        `found`, by default the same."""
+        shape, found = extents(var), found or kind
+        assert shape is not None
+        make = partial(blocked.to_blocks, shape, self._block, kind, found)
+        function = self._add(("block", shape, kind, found), make, "to_blocks")
+        return self._call(function, [value], blocked.blocked_extents(shape, self._block), found)
 
     def _leaf(self, leaf: Any) -> Any:
         """Return a variable in the model's layout, or a constant.
@@ -203,21 +197,35 @@ class Emitter:
     def _read(self, group: FusionGroup, shape: ConvShape) -> Any:
         """The input of a convolution as its kernel takes it."""
         if group.window is not None:
-            return self._window(group, group.window, shape.native_input(), image=shape.image)
+            source, sizes = self._window_source(group, group.window), shape.native_input()
+            return self._window(group.input, group.window, sizes, source, image=shape.image)
         if not shape.image:
             return self._kernel_blocks(group, group.input)
         return self._shaped(self._kernel_plain(group, group.input), shape.native_input())
 
+    def _window_source(self, group: FusionGroup, window: blocked.Window) -> tuple[Any, str, str]:
+        """What a window is copied from, its type, and the type of the copy."""
+        read = self.blocks if window.blocked else self.plain
+        return read(group.input), blocked.FP32, blocked.FP32
+
     def _window(
-        self, group: FusionGroup, window: blocked.Window, found: tuple[int, ...], *, image: bool
+        self,
+        var: Any,
+        window: blocked.Window,
+        sizes: tuple[int, ...],
+        source: tuple[Any, str, str],
+        *,
+        image: bool,
     ) -> Any:
-        """A copy of a window of a group's input, in blocks or an image."""
-        shape, var = extents(group.input), group.input
+        """A copy of a window of a variable's value, with the extents `sizes`, in blocks or an
+        image; `source` is as `_window_source` returns it."""
+        shape, (value, kind, found) = extents(var), source
         assert shape is not None
-        make = partial(blocked.window, shape, self._block, window, image=image)
-        function = self._add(("window", shape, window, image), make, "window")
-        source = self.blocks(var) if window.blocked else self.plain(var)
-        return self._call(function, [source], found)
+        make = partial(
+            blocked.window, shape, self._block, window, image=image, kind=kind, found=found
+        )
+        function = self._add(("window", shape, window, image, kind, found), make, "window")
+        return self._call(function, [value], sizes, found)
 
     def _product_call(
         self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str
@@ -259,7 +267,7 @@ class Emitter:
         """Emit an operator in blocks, if an input is there and the operator supports it."""
         if isinstance(node.value, relax.TupleGetItem) and self._normalised(node):
             return True
-        if self._is_elementwise(node):
+        if elementwise.works(node, self._block):
             return self._reads_blocks(node.args) and self._elementwise(node)
         found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
         if found is None or shape is None or not self._reads_blocks(found.sources):
@@ -271,7 +279,7 @@ class Emitter:
         self, node: Node, found: block_operators.BlockFunction, shape: tuple[int, ...]
     ) -> None:
         """Emit the function on blocks of an operator."""
-        function = self._add((found.name, *found.key), found.make, found.name)
+        function = self._of_blocks(found, blocked.FP32)
         sources = [self.blocks(source) for source in found.sources]
         if found.plain is None:
             extended = blocked.blocked_extents(shape, self._block)
@@ -280,13 +288,18 @@ class Emitter:
         else:
             self._plain[node.var] = self._shaped(self._call(function, sources, found.plain), shape)
 
+    def _of_blocks(self, found: block_operators.BlockFunction, kind: str) -> Any:
+        """The function on blocks of values of type `kind`."""
+        make = partial(found.make, kind=kind)
+        return self._add((found.name, *found.key, kind), make, found.name)
+
     def _normalised(self, node: Node) -> bool:
         """Emit a batch normalisation that is part of no convolution as a product and a sum."""
         maker, shape = self._graph.maker(node.value.tuple_value), extents(node.var)
         if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
             return False
         values = scale_and_shift(maker)
-        if values is None or shape is None or len(shape) not in IMAGES:
+        if values is None or shape is None or len(shape) not in elementwise.IMAGES:
             return False
         if not self._reads_blocks(maker.args[:1]) or str(node.var.ty.dtype) != "float32":
             return False
@@ -304,22 +317,15 @@ class Emitter:
     def _reads_blocks(self, sources: Sequence[Any]) -> bool:
         return any(isinstance(each, relax.Var) and each in self._blocks for each in sources)
 
-    def _is_elementwise(self, node: Node) -> bool:
-        if node.op != "divide":
-            return node.op in _ELEMENTWISE
-        values, shape = constant_of(node.args[1]), extents(node.var)
-        whole = shape is not None and len(shape) in IMAGES and shape[1] % self._block == 0
-        return whole or (values is not None and values.size == 1 and bool(np.all(values)))
-
     def _elementwise(self, node: Node) -> bool:
         shape = extents(node.var)
         if (
             shape is None
-            or len(shape) not in IMAGES
+            or len(shape) not in elementwise.IMAGES
             or getattr(node.var.ty, "dtype", None) != "float32"
         ):
             return False
-        if not all(self._fits(arg, shape) for arg in node.args):
+        if not all(elementwise.fits(arg, shape, self._block) for arg in node.args):
             return False
         filler = fillers.bound(node.op, [self._filler(arg) for arg in node.args])
         if shape[1] % self._block and filler > fillers.LARGEST:
@@ -337,21 +343,6 @@ class Emitter:
             return self._fillers.get(arg, 0.0)
         values = constant_of(arg)
         return float(abs(values.reshape(()))) if values is not None and values.size == 1 else 0.0
-
-    def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
-        """Whether an elementwise operator's argument fits blocks: one value, or all channels."""
-        values = constant_of(arg)
-        if values is not None and not np.all(np.isfinite(values)):
-            return False  # zero times infinity is NaN
-        if values is not None and values.size == 1:
-            return True
-        given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape
-        if values is None and not isinstance(arg, relax.Var):
-            return given is None  # a bound of a clip
-        if given is None or len(given) != len(shape) or given[1] != shape[1]:
-            return False
-        images = (blocked.blocked_extents(each, self._block)[0] for each in (given, shape))
-        return next(images) in (1, next(images))  # so that frames are those of the same batch
 
     def _operand(self, arg: Any) -> Any:
         if isinstance(arg, relax.Var):

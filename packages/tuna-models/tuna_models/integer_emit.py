@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna_models import block_operators, blocked, byte_functions
-from tuna_models.emit import IMAGES, Chosen, Emitter, name_of
+from tuna_models.elementwise import IMAGES
+from tuna_models.emit import Chosen, Emitter, name_of
 from tuna_models.graph import RESHAPES, Graph, Node, extents
 from tuna_models.groups import FusionGroup
 from tuna_models.integer_groups import Addition, IntegerGroup, IntegerGroups
@@ -56,16 +56,8 @@ class IntegerEmitter(Emitter):
         """Whole numbers as bytes, in the model's own layout."""
         base = self._integers.bases[var]
         if base not in self._bytes:
-            shape = extents(base)
-            assert shape is not None
             if base in self._byte_blocks:
-                function = self._add(
-                    ("unblock", shape, _BYTES),
-                    lambda: blocked.from_blocks(shape, self._block, _BYTES),
-                    "from_blocks",
-                )
-                given = [self._byte_blocks[base]]
-                self._bytes[base] = self._call(function, given, shape, _BYTES)
+                self._bytes[base] = self._from_blocks(base, self._byte_blocks[base], _BYTES)
             else:
                 self._bytes[base] = self._as_bytes(base, self.plain(base))
         return self._bytes[base]
@@ -77,18 +69,8 @@ class IntegerEmitter(Emitter):
             if base in self._blocks and base not in self._bytes:
                 self._byte_blocks[base] = self._as_bytes(base, self._blocks[base])
             else:
-                self._byte_blocks[base] = self._in_byte_blocks(base)
+                self._byte_blocks[base] = self._to_blocks(base, self.bytes(base), _BYTES)
         return self._byte_blocks[base]
-
-    def _in_byte_blocks(self, base: Any) -> Any:
-        given, shape = self.bytes(base), extents(base)
-        assert shape is not None
-        function = self._add(
-            ("block", shape, _BYTES),
-            lambda: blocked.to_blocks(shape, self._block, _BYTES),
-            "to_blocks",
-        )
-        return self._call(function, [given], blocked.blocked_extents(shape, self._block), _BYTES)
 
     def _as_bytes(self, base: Any, value: Any) -> Any:
         """Bytes of whole numbers in fp32, or of a type of eight bits."""
@@ -131,7 +113,7 @@ class IntegerEmitter(Emitter):
         in_blocks = self._byte_blocks.pop(base, None) is not None
         self._bytes[base] = value
         if in_blocks:
-            self._byte_blocks[base] = self._in_byte_blocks(base)
+            self._byte_blocks[base] = self._to_blocks(base, value, _BYTES)
         self._derive(base, but=var)
 
     def _derive(self, base: Any, but: Any = None) -> None:
@@ -206,15 +188,9 @@ class IntegerEmitter(Emitter):
         assert chosen.shape is not None
         sizes, window = chosen.shape.native_input(), group.window
         if window is not None:
-            shape, image = extents(group.input), chosen.shape.image
-            assert shape is not None
-            function = self._add(
-                ("window", shape, window, image, _BYTES),
-                lambda: blocked.window(shape, self._block, window, image=image, kind=_BYTES),
-                "window",
-            )
-            source = self.byte_blocks if window.blocked else self.bytes
-            return self._call(function, [source(group.input)], sizes, _BYTES)
+            read = self.byte_blocks if window.blocked else self.bytes
+            source = read(group.input), _BYTES, _BYTES
+            return self._window(group.input, window, sizes, source, image=chosen.shape.image)
         if chosen.shape.image:
             return self._shaped(self.bytes(group.input), sizes)
         return self.byte_blocks(group.input)
@@ -261,17 +237,9 @@ class IntegerEmitter(Emitter):
         source, shape = node.args[0], extents(node.var)
         assert shape is not None
         if node.op == "nn.max_pool2d":
-            given = extents(source)
-            assert given is not None
-            extended, pool = (
-                blocked.blocked_extents(given, self._block),
-                block_operators.pooling(node),
-            )
-            function = self._add(
-                ("max_pool", extended, shape, pool, _BYTES),
-                partial(blocked.max_pool, extended, shape[2:], pool, _BYTES),
-                "max_pool",
-            )
+            found = block_operators.max_pool(node, shape, self._block)
+            assert found is not None
+            function = self._of_blocks(found, _BYTES)
             sizes = blocked.blocked_extents(shape, self._block)
             read = self.byte_blocks(source)
             self._byte_blocks[node.var] = self._call(function, [read], sizes, _BYTES)
@@ -284,21 +252,15 @@ class IntegerEmitter(Emitter):
 
     def _byte_mean(self, node: Node) -> bool:
         """Emit the mean of images of bytes."""
-        grid, given = self._integers.grids.get(node.args[0]), extents(node.args[0])
-        base, shape = self._integers.bases.get(node.args[0]), extents(node.var)
-        if grid is None or base not in self._byte_blocks or given is None or len(given) != 4:
+        source, shape = node.args[0], extents(node.var)
+        grid, base = self._integers.grids.get(source), self._integers.bases.get(source)
+        if grid is None or base not in self._byte_blocks or shape is None:
             return False
-        if sorted(int(axis) % 4 for axis in node.attrs.axis or ()) != [2, 3]:
+        found = block_operators.mean(node, shape, self._block)
+        if found is None:
             return False
-        assert shape is not None
-        extended, plain = blocked.blocked_extents(given, self._block), (*given[:2], 1, 1)
-        function = self._add(
-            ("global_average", extended, given[1], _BYTES),
-            lambda: blocked.global_average(extended, given[1], _BYTES),
-            "global_average",
-        )
-        op, emit = relax.op, self._builder.emit
-        mean = self._call(function, [self._byte_blocks[base]], plain)
+        op, emit, function = relax.op, self._builder.emit, self._of_blocks(found, _BYTES)
+        mean = self._call(function, [self._byte_blocks[base]], found.plain)
         centered = emit(op.subtract(mean, _scalar(grid.stored_zero)))
         found = emit(op.multiply(centered, _scalar(grid.scale)))
         self._plain[node.var] = self._shaped(found, shape)
