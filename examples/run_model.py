@@ -37,17 +37,21 @@ def text(path):
     return path.read_text() if path.is_file() else ""
 
 
-def cpu_quota(groups=Path("/proc/self/cgroup"), root=Path("/sys/fs/cgroup")):
+def cpu_quota(groups=Path("/proc/self/cgroup"), mounts=Path("/proc/self/mountinfo")):
     """CPU seconds a second that the control groups (v2 or v1) allow; infinite without a limit."""
     limits = [math.inf]
-    for line in text(groups).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+    paths = [line.split(":", 2)[1:] for line in text(groups).splitlines()]
+    for line in text(mounts).splitlines():
+        top, point = map(Path, line.split()[3:5])
+        kind, _, options = line.split(" - ", 1)[1].split(" ", 2)
+        if kind != "cgroup2" and (kind != "cgroup" or "cpu" not in options.split(",")):
             continue
-        group = Path(path.lstrip("/"))
-        for folder in (root / controllers / each for each in (group, *group.parents)):
-            names = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            for words in (" ".join(text(folder / one) for one in each).split() for each in names):
+        controller = "cpu" if kind == "cgroup" else ""  # one hierarchy of v2 has all of them
+        for path in (Path(path) for names, path in paths if controller in names.split(",")):
+            group = path.relative_to(top) if path.is_relative_to(top) else Path()
+            for folder in (point / each for each in (group, *group.parents)):
+                v1 = (text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+                words = (text(folder / "cpu.max") or " ".join(v1)).split()
                 if len(words) == 2 and words[0] not in ("max", "-1"):
                     limits.append(int(words[0]) / int(words[1]))
     return min(limits)

@@ -95,41 +95,57 @@ def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
     assert get_settings().eval_cpus == (before or "")
 
 
+_V2 = "0 0 0:1 / {root} rw - cgroup2 cgroup2 rw,nsdelegate"
+_V1 = "0 0 0:1 / {root}/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct"
+
+
 @pytest.mark.parametrize(
-    ("groups", "files", "quota"),
+    ("groups", "mounts", "files", "quota"),
     [
-        ("0::/", {"cpu.max": "100000 100000"}, 1.0),  # a container: its group is the root
-        ("0::/", {}, None),  # the machine's root has no such file
-        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
-        ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "50000 100000"}, 0.5),
+        ("0::/", _V2, {"cpu.max": "100000 100000"}, 1.0),  # a container: its group is the root
+        ("0::/", _V2, {}, None),  # the machine's root has no such file
+        ("0::/a/b", _V2, {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/a/b", _V2, {"a/cpu.max": "400000 100000", "a/b/cpu.max": "50000 100000"}, 0.5),
+        ("0::/../b", _V2, {"cpu.max": "50000 100000"}, 0.5),  # a group beside the namespace's
         (
             "4:memory:/m\n1:cpu:/a\n0::/",
-            {"cpu/a/cpu.cfs_quota_us": "200000", "cpu/a/cpu.cfs_period_us": "100000"},
+            f"0 0 0:2 / {{root}}/memory rw - cgroup cgroup rw,memory\n{_V1}\n{_V2}",
+            {"cpu,cpuacct/a": "200000", "memory/m": "100000"},
             2.0,
         ),
         (  # a container of cgroup v1, which is told the host's path
             "3:cpu,cpuacct:/docker/1f",
-            {
-                "cpu,cpuacct/cpu.cfs_quota_us": "300000",
-                "cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
+            _V1.replace(" / ", " /docker/1f "),
+            {"cpu,cpuacct": "300000"},
             3.0,
         ),
-        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ("", {}, None),
+        # the folder has another order than the file, as on RHEL 7 and Amazon Linux 2
+        ("4:cpuacct,cpu:/docker/x", _V1, {"cpu,cpuacct/docker/x": "100000"}, 1.0),
+        # the mount shows a group that is neither the root nor the process's own
+        ("4:cpuacct,cpu:/a/b/c", _V1.replace(" / ", " /a "), {"cpu,cpuacct/b/c": "50000"}, 0.5),
+        ("1:cpu:/", _V1, {"cpu,cpuacct": "-1"}, None),
+        ("1:name=systemd:/\n2:cpuset:/", _V1, {"cpu,cpuacct": "100000"}, None),
+        ("", _V1, {"cpu,cpuacct": "100000"}, None),
+        ("0::/", "", {"cpu.max": "100000 100000"}, None),
     ],
 )
 def test_the_cpu_quota_is_the_least_of_the_groups_of_the_process(
-    tmp_path: Path, groups: str, files: dict[str, str], quota: float | None
+    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], quota: float | None
 ) -> None:
+    """`files` has the text of `cpu.max`, or the quota of a folder of cgroup v1."""
     (tmp_path / "groups").write_text(groups)
+    (tmp_path / "mounts").write_text(mounts.format(root=tmp_path / "root"))
     for name, text in files.items():
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    assert cores.cpu_quota(tmp_path / "groups", tmp_path / "root") == quota
+        folder = tmp_path / "root" / name.removesuffix("cpu.max")
+        folder.mkdir(parents=True, exist_ok=True)
+        if name.endswith("cpu.max"):
+            (folder / "cpu.max").write_text(f"{text}\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{text}\n")
+            (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores.cpu_quota(tmp_path / "groups", tmp_path / "mounts") == quota
     example = runpy.run_path(str(ROOT / "examples" / "run_model.py"))["cpu_quota"]
-    assert example(tmp_path / "groups", tmp_path / "root") == (quota or math.inf)
+    assert example(tmp_path / "groups", tmp_path / "mounts") == (quota or math.inf)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def available_cpus() -> tuple[int, ...]:
 
 
 def cpu_quota(
-    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+    groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
 ) -> float | None:
     """CPU seconds a second that the control groups of this process allow; None: no limit.
 
@@ -32,17 +32,30 @@ def cpu_quota(
     scheduler/sched-bwc). A container may see its own group as the root.
     """
     limits: list[float] = []
-    for line in _text(groups).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = PurePosixPath(path.lstrip("/"))
-        for folder in (root / controllers / each for each in (group, *group.parents)):
-            v1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-            words = (_text(folder / "cpu.max") or " ".join(v1)).split()
-            if len(words) == 2 and words[0] not in ("max", "-1"):
-                limits.append(int(words[0]) / int(words[1]))
+    paths = [line.split(":", 2)[1:] for line in _text(groups).splitlines()]
+    for controller, top, point in _cpu_hierarchies(mounts):
+        named = (PurePosixPath(path) for names, path in paths if controller in names.split(","))
+        for path in named:
+            group = path.relative_to(top) if path.is_relative_to(top) else PurePosixPath()
+            for folder in (point / each for each in (group, *group.parents)):
+                v1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+                words = (_text(folder / "cpu.max") or " ".join(v1)).split()
+                if len(words) == 2 and words[0] not in ("max", "-1"):
+                    limits.append(int(words[0]) / int(words[1]))
     return min(limits, default=None)
+
+
+def _cpu_hierarchies(mounts: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield the controller (empty for cgroup v2), the group at the top and the mount point of each
+    hierarchy that may limit CPU time (proc(5), mountinfo).
+
+    A folder may name a hierarchy's controllers in another order than /proc/self/cgroup does, and
+    hold the groups below one of them alone.
+    """
+    for line in _text(mounts).splitlines():
+        fields, (kind, _, options) = (part.split(" ", 5)[:6] for part in line.split(" - ", 1))
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            yield "cpu" if kind == "cgroup" else "", fields[3], Path(fields[4])
 
 
 def usable_count() -> int:
