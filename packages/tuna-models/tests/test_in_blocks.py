@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 from nets import Net
 from onnx import helper
 from test_plan import error_of, planned
+from tvm import relax
+from tvm.relax import transform
 
+from tuna_models import elementwise, fillers
 from tuna_models.build import Planned
 
 
@@ -99,3 +104,60 @@ def test_channels_that_are_shuffled_are_put_together_in_the_models_own_layout() 
     found = planned(model := net.model(net.conv(mixed, 40, 8, 1)))
     assert "concatenation" not in others(found)
     assert error_of(model, found, image(1, 8, 5, 6)) < 1e-5
+
+
+def pattern(operator: Callable[..., Any]) -> tuple[str, int] | None:
+    """The name of an operator of Relax's, and how TVM reads and writes values of fp32 by it; None
+    where it takes other arguments."""
+    parameters = inspect.signature(operator).parameters.values()
+    names = [each.name for each in parameters if each.default is each.empty]
+    given = [relax.Var(name, relax.TensorType((2, 3, 4, 5), "float32")) for name in names]
+    builder = relax.BlockBuilder()
+    try:
+        call = operator(*given)
+        with builder.function("main", given):
+            builder.emit_func_output(builder.emit(call))
+        module = transform.AnnotateTIROpPattern()(transform.LegalizeOps()(builder.finalize()))
+    except Exception:  # each refuses arguments in its own way
+        return None
+    found = [each for each in module.functions.values() if not isinstance(each, relax.Function)]
+    if not found:
+        return None
+    kind = max(int(each.attrs["op_pattern"]) for each in found)
+    return str(call.op.name).removeprefix("relax."), kind
+
+
+def test_every_operator_on_single_values_works_in_blocks_or_has_a_reason() -> None:
+    """One that is in neither table leaves the blocks, with everything that stands around it."""
+    listed = [each for at in (relax.op, relax.op.nn) for _, each in inspect.getmembers(at)]
+    found = [pattern(each) for each in filter(inspect.isfunction, listed)]
+    names = {name for name, kind in filter(None, found) if kind == 0}
+    assert {"round", "add", "nn.relu", "nn.softplus"} <= names
+    assert names <= set(fillers.BOUNDS) | set(elementwise.OUTSIDE)
+    assert not set(fillers.BOUNDS) & set(elementwise.OUTSIDE)
+
+
+#: Operators of ONNX whose answers stay finite where the last block is filled up, and others.
+FINITE = (
+    *("Abs", "Neg", "Ceil", "Floor", "Round", "Sign", "Erf", "Exp", "Sin", "Cos", "Sinh"),
+    *("Cosh", "Atan", "Asinh", "Selu", "LeakyRelu", "Tanh", "Sigmoid", "Relu"),
+)
+OTHERS = ("Softplus", "Sqrt", "Log", "Tan", "Acos", "Asin", "Atanh", "Reciprocal")
+
+
+@pytest.mark.parametrize(("channels", "operators"), [(20, FINITE), (32, FINITE + OTHERS)])
+def test_operators_on_single_values_work_in_blocks(
+    channels: int, operators: tuple[str, ...]
+) -> None:
+    net = Net((1, 8, 3, 4))
+    x = net.add("Sigmoid", net.conv("x", 8, channels, 1))
+    values = [net.add(operator, net.add("Mul", x, x)) for operator in operators]
+    while len(values) > 1:
+        values = [net.add("Add", *values[:2]), *values[2:]]
+    found = planned(model := net.model(net.conv(values[0], channels, 8, 1)))
+    moved = {"to_blocks", "from_blocks"}
+    assert {name: count for name, count in others(found).items() if name in moved} == {
+        "to_blocks": 1,
+        "from_blocks": 1,
+    }
+    assert error_of(model, found, image(1, 8, 3, 4)) < 1e-5

@@ -3,29 +3,39 @@ and on what arguments. Imports TVM."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tuna_models import blocked
+from tuna_models import blocked, fillers
 from tuna_models.graph import Node, constant_of, extents
 
 #: Numbers of axes of tensors that can be in blocks.
 IMAGES = (3, 4, 5)
-#: Operators on single values that work on blocks, with finite answers for the zeros that fill the
-#: last block: kernels read them and multiply them by zero.
-_ELEMENTWISE = {
-    *("add", "subtract", "multiply", "maximum", "minimum", "clip"),
-    *("negative", "abs", "exp", "sigmoid", "tanh"),
-    *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
+_TRUTH = "its values are no fp32, the one type of operators in blocks"
+_SEPARATE = "the importer leaves none"
+#: Why operators on single values leave the blocks, where `fillers.BOUNDS` has none for them.
+OUTSIDE: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less"),
+            *("less_equal", "not_equal", "where", "astype"),
+        ),
+        _TRUTH,
+    ),
+    **dict.fromkeys(("collapse_sum_like", "nn.dropout", "ones_like", "zeros_like"), _SEPARATE),
+    "nn.prelu": "its slopes have one axis",
+    "squeeze": "it changes the axes",
+    **dict.fromkeys(("tril", "triu"), "they read the index of a value"),
 }
 
 
 def works(node: Node, block: int) -> bool:
-    """Whether an operator works on blocks, the last one filled up."""
+    """Whether an operator works on blocks, where the values that fill the last one stay finite."""
     if node.op != "divide":
-        return node.op in _ELEMENTWISE
+        return node.op in fillers.BOUNDS
     values, shape = constant_of(node.args[1]), extents(node.var)
     whole = shape is not None and len(shape) in IMAGES and shape[1] % block == 0
     return whole or (values is not None and values.size == 1 and bool(np.all(values)))

@@ -5,6 +5,7 @@ A value of the model has up to two forms, plain and in blocks, each made for its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -327,9 +328,11 @@ class Emitter:
             return False
         if not all(elementwise.fits(arg, shape, self._block) for arg in node.args):
             return False
-        filler = fillers.bound(node.op, [self._filler(arg) for arg in node.args])
-        if shape[1] % self._block and filler > fillers.LARGEST:
-            return False
+        filler = 0.0
+        if shape[1] % self._block:
+            filler = fillers.bound(node.op, [self._filler(arg) for arg in node.args])
+            if filler > fillers.LARGEST:
+                return False
         self._fillers[node.var] = filler
         args = [self._operand(arg) for arg in node.args]
         self._blocks[node.var] = self._builder.emit(
@@ -342,7 +345,10 @@ class Emitter:
         if isinstance(arg, relax.Var):
             return self._fillers.get(arg, 0.0)
         values = constant_of(arg)
-        return float(abs(values.reshape(()))) if values is not None and values.size == 1 else 0.0
+        if values is not None:
+            return float(abs(values.reshape(()))) if values.size == 1 else 0.0
+        value = abs(float(getattr(arg, "value", 0.0)))  # a bound of a clip
+        return value if value < math.inf else 0.0
 
     def _operand(self, arg: Any) -> Any:
         if isinstance(arg, relax.Var):
