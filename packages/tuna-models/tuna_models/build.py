@@ -35,6 +35,7 @@ from tuna_models import (
     indices,
     integer_finder,
     normalisations,
+    reducing,
     segments,
 )
 from tuna_models.bf16_emit import Bf16Emitter
@@ -43,6 +44,8 @@ from tuna_models.integer_emit import IntegerEmitter
 from tuna_models.integer_groups import IntegerGroups
 from tuna_models.manifest import Class, Precision
 from tuna_models.segments import Cut, Form
+
+_LEGALIZATIONS = {**normalisations.LEGALIZATIONS, **reducing.LEGALIZATIONS}
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def plan(
             [
                 relax.transform.DeadCodeElimination(),
                 *pipeline.library_dispatch_passes(target),
-                relax.transform.LegalizeOps(normalisations.LEGALIZATIONS if kernels else None),
+                relax.transform.LegalizeOps(_LEGALIZATIONS if kernels else None),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),

@@ -27,7 +27,7 @@ from tuna_models.conversion import shape_of as _shape
 from tuna_models.graph import constant_of
 from tuna_models.obstacles import Unsupported
 from tuna_models.quantised import QuantisedConversion
-from tuna_models.reducing import extreme
+from tuna_models.reducing import Nan, extreme, index_of_extreme
 
 #: Operators that are computed in fp32 where their inputs are fp16: those that add up values, and
 #: those whose constants TVM's importer has in fp32 alone.
@@ -205,6 +205,16 @@ def _reduced_extreme(node: QuantisedConversion) -> Any:
     return extreme(node.builder, x, [int(axis) for axis in axes], keep=keep, largest=largest)
 
 
+def _index_of_extreme(node: QuantisedConversion) -> Any:
+    """Convert ArgMax and ArgMin."""
+    axis, keep, last = node.axis(0), node.flag("keepdims", 1), node.flag("select_last_index")
+    largest = node.operator == "ArgMax"
+    return node.compute(
+        lambda x: index_of_extreme(x, axis, keep=keep, largest=largest, last=last, nan=Nan.PASSED),
+        node.inputs[0],
+    )
+
+
 def _extreme(node: QuantisedConversion) -> Any:
     """Compare two inputs at a time, where TVM's importer stacks all and reduces."""
     given = list(node.inputs)
@@ -272,6 +282,8 @@ OWN: Mapping[str, Callable[[QuantisedConversion], Any]] = {
     "OneHot": _one_hot,
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
+    "ArgMax": _index_of_extreme,
+    "ArgMin": _index_of_extreme,
     "InstanceNormalization": _instance_norm,
     "LayerNormalization": _layer_norm,
     "MeanVarianceNormalization": _mean_variance_norm,

@@ -3,6 +3,7 @@ padding, reversed sequences, blocks, pieces, caches. Imports TVM."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +17,8 @@ from tuna_models.conversion import Conversion, Converters, kind_of, shape_of
 from tuna_models.graph import constant
 from tuna_models.obstacles import Unsupported
 
-#: Types that TVM sorts.
-_SORTED = ("float32", "float64", "int32", "int64")
+#: Types that TVM sorts right: of floats it leaves the order with NaN open.
+_SORTED = ("int32", "int64")
 #: Modes of Pad by the names that NumPy has for them.
 _PADDING = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
@@ -68,20 +69,45 @@ def _pad(node: Conversion) -> Any:
 
 
 def _top_k(node: Conversion) -> Any:
-    """Since opset 10 the number is an input."""
+    """Since opset 10 the number is an input. NaN is above all numbers, as onnxruntime has it."""
     count = int(node.attributes.get("k", 1)) if node.opset < 10 else node.number(1, 1)
     largest, axis = node.flag("largest", 1), node.axis(-1)
     x, kind = node.inputs[0], kind_of(node.inputs[0])
+    shape = shape_of(x)
+    if not 0 <= count <= shape[axis]:
+        raise Unsupported(f"it asks for {count} of {shape[axis]} values")
+    if not count:
+        none = (*shape[:axis], 0, *shape[axis + 1 :])
+        return relax.Tuple([constant(np.zeros(none, each)) for each in (kind, "int64")])
     if kind in _SORTED:
         return node.emit(relax.op.topk(x, count, axis, "both", largest=largest, dtype="int64"))
-    top = tirx.const(1 << 63, "uint64")
     keys = (
-        elementwise(node, lambda value: tirx.reinterpret("int64", value ^ top), x)
-        if kind == "uint64"
-        else node.cast(x, "float32" if kind == "float16" else "int64")
+        elementwise(node, _sort_key, node.cast(x, "float32" if kind == "float16" else kind))
+        if kind == "uint64" or kind.startswith("float")
+        else node.cast(x, "int64")
     )
     places = node.emit(relax.op.topk(keys, count, axis, "indices", largest=largest, dtype="int64"))
-    return relax.Tuple([node.emit(relax.op.gather_elements(x, places, axis)), places])
+    chosen = node.compute(  # places of a sort need no check
+        lambda values, at: te.compute(
+            at.shape, lambda *i: values[(*i[:axis], at(*i), *i[axis + 1 :])], name="chosen"
+        ),
+        x,
+        places,
+    )
+    return relax.Tuple([chosen, places])
+
+
+def _sort_key(value: Any) -> Any:
+    """A whole number for each value of fp32, fp64 or uint64 in the same order; NaN is the
+    largest."""
+    kind = str(value.ty)
+    if kind == "uint64":
+        return tirx.reinterpret("int64", value ^ tirx.const(1 << 63, kind))
+    whole, zero = kind.replace("float", "int"), tirx.const(0.0, kind)
+    bits = tirx.reinterpret(whole, tirx.Select(value == zero, zero, value))  # of -0 as well
+    positive = tirx.max_value(whole)
+    key = tirx.Select(bits < 0, bits ^ positive, bits)
+    return tirx.Select(value <= tirx.const(math.inf, kind), key, positive)
 
 
 def _eye(node: Conversion) -> Any:

@@ -1,13 +1,16 @@
-"""Largest and smallest values along axes, as IEEE 754 and ONNX have them. Imports TVM.
+"""Largest and smallest values along axes, and their indices, as IEEE 754 and ONNX have them.
+Imports TVM.
 
 TVM's own begin with the least finite number, so that the largest of nothing, and of a row of -inf,
-is -3.4e38; and whether they see a NaN depends on where it stands.
+is -3.4e38; and whether they see a NaN depends on where it stands. Its indices begin with -1, which
+a row of nothing but the least value does not replace.
 """
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -34,9 +37,7 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
         better = tirx.Max if largest else tirx.Min
 
     def worst(_: str) -> Any:
-        if floating:
-            return tirx.const(-math.inf if largest else math.inf, kind)
-        return (tirx.min_value if largest else tirx.max_value)(kind)
+        return _worst(kind, largest)
 
     reducer = te.comm_reducer(lambda left, right: better(left, right), worst, name=name)
 
@@ -58,3 +59,96 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
     if not reduced:
         return x
     return builder.emit_te(compute, x, primfunc_name_hint=name)
+
+
+class Nan(enum.Enum):
+    """Which index a row with values that are not a number has."""
+
+    FIRST = enum.auto()  #: that of the first of them, as PyTorch and NumPy have it
+    #: 0 if the row begins with one; others are passed over, as onnxruntime has it
+    PASSED = enum.auto()
+
+
+def index_of_extreme(
+    x: Any, axis: int | None, *, keep: bool, largest: bool, last: bool = False, nan: Nan = Nan.FIRST
+) -> Any:
+    """Return the int64 indices of the largest or smallest values along an axis, of equal ones the
+    first or the last; `axis` None: among all values in the order of memory.
+
+    The extreme comes first, then the places where it is, because both are reductions in vectors.
+    """
+    kind, rank = str(x.dtype), len(x.shape)
+    reduced = range(rank) if axis is None else [axis % rank]
+    outer = [at for at in range(rank) if at not in reduced]
+    shape = [x.shape[at] for at in outer]
+    count = math.prod(int(x.shape[at]) for at in reduced)
+    floating = kind.startswith("float")
+
+    def is_number(value: Any) -> Any:
+        return value <= tirx.const(math.inf, kind)  # TVM folds value == value
+
+    def read(outside: Sequence[Any], inside: Mapping[int, Any]) -> Any:
+        place = dict(zip(outer, outside, strict=True)) | dict(inside)
+        return x[tuple(place[at] for at in range(rank))]
+
+    def along(name: str) -> dict[int, Any]:
+        return {at: te.reduce_axis((0, x.shape[at]), f"{name}{at}") for at in reduced}
+
+    def extremes_at(*outside: Any) -> Any:
+        inner, worst = along("k"), _worst(kind, largest)
+        value = read(outside, inner)
+        if floating and nan is Nan.PASSED:
+            value = tirx.Select(value > worst if largest else value < worst, value, worst)
+        return (te.max if largest else te.min)(value, axis=list(inner.values()))
+
+    extremes = te.compute(shape, extremes_at, name="extremes")
+
+    numbers = "int32" if 2 * count < 1 << 31 else "int64"
+
+    def number(value: int) -> Any:
+        return tirx.const(value, numbers)
+
+    def places_at(*outside: Any) -> Any:
+        inner = along("r")
+        value, place = read(outside, inner), number(0)
+        for at in reduced:
+            place = place * number(int(x.shape[at])) + inner[at].astype(numbers)
+        place = number(count - 1) - place if last else place
+        found = tirx.Select(value == extremes[outside], place, number(2 * count))
+        if floating and nan is Nan.FIRST:  # before any number
+            found = tirx.Select(is_number(value), found, place - number(count))
+        return te.min(found, axis=list(inner.values()))
+
+    places = te.compute(shape, places_at, name="places")
+
+    def index_at(*at: Any) -> Any:
+        outside = [at[number] for number in outer] if keep else list(at)
+        place = tirx.floormod(places[tuple(outside)], number(count))
+        index = number(count - 1) - place if last else place
+        if floating and nan is Nan.PASSED:
+            first = read(outside, dict.fromkeys(reduced, 0))
+            index = tirx.Select(is_number(first), index, number(0))
+        return index.astype("int64")
+
+    kept = [1 if at in reduced else x.shape[at] for at in range(rank)]
+    return te.compute(kept if keep else shape, index_at, name="index")
+
+
+def _worst(kind: str, largest: bool) -> Any:
+    """The value that every other one of a type replaces as the largest, or the smallest."""
+    if kind.startswith("float"):
+        return tirx.const(-math.inf if largest else math.inf, kind)
+    return (tirx.min_value if largest else tirx.max_value)(kind)
+
+
+def _legalized(builder: Any, call: Any, largest: bool) -> Any:
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    keep = bool(call.attrs.keepdims)
+    return builder.call_te(index_of_extreme, call.args[0], axis=axis, keep=keep, largest=largest)
+
+
+#: For `relax.transform.LegalizeOps`.
+LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "relax.argmax": lambda builder, call: _legalized(builder, call, largest=True),
+    "relax.argmin": lambda builder, call: _legalized(builder, call, largest=False),
+}
