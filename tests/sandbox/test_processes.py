@@ -242,10 +242,16 @@ def test_a_child_that_prints_a_flood_answers_and_costs_no_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["not JSON\n", "[1, 2]\n", '{"number": 99, "result": {}}\n', '{"number": 1}\n']
+    ("text", "fault"),
+    [
+        ("no JSON\n", "is not JSON"),
+        ("[1, 2]\n", "is not an object"),
+        ('{"number": 99, "result": {}}\n', "has not the number of its request"),
+        ('{"number": 1}\n', "has neither a result nor an error"),
+    ],
 )
-def test_an_answer_that_is_garbage_counts_as_a_crash(child: Child, text: str) -> None:
-    with pytest.raises(ChildCrashed, match="garbage"):
+def test_an_answer_that_is_garbage_counts_as_a_crash(child: Child, text: str, fault: str) -> None:
+    with pytest.raises(ChildCrashed, match=f"the child's answer {fault}"):
         child.call({"op": "garbage", "text": text}, LIMIT_S)
     assert not child.alive
     assert child.call({"op": "echo", "value": 4}, LIMIT_S)["value"] == 4
@@ -264,7 +270,7 @@ def test_what_a_child_wrote_beside_its_answer_is_no_answer_to_the_next_call(chil
 
 @pytest.mark.parametrize("value", ["5", "null", "[]", '"abc"'])
 def test_an_answer_that_its_caller_cannot_use_counts_as_a_crash(child: Child, value: str) -> None:
-    with pytest.raises(ChildGarbled, match="garbage"):
+    with pytest.raises(ChildGarbled, match="answer is not valid: the answer is not an object"):
         child.call({"op": "garbage", "text": f'{{"number": 1, "result": {value}}}\n'}, LIMIT_S)
     assert not child.alive
 
@@ -274,7 +280,7 @@ def test_a_large_answer_arrives_and_one_without_end_does_not(
 ) -> None:
     assert len(child.call({"op": "large", "megabytes": 4}, LIMIT_S)["text"]) == 4 << 20
     monkeypatch.setattr(processes, "MAX_ANSWER_BYTES", 1 << 20)
-    with pytest.raises(ChildCrashed, match="too long"):
+    with pytest.raises(ChildCrashed, match="too long: more than 1048576 bytes"):
         child.call({"op": "large", "megabytes": 8}, LIMIT_S)
 
 

@@ -280,3 +280,23 @@ def test_after_every_hostile_answer_the_next_job_is_right(
             f"\n{count} hostile answers: {count} jobs after them right,"
             f" {causes.count(Cause.RUN_ERROR)} failed trials"
         )
+
+
+@pytest.mark.parametrize(
+    ("op", "answer", "said"),
+    [
+        (
+            "measure",
+            {"error": 0.0, "tolerance": 1.0, "timing": None, "parts": {"add_" * 70: 1.0}},
+            "parts.add_add_.*: String should have at most 255 characters, not 280",
+        ),
+        ("measure", {"error": 0.0, "timing": None}, "tolerance: Field required"),
+        ("propose", {"params": 5}, "params: Input should be a valid list"),
+        ("again", {"timings": []}, "not one timing for each candidate"),
+    ],
+)
+def test_an_answer_that_is_refused_is_told_by_its_field_and_the_limit(
+    op: str, answer: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        answer_to({"op": op, "jobs": [1, 2]})(answer)

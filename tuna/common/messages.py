@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tuna.common.version import DISTRIBUTION
 
@@ -21,6 +22,8 @@ _SEQUENCES = re.compile(
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Maximum of characters of a text from outside that is to be one line
 _LINE_CHARS = 2000
+#: Maximum of characters of a field's name and of a reason in `first_fault`
+_FIELD_CHARS, _REASON_CHARS = 80, 200
 #: Maximum of characters of a command to paste
 COMMAND_CHARS = 100_000
 
@@ -41,6 +44,18 @@ def last_line(output: str, most: int = _LINE_CHARS) -> str:
     """The last line of a program's output, as `one_line`."""
     lines = inert(output).strip().splitlines()
     return one_line(lines[-1], most) if lines else "(no output)"
+
+
+def first_fault(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of pydantic's errors: the field, what it should be, and the length of a value that
+    has one, such as `parts.add: String should have at most 255 characters, not 291`."""
+    first = errors[0]
+    field = ".".join(str(place) for place in first["loc"] if place != "[key]")
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    if str(first["type"]).endswith(("too_long", "too_short")):
+        reason = f"{reason.partition(', not ')[0]}, not {len(first['input'])}"
+    named = f"{one_line(field, _FIELD_CHARS)}: " if field else ""
+    return named + one_line(reason, _REASON_CHARS)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from tuna.common.messages import first_fault
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import MAX_PARTS
 from tuna.libraries.kernels import DeviceLost
 from tuna.libraries.measurement import Call, DeviceGone
+from tuna.libraries.results import MAX_PARTS
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, child_env
 
@@ -260,7 +261,10 @@ def answer_to(request: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
     kind = _ANSWERS[request["op"]]
 
     def check(answer: Any) -> dict[str, Any]:
-        found: _Answer = kind.validate_python(answer)
+        try:
+            found: _Answer = kind.validate_python(answer)
+        except ValidationError as error:
+            raise ValueError(first_fault(error.errors())) from None
         if isinstance(found, _Timings) and len(found.timings) != len(request["jobs"]):
             raise ValueError("not one timing for each candidate")
         if isinstance(found, _BuildKeys) and len(found.keys) != len(request["params"]):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tuna.configs import Config, from_json
-from tuna.libraries.results import LONGEST_MS
+from tuna.libraries.results import LONGEST_MS, MAX_PARTS
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one
@@ -17,8 +17,8 @@ WIRE_VERSION = 11
 #: Maximum of items of each list in a result: trials (a job option asks for no more), repeats of
 #: one, code objects
 MAX_TRIALS, _MAX_REPEATS, _MAX_KERNELS = 10_000, 4096, 10_000
-#: Maximum of artifacts that a config names beside its body, and of parts of a run that are timed
-_MAX_DATA, MAX_PARTS = 16, 10_000
+#: Maximum of artifacts that a config names beside its body
+_MAX_DATA = 16
 #: Magnitude of other numbers above which they count as unknown, so that their sums stay finite;
 #: maximum of GFLOPS of one device
 _MAX_MAGNITUDE, _MAX_GFLOPS = 1e30, 1e9

@@ -10,6 +10,7 @@ buffers come to lie makes a difference that repeats in one process do not show.
 from __future__ import annotations
 
 import functools
+import heapq
 import json
 import math
 import os
@@ -37,7 +38,7 @@ from tuna.libraries.repeats import (
     sample_until_done,
     timing,
 )
-from tuna.libraries.results import CLOSE
+from tuna.libraries.results import CLOSE, MAX_PARTS
 from tuna.sandbox import seccomp, self_limits
 from tuna.sandbox.cpu import data_caches
 
@@ -100,8 +101,13 @@ def measure(
         "report": report,
         "timing": measured.as_json(),
         "ended_early": ended_early,
-        "parts": dict(kernel.parts_ms()),
+        "parts": _longest(kernel.parts_ms()),
     }
+
+
+def _longest(parts_ms: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a run, or those that take longest, as many as an answer may have."""
+    return dict(heapq.nlargest(MAX_PARTS, parts_ms.items(), key=lambda part: part[1]))
 
 
 def save_inputs(loader: str, job: dict[str, Any], path: str) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 #: Shortest time that a clock can tell, 1 ns, and longest in which a candidate may be measured, a
 #: day
 SHORTEST_MS, LONGEST_MS = 1e-6, 86_400_000.0
+#: Maximum of parts of a run that are timed
+MAX_PARTS = 10_000
 #: Reason why a result is left out
 NO_TIME = "its time is not between 1 ns and a day"
 

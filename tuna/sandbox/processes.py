@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
+from tuna.common.messages import one_line
 from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
 from tuna.sandbox.discovery import visibility
@@ -29,7 +30,7 @@ from tuna.sandbox.self_limits import forbid_inspection
 _ROOT = Path(__file__).resolve().parents[2]
 #: Bytes of the tail of a child's output that are kept
 TAIL_BYTES = 64 << 10
-#: Maximum of bytes of an answer; a longer one counts as garbage
+#: Maximum of bytes of an answer; a child that writes a longer one is killed
 MAX_ANSWER_BYTES = 64 << 20
 #: Variables of this process that a child may see; no others, because some hold secrets
 _ALLOWED = (
@@ -40,6 +41,8 @@ _CLOSED = Box()
 #: Seconds of one poll, after which the clock and the child are checked again
 _TICK_S = 0.5
 _GRACE_S = 1.0
+#: Maximum of characters of the reason why an answer is not valid
+_REASON_CHARS = 300
 #: Seconds for a start without imports
 _START_S = 60.0
 
@@ -69,7 +72,7 @@ class ChildCrashed(ChildFault):
 
 
 class ChildGarbled(ChildCrashed):
-    """The child answered with garbage and was killed."""
+    """The child wrote no valid answer and was killed."""
 
 
 class ChildFailed(ChildFault):
@@ -282,8 +285,9 @@ class Child:
             raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")), ends)
         try:
             return check(answer["result"])
-        except ValueError:
-            raise self._garbled("the child answered with garbage") from None
+        except ValueError as error:
+            reason = one_line(str(error), _REASON_CHARS)
+            raise self._garbled(f"the child's answer is not valid: {reason}") from None
 
     def close(self) -> None:
         """Kill the process and its group, if there is one; a later call starts another."""
@@ -357,20 +361,25 @@ class Child:
             if received.find(b"\n", searched) >= 0:
                 return self._parse(bytes(received))
             if len(received) > MAX_ANSWER_BYTES:
-                raise self._garbled("the child's answer is too long")
+                raise self._garbled(
+                    f"the child's answer is too long: more than {MAX_ANSWER_BYTES} bytes"
+                )
 
     def _parse(self, text: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError):
-            answer = None
-        if (
-            not isinstance(answer, dict)
-            or answer.get("number") != self._number
-            or not ("result" in answer or "error" in answer)
-        ):
-            raise self._garbled("the child answered with garbage")
-        return answer
+            raise self._garbled("the child's answer is not JSON") from None
+        fault = ""
+        if not isinstance(answer, dict):
+            fault = "is not an object"
+        elif answer.get("number") != self._number:
+            fault = "has not the number of its request"
+        elif not ("result" in answer or "error" in answer):
+            fault = "has neither a result nor an error"
+        if fault:
+            raise self._garbled(f"the child's answer {fault}")
+        return cast(dict[str, Any], answer)
 
     def _garbled(self, reason: str) -> ChildGarbled:
         self.close()

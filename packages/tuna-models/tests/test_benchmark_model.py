@@ -387,7 +387,7 @@ def test_what_a_model_or_board_makes_up_is_garbage(
         Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]]
     )
     models = {"a": library(relax_models.static)}
-    with pytest.raises(ServiceError, match="this machine answered with garbage"):
+    with pytest.raises(ServiceError, match="this machine gave an answer that is not valid: "):
         list(benchmark.measure(BenchmarkDevice(), models, given(X), [{}]))
 
 

@@ -27,7 +27,7 @@ from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.db.models import ConfigTag, Job
+from tuna.db.models import CONFIG_CHARS, ConfigTag, Job
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.registry import get_library
 from tuna.sandbox.cores import available_cpus, usable_count
@@ -201,6 +201,17 @@ def test_a_name_that_cannot_be_used_is_refused(name: str) -> None:
         store.save(connection, name, manifest(TASKS[0]), {})
 
 
+def test_nothing_stays_of_a_model_whose_name_or_task_is_refused(
+    home: Path, residual: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInput, match="without @"):
+        models_api.import_model("a@b", residual)
+    monkeypatch.setitem(CONFIG_CHARS, "driver", 50)
+    with pytest.raises(BadInput, match="the driver of a task config has"):
+        models_api.import_model("net", residual)
+    assert not [path for path in (home / "artifacts").rglob("*") if len(path.name) == 64]
+
+
 def test_the_command_line_imports_neither_tvm_nor_onnx() -> None:
     program = (
         "import sys, tuna_models.cli.model, tuna_models.api.importing, tuna_models.store\n"
@@ -298,11 +309,17 @@ def test_the_size_of_a_model_has_a_unit_that_fits(number: int, text: str) -> Non
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")
-def test_without_minutes_a_model_is_built_with_predicted_kernels(
-    type_in: Callable[..., Ended], residual: Path, tmp_path: Path
+def test_without_minutes_a_model_of_any_length_is_built_with_predicted_kernels(
+    type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    library = tmp_path / "net.so"
-    ended = type_in("tuna", "tune", residual, "--minutes", 0, "-o", library, "--no-rivals")
+    """The name of the function of 60 operators had more characters than an answer may have."""
+    net = Net((1, 3, 8, 8))
+    y = net.conv("x", 3, 16, 3)
+    for _ in range(30):
+        y = net.add("Tanh", net.add("Mul", y, net.constant(1.5)))
+    library, path = tmp_path / "net.so", tmp_path / f"{'net' * 50}.onnx"
+    onnx.save(net.model(y), path)
+    ended = type_in("tuna", "tune", path, "--minutes", 0, "-o", library, "--no-rivals")
     assert ended.code == 0, ended.err
     assert "no task is measured (--minutes 0)" in ended.out
     usable = usable_count()

@@ -18,12 +18,13 @@ from tvm.target import codegen
 
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.configs.values import Direction
+from tuna.db.configs import computed_columns
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna_models import build, graph, importer, inputs, onnx_reference
+from tuna_models import build, graph, importer, inputs, names, onnx_reference
 from tuna_models.build import Record, TaskKernels
 from tuna_models.inputs import largest_error
 from tuna_models.manifest import Class
@@ -167,6 +168,34 @@ def test_functions_without_a_core_are_tasks_by_their_text() -> None:
     assert functions.to_text(functions.module_of(text)["main"]) == text
     with pytest.raises(BadInput, match="cannot be read"):
         functions.module_of("@T.prim_func")
+
+
+@pytest.mark.parametrize("steps", [24, 160])
+def test_names_of_functions_and_tasks_are_bounded_however_many_operators_they_have(
+    steps: int,
+) -> None:
+    """TVM joins the names of all operators that it fuses, here a polynomial by Horner's rule."""
+    net = Net((1, 3, 5, 5))
+    x, scale = net.add("Tanh", "x"), net.constant(0.5)
+    y = net.add("Mul", x, scale)
+    for step in range(steps):
+        y = net.add("Mul", net.add("Add", y, net.constant(1.0 / (step + 1))), x)
+    model = net.model(y)
+    found = planned(model)
+    longest = max(map(len, found.functions))
+    assert 80 < longest <= names.MAX_CHARS
+    assert all(len(task.name) <= names.MAX_CHARS for task in found.functions.values())
+    for task in found.functions.values():
+        computed_columns(task)
+    given = {"x": net.random.normal(size=net.shape).astype(np.float32)}
+    assert error_of(model, found, given) < 1e-5
+
+
+def test_a_name_that_is_short_enough_stays_and_longer_ones_stay_different() -> None:
+    name = "add_" * 100
+    assert names.bounded(name[: names.MAX_CHARS]) == name[: names.MAX_CHARS]
+    assert names.bounded(f"{name}1") != names.bounded(f"{name}2")
+    assert len(names.bounded(name, 20)) == 20
 
 
 def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tuna.common.messages import first_fault
 from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.repeats import Timing, timing
@@ -154,7 +155,7 @@ class BenchmarkProcess:
         """Return the mean milliseconds of a run of each model, run this number of times."""
         found = self._call(_Timed, "time", numbers=numbers).times_ms
         if found.keys() != numbers.keys():
-            raise ServiceError(f"{self._place} answered with garbage.")
+            raise _not_valid(self._place, "times of other models than those asked for")
         return found
 
     def _call(
@@ -165,7 +166,7 @@ class BenchmarkProcess:
         try:
             return kind.model_validate(accepted(self._child.call({"op": op, **request}, limit_s)))
         except ValidationError as error:
-            raise ServiceError(f"{self._place} answered with garbage.") from error
+            raise _not_valid(self._place, first_fault(error.errors())) from error
         except ChildTimeout as error:
             raise ServiceError(f"{self._place} did not answer within {limit_s:g} s.") from error
         except ChildFailed as error:
@@ -230,9 +231,13 @@ def measure(
             on_point(number)
             ran = process.run(tree, order, inputs.seed, inputs.tolerance)
             if ran.errors.keys() != models.keys() or not ran.faults.keys() <= models.keys():
-                raise ServiceError(f"{place} answered with garbage.")
+                raise _not_valid(place, "errors of other models than those that ran")
             timings = _timings(process, list(models))
             yield BenchmarkPoint(extents, timings, ran.errors, ran.faults, ran.outputs, emulator)
+
+
+def _not_valid(place: BenchmarkDevice, reason: str) -> ServiceError:
+    return ServiceError(f"{place} gave an answer that is not valid: {reason}.")
 
 
 def digest(path: Path) -> str:

@@ -43,6 +43,7 @@ from tuna_models.emit import Chosen, Emitter
 from tuna_models.integer_emit import IntegerEmitter
 from tuna_models.integer_groups import IntegerGroups
 from tuna_models.manifest import Class, Precision
+from tuna_models.names import MAX_CHARS, bounded
 from tuna_models.segments import Cut, Form
 
 _LEGALIZATIONS = {**normalisations.LEGALIZATIONS, **reducing.LEGALIZATIONS}
@@ -126,6 +127,7 @@ def plan(
         )(emitted)
     cores = {name: task for name, task in emitter.calls if task is not None}
     own = {name for name, _ in emitter.calls}
+    fused = _with_bounded_names(fused)
     if in_bf16:
         fused = conversions.absorbed(fused, own)
     whole = replace(_described(fused, cores), left_in_fp32=whole_numbers.reasons)
@@ -166,6 +168,34 @@ def _calls(function: Any) -> Counter[str]:
     """Count the calls of each TIR function, in the order of the first call."""
     names = (called(binding.value) for block in function.body.blocks for binding in block.bindings)
     return Counter(name for name in names if name)
+
+
+def _with_bounded_names(module: tvm.IRModule) -> tvm.IRModule:
+    """The module in which no function that `main` calls has a longer name than `MAX_CHARS`."""
+    main = module["main"]
+    short = {name: bounded(name) for name in _calls(main) if len(name) > MAX_CHARS}
+    if not short:
+        return module
+    builder = relax.BlockBuilder(module)
+    renamed = {
+        name: builder.add_func(module[name].with_attr("global_symbol", new), new)
+        for name, new in short.items()
+    }
+
+    def call(binding: Any) -> Any:
+        value, name = binding.value, called(binding.value)
+        if name not in renamed:
+            return binding
+        args = [renamed[name], *value.args[1:]]
+        new = tvm.ir.Call(value.op, args, value.attrs, value.ty_args)
+        return relax.VarBinding(binding.var, new)
+
+    blocks = [type(block)([*map(call, block.bindings)]) for block in main.body.blocks]
+    body = relax.SeqExpr(blocks, main.body.body)
+    found = builder.get()
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    found.update_func(module.get_global_var("main"), function)
+    return relax.transform.DeadCodeElimination()(relax.transform.Normalize()(found))
 
 
 def called(value: Any) -> str:

@@ -326,7 +326,7 @@ def _has_winograd(manifest: Manifest) -> bool:
 
 def _fastest(places: Mapping[str, int | None], parts_ms: Mapping[str, float]) -> ComparedTask:
     """Compare the functions with the kernels of a task by their times inside the model."""
-    times_ms = {name: parts_ms[name] for name in places}
+    times_ms = {name: parts_ms.get(name, 0.0) for name in places}  # missing: of the shortest
     best = min(times_ms, key=lambda name: times_ms[name])
     return ComparedTask(times_ms=tuple(times_ms.values()), chosen=places[best])
 

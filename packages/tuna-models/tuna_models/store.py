@@ -27,6 +27,8 @@ from tuna_models.manifest import Manifest
 _FRAMEWORK = "onnx"
 #: Shown digits of a version.
 SHOWN = 12
+#: Maximum of characters of a model's name: of a tag, without the version.
+NAME_CHARS = 128 - SHOWN - 1
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,20 @@ def tag_of(name: str, version: str) -> str:
     return f"{name}@{version[:SHOWN]}"
 
 
+def check_name(name: str) -> None:
+    """Raise BadInput for what cannot be the name of a model."""
+    if not name.strip() or len(name) > NAME_CHARS or "@" in name:
+        raise BadInput(f"A model has a name of 1 to {NAME_CHARS} characters without @.")
+
+
 def save(
     connection: sa.Connection, name: str, manifest: Manifest, bodies: Mapping[str, bytes]
 ) -> configs.Stored:
-    """Store an import with its tasks as configs and their counts; repeating it changes nothing."""
-    if not name.strip() or len(name) > 128 - SHOWN - 1 or "@" in name:
-        raise BadInput(f"A model has a name of 1 to {128 - SHOWN - 1} characters without @.")
+    """Store an import with its tasks as configs and their counts; repeating it changes nothing.
+
+    Raises BadInput as `check_name` does.
+    """
+    check_name(name)
     data = manifest.to_bytes()
     row = {"digest": manifest.digest, "blob": data, "size_bytes": len(data)}
     upsert(connection, KernelRow, [row], key=("digest",))

@@ -71,6 +71,7 @@ def import_model(
     Raises BadInput for a file that cannot be imported, with all the operators and open extents that
     are in the way, and for a target that lacks the precision; LibraryMissing without TVM or onnx.
     """
+    store.check_name(name)
     data = _read(path)
     with contextlib.ExitStack() as stack:
         opened = work or stack.enter_context(open_work(session_id, model=""))
@@ -97,6 +98,8 @@ def import_model(
             precision=str(precision),
             text=str(text),
         )
+        for entry in contents.tasks:  # so that nothing of a model that is refused stays behind
+            configs.computed_columns(entry.task)
         artifacts = artifacts_of_models()
         manifest = Manifest(
             file=artifacts.put(data),

@@ -13,7 +13,7 @@ from tuna.cli import options
 from tuna.cli.console import say
 from tuna.cli.show import failed
 from tuna.common.messages import counted
-from tuna_models import api
+from tuna_models import api, store
 from tuna_models.cli.model import (
     PRECISION_HELP,
     Kernels,
@@ -24,6 +24,7 @@ from tuna_models.cli.model import (
     value_of,
 )
 from tuna_models.manifest import Precision
+from tuna_models.names import bounded
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
 
 def _name_of(file: Path, precision: str) -> str:
     """The name of an import that the user gives none: in another precision another one."""
-    return file.stem if precision == Precision.FP32 else f"{file.stem}-{precision}"
+    ending = "" if precision == Precision.FP32 else f"-{precision}"
+    return bounded(file.stem, store.NAME_CHARS - len(ending)) + ending
 
 
 def reached(found: api.Reached, jobs: int) -> str:
