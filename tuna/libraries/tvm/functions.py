@@ -5,11 +5,12 @@ The text is TVM's JSON of the TIR function. Nothing is executed to read it, as T
 The schedule:
 
     for row, all axes that every stage has, as one loop                             parallel
-        each stage that was not inlined into its only reader: a sum over contiguous values in
-        as many parts as a vector has values, others along the last axis that they write   vector
+        each stage that was not inlined into its only reader, along the last axis that it
+        writes                                                                        vector
 
-TVM's default computes a stage after the other over the whole tensor, on one core, and a sum value
-by value.
+After any schedule, rows that are no multiple of a vector are done in vectors too (`rows`), and
+reductions in parts (`reductions`). TVM's default computes a stage after the other over the whole
+tensor, on one core, and a sum value by value.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from tuna.errors import BadInput
 from tuna.libraries.reference import TOLERANCE, Problem
 from tuna.libraries.tvm.kernels import epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.reductions import in_parts
+from tuna.libraries.tvm.rows import in_whole_vectors
 
 #: Bytes and operations of a cycle, of code that is in vectors and reads what another function wrote
 _BYTES, _OPERATIONS = 8.0, 8.0
@@ -121,24 +124,22 @@ def in_vectors(function: Any) -> Any:
         first = tirx.const(math.copysign(math.inf, value.value), kind)
         return tirx.BufferStore(store.buffer, first, store.indices)
 
-    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, visit))
+    body = in_whole_vectors(function.body)
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, visit))
     mapped = [
         (tirx.Cast, chosen),
         (tvm.ir.Call, replaced),
         ((tirx.Max, tirx.Min), kept),
         (tirx.BufferStore, begun),
     ]
-    return function.with_body(tvm_ffi.structural_map(function.body, mapped))
+    body = tvm_ffi.structural_map(body, mapped)
+    return function.with_body(in_parts(body, function.params))
 
 
 def _schedule(sch: Any, machine: Machine) -> None:
     lanes = machine.floats
-    blocks = [
-        block for block in sch.get_child_blocks(sch.get_sblock("root")) if not _inlined(sch, block)
-    ]
-    stages = []
-    for block in blocks:
-        stages += _in_parts(sch, block, lanes)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    stages = [block for block in blocks if not _inlined(sch, block)]
     depth = _common_depth(sch, stages)
     *earlier, last = stages
     outer = sch.get_loops(last)[:depth]
@@ -165,24 +166,13 @@ def _inlined(sch: Any, block: Any) -> bool:
     return True
 
 
-def _in_parts(sch: Any, block: Any, lanes: int) -> list[Any]:
-    """A reduction along what lies side by side, as one for each lane and one of the lanes; any
-    other stage as it is."""
-    if not _reduces(sch, block):
-        return [block]
-    extent, kind = _axes(sch, block)[-1]
-    if kind != "reduce" or extent % lanes or extent < 2 * lanes or not _along(sch, block):
-        return [block]
-    part = sch.rfactor(sch.split(sch.get_loops(block)[-1], [None, lanes])[1], -1)
-    return [part, block]
-
-
 def _common_depth(sch: Any, stages: list[Any]) -> int:
     """Return the number of outer loops that all stages share: they go over the same axes, and no
     reduction is among them."""
     *earlier, last = (_axes(sch, block) for block in stages)
     spatial = sum(kind == "space" for _, kind in last)
-    most = len(last) - 1 if earlier else max(spatial - 1, 0)
+    whole = _along(sch, stages[-1])
+    most = len(last) - 1 if earlier else spatial if whole else max(spatial - 1, 0)
     depth = 0
     while depth < most and last[depth][1] == "space":
         if any(axes[depth : depth + 1] != [last[depth]] for axes in earlier):
@@ -192,12 +182,12 @@ def _common_depth(sch: Any, stages: list[Any]) -> int:
 
 
 def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
-    """The last axis of what a stage writes, but for loops outside, in whole vectors; LLVM does what
-    it can with others."""
+    """The last axis of what a stage writes, but for loops outside, in vectors; LLVM does what it
+    can with fewer values."""
     found = list(zip(sch.get_loops(block), _axes(sch, block), strict=True))[outside:]
     space = [(loop, extent) for loop, (extent, kind) in found if kind == "space" and extent > 1]
     reduced = [loop for loop, (_, kind) in found if kind == "reduce"]
-    if not space or space[-1][1] % lanes:
+    if not space or space[-1][1] < lanes:
         return
     inner, extent = space[-1]
     if extent > lanes:
@@ -239,10 +229,12 @@ def _reduces(sch: Any, block: Any) -> bool:
 
 
 def _along(sch: Any, block: Any) -> bool:
-    """Whether the last axis of the reduction is the last of everything that it reads by it."""
+    """Whether a block is a reduction whose last axis is the last of all that it reads by it."""
+    if not _reduces(sch, block):
+        return False
     axis = sch.get(block).iter_vars[-1].var
-    found = [[_uses(part.min, axis) for part in read.region] for read in sch.get(block).reads]
-    return all(uses[-1] for uses in found if any(uses))
+    reads = [[_uses(part.min, axis) for part in read.region] for read in sch.get(block).reads]
+    return all(uses[-1] for uses in reads if any(uses))
 
 
 def _uses(expression: Any, var: Any) -> bool:
