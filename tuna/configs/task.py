@@ -19,10 +19,11 @@ LAYOUTS = ("native", "layer")
 #: Steps of an epilogue: add a value for each channel (of a product: each column), add a tensor of
 #: the answer's shape, apply a function to each value, write another type
 BIAS, RESIDUAL = "bias", "residual"
-RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = ACTIVATIONS = (
+RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH, PRELU = ACTIVATIONS = (
     *("relu", "relu6", "sigmoid", "tanh", "silu"),
     *("gelu", "gelu_tanh"),  #: GELU by erf, and by the approximation with tanh
     *("hard_sigmoid", "hard_swish"),  #: min(max(x + 3, 0), 6) / 6, and x times that
+    "prelu",  #: negative values times a value for each channel
 )
 #: NumPy's name of the type that is written
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16", "to_fp32": "float32"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from tuna.configs.task import (
     GELU_TANH,
     HARD_SIGMOID,
     HARD_SWISH,
+    PRELU,
     QUANTIZE,
     RELU,
     RELU6,
@@ -54,8 +55,9 @@ _FIRST, _ADDED, _LAST = (-101.0, 90.0, 7.0), (0.5, 0.25, -27.75), (-93.0, 150.0,
 
 
 def task(config: TaskConfig, seed: int) -> Problem:
-    """The core's inputs, then bias and residual where the epilogue has them, as large as the core's
-    answer is; of INT8 see `_of_bytes`. A bias is fp32, a residual has the type of the input."""
+    """The core's inputs, then what the epilogue has in its order: bias and residual, as large as
+    the core's answer is, and slopes; of INT8 see `_of_bytes`. Bias and slopes are fp32, a residual
+    has the type of the input."""
     core_config = config.core
     if core_config is None:
         raise BadInput(f"{config.label} has no reference: it has no core")
@@ -82,6 +84,9 @@ def task(config: TaskConfig, seed: int) -> Problem:
             residual = scale * random(generator, answer.shape, "float32")
             inputs.append(residual.astype(np_type(DTYPES[core_config.data_type][0])))
             answer = answer + inputs[-1].astype(np.float64)
+        elif part == PRELU:
+            inputs.append(_slopes(generator, _channels(core_config, answer)))
+            answer = _prelu(core_config, answer, inputs[-1])
         elif part in FUNCTIONS:
             answer = FUNCTIONS[part](answer)
     cast = config.epilogue[-1] if config.epilogue and config.epilogue[-1] in CASTS else None
@@ -116,11 +121,15 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
     inputs = [x, w, factor, offset]
     if _is_padded(core) or QUANTIZE in parts:
         inputs.append(_scalars(parts))
+    given = dict[str, Any]()
     if RESIDUAL in parts:
         of_bytes = QUANTIZE in parts[: parts.index(RESIDUAL)]
         other = generator.integers(0, 256, answer.shape)
-        inputs.append(other.astype(np.uint8) if of_bytes else (other - 128).astype(np.float32))
-    answer = _epilogue(parts, answer, inputs[-1])
+        given[RESIDUAL] = other.astype(np.uint8) if of_bytes else (other - 128).astype(np.float32)
+    if PRELU in parts:
+        given[PRELU] = _slopes(generator, count)
+    inputs += [given[part] for part in parts if part in given]
+    answer = _epilogue(core, parts, answer, given)
     exact = np.max(np.abs(sums)) + np.max(np.abs(offset / factor)) < _INEXACT
     if exact and not set(parts) & set(FUNCTIONS) - {RELU, RELU6}:
         tolerance = 0.0
@@ -130,8 +139,10 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
     return Problem(tuple(inputs), answer, kind, tolerance)
 
 
-def _epilogue(parts: Sequence[str], answer: Any, other: Any) -> Any:
-    """Real values after the parts, with a residual `other`."""
+def _epilogue(
+    core: ConvConfig | GemmConfig, parts: Sequence[str], answer: Any, given: Mapping[str, Any]
+) -> Any:
+    """Real values after the parts, with the residual and the slopes that are `given`."""
     whole = False
     for place, part in enumerate(parts):
         if part == QUANTIZE:
@@ -141,7 +152,9 @@ def _epilogue(parts: Sequence[str], answer: Any, other: Any) -> Any:
                 answer = answer + zero
         elif part == RESIDUAL:
             first, second, offset = _ADDED if whole else (1.0, 1.0, 0.0)
-            answer = answer * first + other.astype(np.float64) * second + offset
+            answer = answer * first + given[RESIDUAL].astype(np.float64) * second + offset
+        elif part == PRELU:
+            answer = _prelu(core, answer, given[PRELU])
         elif part in FUNCTIONS:
             answer = FUNCTIONS[part](answer)
     return answer
@@ -194,6 +207,17 @@ def _by_channel(core: ConvConfig | GemmConfig, values: Any, answer: Any) -> Any:
     if _answer_layout(core).endswith("C"):
         return values
     return values.reshape(-1, *(1,) * (answer.ndim - 2))
+
+
+def _slopes(generator: np.random.Generator, count: int) -> Any:
+    """A slope for each channel, of either sign: a power of two, so that a product has no more
+    digits."""
+    sizes, signs = generator.integers(-3, 1, count), generator.choice((-1.0, 1.0), count)
+    return (signs * 2.0**sizes).astype(np.float32)
+
+
+def _prelu(core: ConvConfig | GemmConfig, answer: Any, slopes: Any) -> Any:
+    return np.where(answer > 0.0, answer, answer * _by_channel(core, slopes, answer))
 
 
 def _channels(core: ConvConfig | GemmConfig, answer: Any) -> int:

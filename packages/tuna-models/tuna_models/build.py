@@ -37,6 +37,7 @@ from tuna_models import (
     normalisations,
     reducing,
     segments,
+    slopes,
 )
 from tuna_models.bf16_emit import Bf16Emitter
 from tuna_models.emit import Chosen, Emitter
@@ -90,7 +91,7 @@ def plan(
     shipped, or in another `form` as it is checked. With the `precision` bf16 convolutions and
     products are in bf16, unless the model is quantised.
     """
-    parts, cuts = segments.split(graph.read(module), module)
+    parts, cuts = segments.split(slopes.restored(graph.read(module)), module)
     parts, ends = indices.checked(parts), cuts
     if form is Form.MODEL:
         ends = [cut for cut in cuts if cut.ends_function and kernels is not None]

@@ -11,9 +11,9 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, RESIDUAL, TaskConfig
+from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, PRELU, RESIDUAL, TaskConfig
 from tuna.configs.values import Direction
-from tuna_models import activations, convolutions
+from tuna_models import activations, convolutions, slopes
 from tuna_models.blocked import Window
 from tuna_models.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
 
@@ -35,6 +35,7 @@ class FusionGroup:
     window: Window | None = None  #: the copy of the input that a convolution reads instead
     bias: Any = None  #: a value for each output channel or column
     residual: Any = None  #: the variable that is added
+    slopes: Any = None  #: what negative values of each output channel or column are multiplied by
     epilogue: list[str] = field(default_factory=list)
     #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
@@ -145,6 +146,7 @@ def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
             and user.var not in taken
             and (
                 _reshape(group, user)
+                or _rectify(group, user)
                 or _add(group, user)
                 or _scale(group, user)
                 or _cast(group, user)
@@ -208,6 +210,18 @@ def _set_bias(group: FusionGroup, values: Any) -> None:
     group.bias = values
     if BIAS not in group.epilogue:
         group.epilogue.insert(0, BIAS)
+
+
+def _rectify(group: FusionGroup, node: Node) -> bool:
+    """Make a value for each channel the factor of its negative values."""
+    values = slopes.find(node)
+    if values is None or set(ACTIVATIONS) & set(group.epilogue):
+        return False
+    group.slopes = _by_channel(group, node, values)
+    if group.slopes is None:
+        return False
+    group.epilogue.append(PRELU)
+    return True
 
 
 def _add(group: FusionGroup, node: Node) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.task import PRELU, RESIDUAL
 from tuna_models import block_operators, blocked, byte_functions
 from tuna_models.elementwise import IMAGES
 from tuna_models.emit import Chosen, Emitter, name_of
@@ -157,14 +158,17 @@ class IntegerEmitter(Emitter):
             given.append(relax.const(group.scalars()))
         kind = _BYTES if group.rounded else "float32"
         convolution = isinstance(group.core, ConvConfig)
-        other = self._other(group, in_blocks=convolution)
+        added = dict[str, Any]()
+        if group.slopes is not None:
+            values = self._channels(group.slopes) if convolution else group.slopes
+            added[PRELU] = relax.const(values)
+        added[RESIDUAL] = self._other(group)
+        given += [added[step] for step in task.epilogue if step in added]
         if isinstance(group.core, GemmConfig):
             rows = group.core.stored_shapes["c"]
-            given += [] if other is None else [self._shaped(other, rows)]
             value = self._shaped(self._call(function, given, rows, kind), shape)
         else:
             assert chosen.shape is not None
-            given += [] if other is None else [other]
             value = self._call(function, given, chosen.shape.native_output(), kind)
         if group.rounded is None:
             (self._blocks if convolution else self._plain)[group.answer] = value
@@ -173,14 +177,19 @@ class IntegerEmitter(Emitter):
         (self._byte_blocks if convolution else self._bytes)[group.answer] = value
         self._derive(group.answer)
 
-    def _other(self, group: IntegerGroup, *, in_blocks: bool) -> Any:
+    def _other(self, group: IntegerGroup) -> Any:
         """What is added to the answer, if anything: bytes or fp32."""
+        core, in_blocks = group.core, isinstance(group.core, ConvConfig)
         if group.addition is not None:
             second = group.addition.second
-            return self.byte_blocks(second) if in_blocks else self.bytes(second)
-        if group.residual is None:
+            found = self.byte_blocks(second) if in_blocks else self.bytes(second)
+        elif group.residual is not None:
+            found = self.blocks(group.residual) if in_blocks else self.plain(group.residual)
+        else:
             return None
-        return self.blocks(group.residual) if in_blocks else self.plain(group.residual)
+        return (
+            self._shaped(found, core.stored_shapes["c"]) if isinstance(core, GemmConfig) else found
+        )
 
     def _byte_input(self, group: IntegerGroup, chosen: Chosen) -> Any:
         if isinstance(group.core, GemmConfig):

@@ -154,10 +154,11 @@ class _Finder:
         if fused.epilogue and fused.epilogue[-1] in CASTS:  # kernels for bytes write fp32
             del fused.epilogue[-1], fused.nodes[-1]
         others = tuple(part for part in fused.epilogue if part != BIAS)
-        return _whole_again(group, fused, others=others, residual=fused.residual)
+        found = {"others": others, "residual": fused.residual, "slopes": fused.slopes}
+        return _whole_again(group, fused, **found)
 
     def _rounded(self, group: IntegerGroup) -> IntegerGroup | None:
-        """Return the group with bias, activation and rounding, None where it is not rounded."""
+        """Return the group with bias, slopes, limits and rounding, None where it is not rounded."""
         fused = _in_real_values(group)
         while True:
             user = self.graph.sole_user(fused.answer)
@@ -171,12 +172,15 @@ class _Finder:
                 fused.nodes.append(user)
             else:
                 break
+        if groups._rectify(fused, user):
+            fused.nodes.append(user)
         ended = self._limited(fused.answer)
         if ended is None:
             return None
         rounded, nodes = ended
         fused.nodes += nodes
-        return _whole_again(group, fused, rounded=rounded)
+        others = tuple(part for part in fused.epilogue if part != BIAS)
+        return _whole_again(group, fused, rounded=rounded, others=others, slopes=fused.slopes)
 
     def _limited(self, var: Any) -> tuple[Rounded, list[Node]] | None:
         """Return the rounding of a variable, and the operators to it."""

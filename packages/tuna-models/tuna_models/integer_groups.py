@@ -82,8 +82,9 @@ class IntegerGroup:
     rounded: Rounded | None = None
     addition: Addition | None = None  #: follows the rounding
     alone: IntegerGroup | None = None  #: the same group without the addition
-    others: tuple[str, ...] = ()  #: steps on fp32 after `dequantize`, where nothing is rounded
+    others: tuple[str, ...] = ()  #: steps on fp32 after `dequantize`
     residual: Any = None  #: an fp32 variable of `others`
+    slopes: Any = None  #: what negative values of each channel are multiplied by, of `others`
     nodes: list[Node] = field(default_factory=list)
 
     @property

@@ -24,6 +24,7 @@ from tuna.configs.task import (
     GELU_TANH,
     HARD_SIGMOID,
     HARD_SWISH,
+    PRELU,
     QUANTIZE,
     RELU,
     RELU6,
@@ -116,6 +117,8 @@ class Epilogue:
                 found = found + in_fp32(given(RESIDUAL))
             elif part in (BIAS, COMPENSATION):
                 found = found + given(part)
+            elif part == PRELU:
+                found = prelu(found, given(PRELU))
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
         return rounded(found, self.answer_type(types))
@@ -242,6 +245,15 @@ def erf(x: Any) -> Any:
     return _let(_clip(x, -_ERF_REACH, _ERF_REACH), ratio)
 
 
+def prelu(x: Any, slope: Any) -> Any:
+    """x where it is positive, else x times the slope."""
+
+    def chosen(value: Any) -> Any:
+        return tirx.Select(value > _const(0.0), value, value * slope)
+
+    return _let(x, chosen)
+
+
 def _silu(x: Any) -> Any:
     return _let(x, lambda value: value * sigmoid(value))
 
@@ -270,6 +282,7 @@ def _clip(x: Any, low: float, high: float) -> Any:
     return minimum(maximum(x, _const(low)), _const(high))
 
 
+#: The activations of a value alone
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     RELU: lambda x: maximum(x, _const(0.0)),
     RELU6: lambda x: _clip(x, 0.0, 6.0),

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.task import BIAS, DEQUANTIZE, QUANTIZE, RESIDUAL
+from tuna.configs.task import BIAS, DEQUANTIZE, PRELU, QUANTIZE, RESIDUAL
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import packing
@@ -245,6 +245,7 @@ def packing_of(
         BIAS: bias,
         FACTOR: bias,
         OFFSET: bias,
+        PRELU: bias,
         RESIDUAL: answer,
         SCALARS: None,
     }
@@ -259,18 +260,19 @@ def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
 
 def arguments_of(epilogue: Sequence[str], *, pads: bool) -> list[str]:
     """Return the names of the arguments of a kernel between the weights and the answer: BIAS,
-    COMPENSATION, FACTOR and OFFSET are a value for each channel; RESIDUAL has the extents of the
-    answer. `pads`: the input is padded.
+    COMPENSATION, FACTOR, OFFSET and PRELU are a value for each channel; RESIDUAL has the extents of
+    the answer. `pads`: the input is padded.
 
     SCALARS are one array: the value of the padding; for each QUANTIZE the least and the largest
     whole number without the zero point, and the zero point, which is added to what is written; for
     a residual of whole numbers, in its place among these, the factors of what it is added to
     (without its zero point) and of itself, and an offset.
     """
+    added = [part for part in epilogue if part in (COMPENSATION, BIAS, PRELU, RESIDUAL)]
     if DEQUANTIZE not in epilogue:
-        return [part for part in (COMPENSATION, BIAS, RESIDUAL) if part in epilogue]
+        return added
     scalars = [SCALARS] if pads or QUANTIZE in epilogue else []
-    return [FACTOR, OFFSET, *scalars, *([RESIDUAL] if RESIDUAL in epilogue else [])]
+    return [FACTOR, OFFSET, *scalars, *added]
 
 
 def scalar_count(epilogue: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
-from tuna.configs.task import BIAS, RESIDUAL
+from tuna.configs.task import BIAS, PRELU, RESIDUAL
 from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
@@ -33,7 +33,7 @@ PAD, OUT, FLAT = "pad", "out", "flat"
 #: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
 #: Names of the arguments with a value for each channel
-_NAMES = {BIAS: "B", COMPENSATION: "Z", FACTOR: "M", OFFSET: "B"}
+_NAMES = {BIAS: "B", COMPENSATION: "Z", FACTOR: "M", OFFSET: "B", PRELU: "S"}
 #: A prefetch of data into L2, for reading, that touches no memory of the program: where arrays may
 #: overlap, as for all that LLVM knows in a function for threads, sums otherwise are stored before
 #: each, for it may read them.
@@ -50,8 +50,8 @@ Reader = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution as a kernel gets it. Its arguments are X, W, then B and R where the epilogue
-    has them, then Y."""
+    """A convolution as a kernel gets it. Its arguments are X, W, then those of the epilogue, then
+    Y."""
 
     shape: ConvShape
     mode: Mode
