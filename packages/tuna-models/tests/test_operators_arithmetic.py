@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,72 @@ def test_softplus_keeps_its_digits_where_exp_is_small() -> None:
     assert rough.dtype == elu.dtype == np.float16
     assert np.abs(rough - exact).max() < 0.06
     assert np.abs(elu - np.where(x > 0, x, 0.5 * np.expm1(np.minimum(x, 0)))).max() < 1e-3
+
+
+#: Functions of a value by their operators; some of them have fewer values than there are numbers.
+FUNCTIONS: dict[str, Any] = {
+    **{name: getattr(np, name.lower()) for name in ("Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh")},
+    **{f"A{name}": getattr(np, f"arc{name}") for name in ("sin", "cos", "tan", "sinh", "tanh")},
+    "Erf": np.vectorize(math.erf),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Softplus": lambda x: np.logaddexp(0, x),
+    "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Celu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Selu": lambda x: 1.0507010221 * np.where(x > 0, x, 1.6732631922 * np.expm1(x)),
+    "Mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "smallest", "error"),
+    [("float32", 1e-30, 1e-6), ("float64", 1e-30, 1e-9), ("float16", 1e-4, 1e-3)],
+)
+def test_functions_of_small_values_have_all_their_digits(
+    kind: str, smallest: float, error: float
+) -> None:
+    sizes = np.geomspace(smallest, 0.99, 320)  # in whole vectors
+    x = np.concatenate([-sizes, sizes]).astype(kind)
+    names = [name for name in FUNCTIONS if (name, kind) != ("Celu", "float64")]
+    nodes = [helper.make_node(name, ["x"], [name]) for name in names]
+    made = model(nodes, {"x": x}, names, {}, opset=22)
+    for name, ours in zip(names, answers(made, {"x": x}), strict=True):
+        exact = FUNCTIONS[name](x.astype(np.float64))
+        assert ours.dtype == x.dtype
+        assert np.abs(ours / exact - 1).max() < error, name
+
+
+def test_the_logarithm_of_a_sum_of_nothing_is_minus_infinity() -> None:
+    x = floats(6, 5)
+    x[0], x[1, 2], x[2, 3], x[3, 1], x[4] = -np.inf, -np.inf, np.inf, np.nan, 1e4
+    logs = helper.make_node("LogSoftmax", ["x"], ["logs"])
+    nodes = [
+        helper.make_node("ReduceLogSumExp", [name, "axes"], [f"of_{name}"], keepdims=keep)
+        for name, keep in (("x", 0), ("half", 1))
+    ]
+    given = {"x": x, "half": x.astype(np.float16)}
+    found = answers(
+        model([logs, *nodes], given, ["logs", "of_x", "of_half"], {"axes": np.array([1])}, 18),
+        given,
+    )
+    with np.errstate(all="ignore"):
+        right = np.logaddexp.reduce(x.astype(np.float64), axis=1)
+        below = x - right[:, None]
+    below[2] = np.nan  # inf - inf
+    assert np.allclose(found[0], below, rtol=1e-5, equal_nan=True)
+    assert np.allclose(found[1], right, rtol=1e-6, equal_nan=True)
+    assert np.allclose(found[2], right[:, None], rtol=2e-3, equal_nan=True)
+
+
+def test_functions_keep_their_limits() -> None:
+    x = np.array([-np.inf, -89, -1, 0, 1, 89, np.inf, np.nan] * 2, np.float32)
+    names = ["Elu", "Selu", "Mish", "Atanh", "Tanh", "Sinh", "Cosh"]
+    nodes = [helper.make_node(name, ["x"], [name]) for name in names]
+    found = answers(model(nodes, {"x": x}, names, {}, opset=22), {"x": x})
+    with np.errstate(all="ignore"):
+        for name, ours in zip(names, found, strict=True):
+            exact = np.where(x == -np.inf, np.nan, x) if name == "Mish" else x
+            right = {**FUNCTIONS, "Atanh": np.arctanh}[name](exact.astype(np.float64))
+            assert np.allclose(ours, right, rtol=1e-6, equal_nan=True), name
 
 
 def test_operators_before_opset_7_broadcast_from_their_axis() -> None:

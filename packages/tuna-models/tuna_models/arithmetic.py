@@ -142,6 +142,46 @@ def _softplus(node: Conversion) -> Any:
     return node.cast(node.emit(relax.op.add(positive, series)), kind)
 
 
+def _elu(node: Conversion) -> Any:
+    """Convert Elu, Selu and Celu, gamma (max(x, 0) + alpha (e^(min(x, 0) / divisor) - 1)), with
+    e^u - 1 = tanh(u / 2) (e^u + 1), which has all digits where u is small."""
+    x, kind = node.inputs[0], kind_of(node.inputs[0])
+    default, scale = _ELU[node.operator]
+    alpha = float(node.attributes.get("alpha", default))
+    gamma = float(node.attributes.get("gamma", scale))
+    divisor = alpha if node.operator == "Celu" else 1.0
+
+    def scaled(value: Any, factor: float) -> Any:
+        if factor == 1.0:
+            return value
+        return node.emit(relax.op.multiply(value, relax.const(factor, kind)))
+
+    zero, one = relax.const(0.0, kind), relax.const(1.0, kind)
+    low, high = (node.emit(limit(x, zero)) for limit in (relax.op.minimum, relax.op.maximum))
+    half = node.emit(relax.op.tanh(scaled(low, 0.5 / divisor)))
+    sums = node.emit(relax.op.add(node.emit(relax.op.exp(scaled(low, 1.0 / divisor))), one))
+    below = scaled(node.emit(relax.op.multiply(half, sums)), gamma * alpha)
+    return node.emit(relax.op.add(scaled(high, gamma), below))
+
+
+#: Defaults of alpha and gamma.
+_ELU = {
+    "Elu": (1.0, 1.0),
+    "Celu": (1.0, 1.0),
+    "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
+}
+
+
+def _mish(node: Conversion) -> Any:
+    """Return x tanh(log(1 + e^x)) as x n / (n + 2) with n = e^x (e^x + 2), and x from 20 on."""
+    x, kind = node.inputs[0], kind_of(node.inputs[0])
+    two = relax.const(2.0, kind)
+    power = node.emit(relax.op.exp(node.emit(relax.op.minimum(x, relax.const(20.0, kind)))))
+    n = node.emit(relax.op.multiply(power, node.emit(relax.op.add(power, two))))
+    part = node.emit(relax.op.divide(n, node.emit(relax.op.add(n, two))))
+    return node.emit(relax.op.multiply(x, part))
+
+
 def _binary(node: Conversion) -> Any:
     return node.of_tvm(_broadcast(node))
 
@@ -241,7 +281,9 @@ CONVERTERS: Converters = {
     "BitCast": _bit_cast,
     "LpNormalization": _lp_norm,
     "Det": _determinant,
-    **dict.fromkeys(("Elu", "Selu", "ThresholdedRelu"), _in_fp32),
+    "ThresholdedRelu": _in_fp32,
+    "Mish": _mish,
+    **dict.fromkeys(_ELU, _elu),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "And", "Or", "Xor"), _binary),
     **dict.fromkeys(("Equal", "Greater", "Less"), _binary),
 }

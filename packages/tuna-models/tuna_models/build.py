@@ -32,6 +32,7 @@ from tuna_models import (
     conversions,
     graph,
     groups,
+    hyperbolic,
     indices,
     integer_finder,
     normalisations,
@@ -47,7 +48,11 @@ from tuna_models.manifest import Class, Precision
 from tuna_models.names import MAX_CHARS, bounded
 from tuna_models.segments import Cut, Form
 
-_LEGALIZATIONS = {**normalisations.LEGALIZATIONS, **reducing.LEGALIZATIONS}
+_LEGALIZATIONS = {
+    **normalisations.LEGALIZATIONS,
+    **reducing.LEGALIZATIONS,
+    **hyperbolic.LEGALIZATIONS,
+}
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,15 @@ from tuna_models.obstacles import Unsupported
 from tuna_models.quantised import QuantisedConversion
 from tuna_models.reducing import Nan, extreme, index_of_extreme
 
-#: Operators that are computed in fp32 where their inputs are fp16: those that add up values, and
-#: those whose constants TVM's importer has in fp32 alone.
+#: Operators that are computed in fp32 where their inputs are fp16: those that add up values, those
+#: whose constants TVM's importer has in fp32 alone, and functions that lose digits in fp16, or that
+#: LLVM has not for it.
 _IN_FP32 = {
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Softmax", "LogSoftmax", "CumSum"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
-    *("GlobalAveragePool", "AveragePool", "Elu", "Selu", "Softplus", "HardSigmoid", "Shrink"),
+    *("GlobalAveragePool", "AveragePool", "Elu", "Selu", "Celu", "Softplus", "HardSigmoid"),
+    *("Shrink", "Mish", "Gelu", "Tanh", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"),
+    *("Tan", "Asin", "Acos", "Atan"),
     "BatchNormalization",  # TVM's answer of fp16 is fp32
     *("Relu", "Clip"),
 }
@@ -197,12 +200,31 @@ def _one_hot(node: QuantisedConversion) -> Any:
 
 def _reduced_extreme(node: QuantisedConversion) -> Any:
     """Convert ReduceMax and ReduceMin; the axes are an input since opset 18."""
-    x, given = node.inputs[0], node.inputs[1]
+    keep, largest = node.flag("keepdims", 1), node.operator == "ReduceMax"
+    return extreme(node.builder, node.inputs[0], _reduced_axes(node), keep=keep, largest=largest)
+
+
+def _reduced_axes(node: QuantisedConversion) -> list[int]:
+    given = node.inputs[1]
     axes = node.attributes.get("axes") if given is None else constant_of(given)
     if axes is None or not len(axes):
-        axes = () if node.attributes.get("noop_with_empty_axes") else range(len(_shape(x)))
-    keep, largest = bool(node.attributes.get("keepdims", 1)), node.operator == "ReduceMax"
-    return extreme(node.builder, x, [int(axis) for axis in axes], keep=keep, largest=largest)
+        axes = () if node.flag("noop_with_empty_axes") else range(len(_shape(node.inputs[0])))
+    return [int(axis) for axis in axes]
+
+
+def _log_sum_exp(node: QuantisedConversion) -> Any:
+    """Add up beside the largest value, unless that is infinite: a row of -inf has the sum 0."""
+    x, axes = node.inputs[0], _reduced_axes(node)
+    kind = _kind(x)
+    if not axes or not kind.startswith("float"):
+        return node.of_tvm([x, node.inputs[1]])
+    largest = node.emit(relax.op.max(x, axes, keepdims=True))  # a NaN is in the sum, too
+    finite = node.emit(relax.op.isfinite(largest))
+    largest = node.emit(relax.op.where(finite, largest, relax.const(0.0, kind)))
+    powers = node.emit(relax.op.exp(node.emit(relax.op.subtract(x, largest))))
+    sums = node.emit(relax.op.sum(powers, axes, keepdims=True))
+    found = node.emit(relax.op.add(node.emit(relax.op.log(sums)), largest))
+    return found if node.flag("keepdims", 1) else node.emit(relax.op.squeeze(found, axes))
 
 
 def _index_of_extreme(node: QuantisedConversion) -> Any:
@@ -282,6 +304,7 @@ OWN: Mapping[str, Callable[[QuantisedConversion], Any]] = {
     "OneHot": _one_hot,
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
+    "ReduceLogSumExp": _log_sum_exp,
     "ArgMax": _index_of_extreme,
     "ArgMin": _index_of_extreme,
     "InstanceNormalization": _instance_norm,

@@ -23,7 +23,7 @@ from tuna_models.onnx_files import OWN_DOMAINS, operator_name
 #: Operators that TVM's importer has, but as another one than ONNX's.
 _ALWAYS = frozenset({"Attention", "CastLike", "RMSNormalization"})
 #: Operators that TVM's importer has for fp32 alone.
-_FP32 = frozenset({"Elu", "HardSigmoid", "Selu", "ThresholdedRelu"})
+_FP32 = frozenset({"HardSigmoid", "ThresholdedRelu"})
 #: Random operators and those of sequences stay: their bodies have operators that are no better.
 _NEVER = frozenset({"Bernoulli", "SequenceMap"})
 _DOMAINS = (*OWN_DOMAINS, "ai.onnx.preview")
