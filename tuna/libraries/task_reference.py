@@ -97,8 +97,8 @@ def task(config: TaskConfig, seed: int) -> Problem:
 
 
 def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> Problem:
-    """The unsigned input, signed weights, and where the epilogue has them a factor and an offset
-    for each channel, the scalars and the residual (`families.added_arguments`).
+    """The unsigned input, signed weights, and where the epilogue has them a start, a factor and an
+    offset for each channel, the scalars and the residual (`families.added_arguments`).
 
     Factors are powers of two and offsets small multiples of them, so that fp32 holds every digit of
     a value until it is rounded, ties too, and nothing but equality is right. An answer after a
@@ -116,9 +116,11 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
     powers = math.floor(math.log2(wanted / spread)) - generator.integers(0, 3, count)
     factor = (2.0**powers).astype(np.float32)
     small = generator.integers(-64, 65, count) * (wanted / 2 / _SPREAD)
-    offset = (small - middle * factor).astype(np.float32)
-    answer = sums * _by_channel(core, factor, sums) + _by_channel(core, offset, sums)
-    inputs = [x, w, factor, offset]
+    offset = small.astype(np.float32)
+    start = (generator.integers(-9, 10, count) - middle).astype(np.int32)
+    totals = sums + _by_channel(core, start, sums)
+    answer = totals * _by_channel(core, factor, sums) + _by_channel(core, offset, sums)
+    inputs = [x, w, start, factor, offset]
     if _is_padded(core) or QUANTIZE in parts:
         inputs.append(_scalars(parts))
     given = dict[str, Any]()
@@ -130,7 +132,7 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
         given[PRELU] = _slopes(generator, count)
     inputs += [given[part] for part in parts if part in given]
     answer = _epilogue(core, parts, answer, given)
-    exact = np.max(np.abs(sums)) + np.max(np.abs(offset / factor)) < _INEXACT
+    exact = np.max(np.abs(totals)) + np.max(np.abs(offset / factor)) < _INEXACT
     if exact and not set(parts) & set(FUNCTIONS) - {RELU, RELU6}:
         tolerance = 0.0
     else:

@@ -38,6 +38,8 @@ _POINTS = 16
 _MAX_UNROLLED = 512
 #: Rows of a tile that are tried
 _ROWS = (1, 2, 3, 4, 7)
+#: Maximum of products of bytes whose sums fp32 holds exactly
+_EXACT_TAPS = (1 << 24) // (255 * 128)
 #: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels,
 #: taps.
 _TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE = range(3)
@@ -70,14 +72,19 @@ def workload(layer: Layer) -> tvm.IRModule:
         value, weight = data[n, k, h * sh + ry * dh, v * sw + rx * dw, lane], w[k, ry, rx, lane]
         if words:
             return te.sum(dots.product(kind, value, weight), axis=[ry, rx])
-        return te.sum(value.astype("float32") * weight, axis=[ry, rx])
+        total = "float32" if rows * columns <= _EXACT_TAPS else layer.types.sums
+        return te.sum((value.astype("float32") * weight).astype(total), axis=[ry, rx])
 
     extents = (shape.batch, shape.out_blocks, height, width, shape.block)
     sums = te.compute(extents, term, name=_SUMS)
-    arguments = [x, w, *stages.answer(sums, layer, scalars=scalars)]
+    started = bool(words) and layer.epilogue.starts
+    arguments = [x, w, *stages.answer(sums, layer, scalars=scalars, started=started)]
     if not words:
         return stages.module_of(arguments)
-    change = functools.partial(dots.in_vectors, name=_SUMS, words=None, lanes=shape.block)
+    channels = 1 if started else None
+    change = functools.partial(
+        dots.in_vectors, name=_SUMS, words=None, lanes=shape.block, channels=channels
+    )
     return stages.module_of(arguments, change)
 
 

@@ -112,12 +112,14 @@ def workload(layer: Layer) -> tvm.IRModule:
     high = shape.out_size[0] // row.merged
     extents = (shape.batch, shape.out_blocks, high, row.computed, shape.block)
     sums = te.compute(extents, term, name=_SUMS)
-    arguments = [x, w, *stages.answer(sums, layer, row.merged, scalars)]
+    started = bool(words) and layer.epilogue.starts
+    arguments = [x, w, *stages.answer(sums, layer, row.merged, scalars, started=started)]
     following = functools.partial(_following, layer)
 
     def change(function: Any) -> Any:
         if words:
-            function = dots.in_vectors(function, _SUMS, words, shape.block)
+            channels = 1 if started else None
+            function = dots.in_vectors(function, _SUMS, words, shape.block, channels=channels)
         return asking_ahead(function, _WEIGHTS, following) if asked else function
 
     return stages.module_of(arguments, change)

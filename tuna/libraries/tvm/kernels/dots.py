@@ -21,6 +21,8 @@ from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.types import BF16, WORDS, Types
 
 _PRODUCT = "tuna_word_product"
+#: Name of the argument with the sums' start
+START_NAME = "Z"
 #: A function for `vdpbf16ps`, for in a call TIR makes fp32 of bfloat16
 _BF16 = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
@@ -128,11 +130,23 @@ def word_of(parts: list[Any]) -> Any:
     return tirx.bitwise_or(low, tirx.shift_left(high, tirx.const(16, "int32")))
 
 
-def in_vectors(function: Any, name: str, words: Words | None, lanes: int, axis: int = 4) -> Any:
+def in_vectors(
+    function: Any,
+    name: str,
+    words: Words | None,
+    lanes: int,
+    axis: int = 4,
+    channels: int | None = None,
+) -> Any:
     """Return `function`, whose block `name` adds up a `product` for one lane, with a block that
     does so for all lanes. The lane is the axis `axis` of the block, and the last one of the sums
-    and of the weights; without `words` also of the input, of which four pixels are a word."""
+    and of the weights; without `words` also of the input, of which four pixels are a word.
+
+    The sums begin at the argument `START_NAME`, by the block of channels, which is the axis
+    `channels` of the sums; at zero for None.
+    """
     lane_loops = []
+    starts = [param for param in function.params if param.name == START_NAME]
 
     def realized(realize: Any) -> Any:
         block = realize.block
@@ -141,8 +155,14 @@ def in_vectors(function: Any, name: str, words: Words | None, lanes: int, axis: 
         lane_loops.append(realize.iter_values[axis])
         values = [v for at, v in enumerate(realize.iter_values) if at != axis]
         return s_tir.SBlockRealize(
-            values, realize.predicate, _vector_block(block, words, lanes, axis)
+            values, realize.predicate, _vector_block(block, words, lanes, axis, begin)
         )
+
+    def begin(at: list[Any], kind: str) -> Any:
+        if channels is None:
+            return tirx.Broadcast(tirx.const(0, kind), lanes)
+        (start,) = starts
+        return tirx.BufferLoad(start, [at[channels], at[-1]])
 
     def unrolled(loop: Any) -> Any:
         return loop.body if any(loop.loop_var.same_as(var) for var in lane_loops) else loop
@@ -151,8 +171,14 @@ def in_vectors(function: Any, name: str, words: Words | None, lanes: int, axis: 
     return function.with_body(tvm_ffi.structural_map(body, (tirx.For, unrolled)))
 
 
-def _vector_block(block: Any, words: Words | None, lanes: int, axis: int) -> Any:
-    """The block of all lanes."""
+def _vector_block(
+    block: Any,
+    words: Words | None,
+    lanes: int,
+    axis: int,
+    begin: Callable[[list[Any], str], Any],
+) -> Any:
+    """The block of all lanes; `begin` returns the sums at the beginning, by index and type."""
     found, call = block.body.value.a, block.body.value.b
     _, x, w, *inside = call.args
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
@@ -175,8 +201,6 @@ def _vector_block(block: Any, words: Words | None, lanes: int, axis: int) -> Any
         body = tirx.IfThenElse(inside[0], body, None)
     if imported:
         body = tirx.AttrStmt(zero, "pragma_import_llvm", imported, body)
-    nothing = tirx.Broadcast(tirx.const(0, block.init.value.ty.dtype), lanes)
-
     def whole(region: Any) -> Any:
         *before, last = region.region
         first, length = zero, lanes
@@ -195,7 +219,7 @@ def _vector_block(block: Any, words: Words | None, lanes: int, axis: int) -> Any
         [whole(region) for region in block.writes],
         block.name_hint,
         body,
-        tirx.BufferStore(found.source, nothing, at),
+        tirx.BufferStore(found.source, begin(at, block.init.value.ty.dtype), at),
         annotations=block.annotations,
     )
 

@@ -33,7 +33,7 @@ from tuna.configs.task import (
     SILU,
     TANH,
 )
-from tuna.libraries.tvm.kernels.families import COMPENSATION, FACTOR, OFFSET, SCALARS
+from tuna.libraries.tvm.kernels.families import COMPENSATION, FACTOR, OFFSET, SCALARS, START
 from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
@@ -90,6 +90,11 @@ class Epilogue:
             return "uint8" if last == QUANTIZE else "float32" if real else types.sums
         return types.input
 
+    @property
+    def starts(self) -> bool:
+        """Whether a kernel takes what its sums start with (`families.START`)."""
+        return DEQUANTIZE in self.parts
+
     def residual_type(self, types: Types) -> str:
         """Data type of the residual."""
         real = types is INT8 and QUANTIZE not in self.parts[: self.parts.index(RESIDUAL)]
@@ -97,12 +102,15 @@ class Epilogue:
 
     def apply(self, found: Any, given: Callable[[str], Any], types: Types = FP32) -> Any:
         """The value that is written for a sum. `given` returns the value of an argument
-        (`families.added_arguments`) for it, and of the scalars all of them."""
+        (`families.added_arguments`) for it, of the scalars all of them, and None for the start of
+        a sum that began with it."""
         scalars = iter(given(SCALARS)[1:] if QUANTIZE in self.parts else ())
         whole = False
         for place, part in enumerate(self.parts):
             if part == DEQUANTIZE:
-                found = _fused(found.astype("float32"), given(FACTOR), given(OFFSET))
+                start = given(START)
+                total = found if start is None else found.astype(types.sums) + start
+                found = _fused(total.astype("float32"), given(FACTOR), given(OFFSET))
             elif part == QUANTIZE:
                 low, high, zero = (next(scalars) for _ in range(3))
                 found, whole = tirx.min(tirx.max(found, low), high), True

@@ -31,7 +31,7 @@ from tuna.libraries.tvm.kernels.types import TYPES
 DIRECT_ERROR = 1e-5
 
 #: Arguments of a kernel that an epilogue has besides bias and residual (`added_arguments`)
-FACTOR, OFFSET, SCALARS = "factor", "offset", "scalars"
+START, FACTOR, OFFSET, SCALARS = "start", "factor", "offset", "scalars"
 #: The epilogue of a layer of signed bytes that is no task, and its argument: the input is stored
 #: with `SIGN` added, and what this adds to a sum, `SIGN` times the weights' sum, is subtracted
 COMPENSATION, SIGN = "compensation", 128
@@ -221,9 +221,11 @@ def packing_of(
     weights: Steps | None = None
     bias: Steps | None = None
     answer: Steps | None = None
+    start: Steps | None = None
     summed: Steps = {"of": 1, "summed": -SIGN}
     if isinstance(core, GemmConfig):
         weights = packing.panels(core, width, word_type) if native else None
+        start = packing.channels_in_blocks(packing.column_blocks(core.n, width), width)
         summed |= {} if core.trans_b else {"order": [1, 0]}
     elif isinstance(core, ConvConfig) and family.packing is not None:
         sizes = shapes.of(core, width, word_type)
@@ -235,7 +237,7 @@ def packing_of(
             inputs = (
                 None if sizes.image else packing.in_blocks(sizes.native_input(), core.in_layout)
             )
-            bias = packing.channels_in_blocks(sizes.out_blocks, width)
+            start = bias = packing.channels_in_blocks(sizes.out_blocks, width)
             answer = packing.in_blocks(sizes.native_output(), core.in_layout)
             summed |= bias
     if COMPENSATION in epilogue:
@@ -243,6 +245,7 @@ def packing_of(
     steps = {
         COMPENSATION: summed,
         BIAS: bias,
+        START: start,
         FACTOR: bias,
         OFFSET: bias,
         PRELU: bias,
@@ -260,8 +263,11 @@ def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
 
 def arguments_of(epilogue: Sequence[str], *, pads: bool) -> list[str]:
     """Return the names of the arguments of a kernel between the weights and the answer: BIAS,
-    COMPENSATION, FACTOR, OFFSET and PRELU are a value for each channel; RESIDUAL has the extents of
-    the answer. `pads`: the input is padded.
+    COMPENSATION, START, FACTOR, OFFSET and PRELU are a value for each channel; RESIDUAL has the
+    extents of the answer. `pads`: the input is padded.
+
+    START is int32, like the sum that it is added to: the zero point's part and a bias of whole
+    numbers. Their total is exact, also where both are large and nearly cancel.
 
     SCALARS are one array: the value of the padding; for each QUANTIZE the least and the largest
     whole number without the zero point, and the zero point, which is added to what is written; for
@@ -272,7 +278,7 @@ def arguments_of(epilogue: Sequence[str], *, pads: bool) -> list[str]:
     if DEQUANTIZE not in epilogue:
         return added
     scalars = [SCALARS] if pads or QUANTIZE in epilogue else []
-    return [FACTOR, OFFSET, *scalars, *added]
+    return [START, FACTOR, OFFSET, *scalars, *added]
 
 
 def scalar_count(epilogue: Sequence[str]) -> int:

@@ -126,7 +126,8 @@ def workload(product: Product) -> tvm.IRModule:
     sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
     scalars = stages.scalars_of(wanted)
-    added, value = stages.epilogue_arguments(wanted, types, (config.n,), extents, scalars)
+    started = (blocks, size) if words and wanted.starts else ()
+    added, value = stages.epilogue_arguments(wanted, types, (config.n,), extents, scalars, started)
 
     def written(*index: Any) -> Any:
         total = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
@@ -136,7 +137,12 @@ def workload(product: Product) -> tvm.IRModule:
     if words is None:
         return stages.module_of(arguments)
     lanes = functools.partial(
-        dots.in_vectors, name=_SUMS, words=words, lanes=size, axis=len(batch) + 2
+        dots.in_vectors,
+        name=_SUMS,
+        words=words,
+        lanes=size,
+        axis=len(batch) + 2,
+        channels=len(batch) + 1 if started else None,
     )
     return stages.module_of(arguments, lanes)
 

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 
 from tuna.configs.task import BIAS, PRELU, RESIDUAL
-from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
+from tuna.libraries.tvm.kernels.dots import START_NAME, Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
     COMPENSATION,
@@ -20,6 +20,7 @@ from tuna.libraries.tvm.kernels.families import (
     OFFSET,
     SCALARS,
     SIGN,
+    START,
     arguments_of,
     scalar_count,
 )
@@ -33,7 +34,9 @@ PAD, OUT, FLAT = "pad", "out", "flat"
 #: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
 #: Names of the arguments with a value for each channel
-_NAMES = {BIAS: "B", COMPENSATION: "Z", FACTOR: "M", OFFSET: "B", PRELU: "S"}
+_NAMES = {
+    **{BIAS: "B", COMPENSATION: "Z", START: START_NAME, FACTOR: "M", OFFSET: "B", PRELU: "S"},
+}
 #: A prefetch of data into L2, for reading, that touches no memory of the program: where arrays may
 #: overlap, as for all that LLVM knows in a function for threads, sums otherwise are stored before
 #: each, for it may read them.
@@ -188,10 +191,18 @@ def padding_of(layer: Layer, scalars: Any, kind: str) -> Any:
 
 
 def epilogue_arguments(
-    wanted: Epilogue, types: Types, channels: Sequence[int], extents: Sequence[int], scalars: Any
+    wanted: Epilogue,
+    types: Types,
+    channels: Sequence[int],
+    extents: Sequence[int],
+    scalars: Any,
+    started: Sequence[int] = (),
 ) -> tuple[list[Any], Callable[..., Any]]:
     """The placeholders of an epilogue, for `channels` and an answer of `extents`, and a function
-    that returns a value of the answer from its sum, its index, and that of its channel."""
+    that returns a value of the answer from its sum, its index, and that of its channel.
+
+    Sums that were `started` (`dots.in_vectors`) began with an argument of these extents.
+    """
     given = dict[str, Any]()
     for part in arguments_of(wanted.parts, pads=scalars is not None):
         if part == SCALARS:
@@ -200,13 +211,16 @@ def epilogue_arguments(
             kind = wanted.residual_type(types)
             given[part] = te.placeholder(tuple(extents), name="R", dtype=kind)
         else:
-            kind = types.sums if part == COMPENSATION else "float32"
-            given[part] = te.placeholder(tuple(channels), name=_NAMES[part], dtype=kind)
+            kind = types.sums if part in (COMPENSATION, START) else "float32"
+            sizes = tuple(started or channels) if part == START else tuple(channels)
+            given[part] = te.placeholder(sizes, name=_NAMES[part], dtype=kind)
 
     def value(found: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
         def of(part: str) -> Any:
             if part == SCALARS:
                 return [scalars[place] for place in range(int(scalars.shape[0]))]
+            if part == START and started:
+                return None
             return given[part][tuple(index if part == RESIDUAL else channel)]
 
         return wanted.apply(found, of, types)
@@ -214,15 +228,19 @@ def epilogue_arguments(
     return list(given.values()), value
 
 
-def finished(layer: Layer, scalars: Any = None) -> tuple[list[Any], Callable[..., Any]]:
+def finished(
+    layer: Layer, scalars: Any = None, *, started: bool = False
+) -> tuple[list[Any], Callable[..., Any]]:
     """The epilogue's placeholders, and what makes a value of the answer from its index in the
-    answer and its sum."""
+    answer and its sum, which may have `started` with an argument."""
     shape = layer.shape
     native = layer.mode is Mode.NATIVE
     extents = shape.native_output() if native else shape.layer_output()
     channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
     last = shape.out_layout.endswith("C")
-    inputs, of_sum = epilogue_arguments(layer.epilogue, layer.types, channels, extents, scalars)
+    inputs, of_sum = epilogue_arguments(
+        layer.epilogue, layer.types, channels, extents, scalars, channels if started else ()
+    )
 
     def value(index: tuple[Any, ...], found: Any) -> Any:
         at = (index[1], index[4]) if native else (index[3] if last else index[1],)
@@ -231,8 +249,16 @@ def finished(layer: Layer, scalars: Any = None) -> tuple[list[Any], Callable[...
     return inputs, value
 
 
-def answer(accumulated: Any, layer: Layer, merged: int = 1, scalars: Any = None) -> list[Any]:
-    """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block.
+def answer(
+    accumulated: Any,
+    layer: Layer,
+    merged: int = 1,
+    scalars: Any = None,
+    *,
+    started: bool = False,
+) -> list[Any]:
+    """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block,
+    which may have `started` with an argument.
 
     `merged` rows of the answer are one row of the sums. The epilogue then is applied in that form,
     and `Y` is another view of it.
@@ -240,7 +266,7 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1, scalars: Any = None)
     shape, size, (height, width) = layer.shape, layer.shape.block, layer.shape.out_size
     native, last = layer.mode is Mode.NATIVE, layer.shape.out_layout.endswith("C")
     extents = shape.native_output() if native else shape.layer_output()
-    inputs, value = finished(layer, scalars)
+    inputs, value = finished(layer, scalars, started=started)
     at = 2 if native or not last else 1  # where the rows are in an index
 
     def split(index: tuple[Any, ...]) -> tuple[Any, ...]:
