@@ -51,9 +51,9 @@ def sums(group: IntegerGroup, x: Any) -> Any:
 def answer(group: IntegerGroup, x: Any, residual: Any = None) -> Any:
     """What a kernel makes of bytes, by the steps of the epilogue."""
     channels = (-1, 1, 1) if isinstance(group.core, ConvConfig) else (-1,)
-    m, b = (values.reshape(channels) for values in group.factors())
+    z, m, b = (values.reshape(channels) for values in group.factors())
     _, low, high, zero, *rest = group.scalars()
-    found = np.rint(np.clip(sums(group, x).astype(np.float32) * m + b, low, high))
+    found = np.rint(np.clip((sums(group, x) + z).astype(np.float32) * m + b, low, high))
     if residual is not None:
         factor, other, offset, low, high, zero = rest
         found = found * factor + (residual.astype(np.float32) * other + offset)

@@ -39,6 +39,7 @@ from tuna_models import (
     reducing,
     segments,
     slopes,
+    whole_sums,
 )
 from tuna_models.bf16_emit import Bf16Emitter
 from tuna_models.emit import Chosen, Emitter
@@ -108,9 +109,11 @@ def plan(
         ends = whole_numbers.ends(ends, parts)
     else:
         whole_numbers = whole_numbers.apart()
-    fp32 = groups.find(parts, block, whole_numbers.taken)
-    given = (fp32, kernels or (lambda _: None), block, ends)
-    in_bf16 = precision is Precision.BF16 and kernels is not None and not cuts
+    parts, exact = whole_sums.written_out(parts, whole_numbers.taken)
+    fp32 = groups.find(parts, block, whole_numbers.taken, exact)
+    given = (fp32, kernels or (lambda _, **__: None), block, ends)
+    quantised = bool(cuts or exact)
+    in_bf16 = precision is Precision.BF16 and kernels is not None and not quantised
     emitter: Emitter
     if whole_numbers.groups:
         emitter = IntegerEmitter(parts, whole_numbers, *given, segments=form is Form.SEGMENTS)
@@ -231,7 +234,7 @@ class TaskKernels:
     ) -> None:
         """`records` are winners by task key; without `winograd` only direct sums are predicted."""
         self._target, self._records, self._winograd = target, records, winograd
-        self._found: dict[str, Chosen | None] = {}
+        self._found: dict[tuple[str, bool], Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: source of each kernel, by task key
         self.refused: dict[str, str] = {}  #: reason why a task's record could not be applied
         #: functions of tasks without a core as they were imported, by task key
@@ -240,16 +243,18 @@ class TaskKernels:
     def with_records(self, records: Mapping[str, Record]) -> TaskKernels:
         """Return the kernels by other records; those of equal ones are not made again."""
         found = TaskKernels(self._target, records, winograd=self._winograd)
-        same = {key for key in self._found if records.get(key) == self._records.get(key)}
-        found._found = {key: kernel for key, kernel in self._found.items() if key in same}
+        same = {key for key, _ in self._found if records.get(key) == self._records.get(key)}
+        found._found = {key: kernel for key, kernel in self._found.items() if key[0] in same}
         found.classes = {key: kind for key, kind in self.classes.items() if key in same}
         return found
 
-    def __call__(self, task: TaskConfig) -> Chosen | None:
-        """The kernel; None where no family has one."""
-        if task.key not in self._found:
-            self._found[task.key], self.classes[task.key] = self._choose(task)
-        return self._found[task.key]
+    def __call__(self, task: TaskConfig, *, exact: bool = False) -> Chosen | None:
+        """The kernel; None where no family has one. With `exact` it is none of Winograd's, whose
+        sums of whole numbers are not whole."""
+        key = task.key, exact
+        if key not in self._found:
+            self._found[key], self.classes[task.key] = self._choose(task, exact)
+        return self._found[key]
 
     def function(self, task: TaskConfig, function: Any) -> Any:
         """Schedule the function of a task without a core by its record, else by rule, if any."""
@@ -263,8 +268,10 @@ class TaskKernels:
             self.classes[task.key] = Class.DEFAULT if found is None else Class.PREDICTED
         return functions.in_vectors(function if found is None else found.mod["main"])
 
-    def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
+    def _choose(self, task: TaskConfig, exact: bool) -> tuple[Chosen | None, Class]:
         record = self._records.get(task.key)
+        if exact and record is not None and _is_winograd(record):
+            record = None
         if record is not None and record.similar:
             found = _transferred(task, record, self._target)
             if found is not None:
@@ -273,7 +280,7 @@ class TaskKernels:
             found = self._tried(task, lambda: _applied(task, record, self._target))
             if found is not None:
                 return found, Class.EXACT
-        found = _predicted(task, self._target, self._winograd)
+        found = _predicted(task, self._target, self._winograd and not exact)
         return found, Class.DEFAULT if found is None else Class.PREDICTED
 
     def _tried(self, task: TaskConfig, apply: Callable[[], Found]) -> Found | None:
@@ -284,6 +291,11 @@ class TaskKernels:
             reason = str(error).strip().splitlines()[-1]
             self.refused[task.key] = f"{type(error).__name__}: {reason}"[:300]
             return None
+
+
+def _is_winograd(record: Record) -> bool:
+    family = FAMILIES.get(BY_NAME[record.solver].family)
+    return family is not None and family.outputs > 0
 
 
 def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:

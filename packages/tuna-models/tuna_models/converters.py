@@ -24,7 +24,7 @@ from tuna_models import (
 )
 from tuna_models.conversion import kind_of as _kind
 from tuna_models.conversion import shape_of as _shape
-from tuna_models.graph import constant_of
+from tuna_models.graph import Whole, constant_of
 from tuna_models.obstacles import Unsupported
 from tuna_models.quantised import QuantisedConversion
 from tuna_models.reducing import Nan, extreme, index_of_extreme
@@ -62,6 +62,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         """`shapes` are those of the inputs; TVM takes an extent of 0 for an open one."""
         super().__init__(dict(shapes), "float32")
         self._floats: dict[Any, Any] = {}
+        self.wholes: dict[Any, Whole] = {}  #: by the constants that are products
         self._unrounded: dict[Any, Any] = {}  #: fp32 values by their variables in fp16
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -74,16 +75,15 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         half = op_name in _IN_FP32 and _is_half(inputs[0])
         try:
             if half:
-                known = self._unrounded if op_name in _UNROUNDED else {}
+                exact = self._unrounded if op_name in _UNROUNDED else {}
                 inputs = onnx_frontend.onnx_input(
-                    [known[value] if value in known else self._in_fp32(value) for value in inputs]
+                    [exact[value] if value in exact else self._in_fp32(value) for value in inputs]
                 )
             if own is None:
                 converted = super()._convert_operator(op_name, inputs, attrs, opset)
             else:
-                converted = own(
-                    QuantisedConversion(op_name, inputs, attrs, opset, self.bb, self._floats)
-                )
+                known = self._floats, self.wholes
+                converted = own(QuantisedConversion(op_name, inputs, attrs, opset, self.bb, *known))
             outputs = attrs["tvm_custom"]["num_outputs"]
             converted = _checked(self.bb.normalize(converted), outputs)
             return self._in_fp16(converted, outputs) if half else converted

@@ -85,12 +85,13 @@ class _Axis:
         return 0 <= self.before - self.after < self.stride
 
 
-def find(node: Node, graph: Graph, block: int) -> Convolution | None:
+def find(node: Node, graph: Graph, block: int, numbers: Any = None) -> Convolution | None:
     """Return the convolution of an operator, whose kernel has channels in blocks of `block`; None
-    for what is none, or no kernel takes."""
+    for what is none, or no kernel takes. `numbers` are other weights than the operator's own."""
     if node.op not in _LAYOUTS or not isinstance(node.args[0], relax.Var):
         return None
-    attrs, (data, kernel), weights = node.attrs, _LAYOUTS[node.op], constant_of(node.args[1])
+    attrs, (data, kernel) = node.attrs, _LAYOUTS[node.op]
+    weights = constant_of(node.args[1]) if numbers is None else numbers
     if weights is None or weights.dtype != np.float32:
         return None
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != (data, kernel, data):

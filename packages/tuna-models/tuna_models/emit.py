@@ -45,13 +45,14 @@ class Emitter(BlockEmitter):
         self,
         graph: Graph,
         groups: list[FusionGroup],
-        kernel: Callable[[TaskConfig], Chosen | None],
+        kernel: Callable[..., Chosen | None],
         block: int,
         cuts: Sequence[Cut] = (),
         *,
         segments: bool = False,
     ):
-        """`kernel` gives the kernel of a task, None to leave it to TVM.
+        """`kernel` gives the kernel of a task, None to leave it to TVM; with `exact=True` one whose
+        sums of whole numbers are whole numbers.
 
         The module returns its results and the values of the `cuts` one after the other. With
         `segments` it takes them after the parameters, and reads these in their places.
@@ -97,7 +98,7 @@ class Emitter(BlockEmitter):
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
         if group is not None:
-            chosen = self._kernel(group.task)
+            chosen = self._kernel(group.task, exact=group.exact)
             if chosen is not None:
                 self._kernel_call(group, chosen)
             else:
@@ -108,7 +109,8 @@ class Emitter(BlockEmitter):
 
     def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
         task = group.task
-        function = self._add(task.key, lambda: chosen.function, name_of(task), task)
+        key = task.key, group.exact
+        function = self._add(key, lambda: chosen.function, name_of(task), task)
         kind = Epilogue(tuple(group.epilogue)).answer_type(TYPES[group.core.data_type])
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)

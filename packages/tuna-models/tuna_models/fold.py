@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from tuna_models.bodies import Inside, names_read, subgraphs, version_of
+from tuna_models.onnx_reference import evaluator
+from tuna_models.whole_constants import MOVING, Product, is_final, product_of, write
 
 #: Most values of a constant whose values take part in the inference of shapes.
 _LARGEST = 1 << 12
@@ -43,10 +44,11 @@ def fold(model: Any) -> Any:
     """
     constants: dict[str, Any] = {}
     while True:
-        known, found, shapes = _computed(model, constants)
+        products = dict[str, Product]()
+        known, found, shapes = _computed(model, constants, products)
         if not found and not any(any(subgraphs(node)) for node in model.graph.node):
             return model
-        before, model = model, _replaced(model, found)
+        before, model = model, _replaced(model, found, products)
         written = _write_out(model, known, shapes)
         if not written and _size(model) == _size(before):
             return model
@@ -58,11 +60,11 @@ def _size(model: Any) -> tuple[int, int]:
 
 
 def _computed(
-    model: Any, read: dict[str, Any]
+    model: Any, read: dict[str, Any], products: dict[str, Product]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, tuple[int, ...]]]:
     """Return all known values by name, of them the outputs of operators, and known shapes.
 
-    `read` caches the values of initializers.
+    `read` caches the values of initializers; `products` gets what is whole numbers times scales.
     """
     shapes, empty, types = _shapes(model)
     inputs = {value.name for value in model.graph.input}
@@ -70,6 +72,7 @@ def _computed(
         if tensor.name not in inputs and tensor.name not in read:
             read[tensor.name] = numpy_helper.to_array(tensor)
     known, constants = read | empty, {*read, *inputs}
+    constants |= {node.output[0] for node in model.graph.node if is_final(node)}
     for node in model.graph.node:
         if node.op_type == "Shape" and node.input[0] in shapes:
             part = {attribute.name: attribute.i for attribute in node.attribute}
@@ -84,8 +87,25 @@ def _computed(
             if node.op_type != "Constant" and any(np.asarray(v).nbytes > most for v in values):
                 continue
             known.update(zip(node.output, values, strict=False))
+            product = _product(model, node, known, products)
+            if product is not None:
+                products[node.output[0]] = product
     computed = {name: value for name, value in known.items() if name not in constants}
     return known, computed, shapes
+
+
+def _product(
+    model: Any, node: Any, known: Mapping[str, Any], products: Mapping[str, Product]
+) -> Product | None:
+    """The whole numbers and scales of an operator's answer, None for anything else."""
+    if node.op_type in MOVING and node.input[0] in products:
+
+        def move(values: Any) -> Any:
+            (found,) = _run(model, node, {**known, node.input[0]: values})
+            return found
+
+        return products[node.input[0]].moved(move)
+    return product_of(node, known)
 
 
 def _shapes(
@@ -152,28 +172,30 @@ def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
     graph = helper.make_graph([node], "one", inputs, outputs)
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
-        return list(
-            ReferenceEvaluator(single).run(None, {name: np.asarray(known[name]) for name in names})
-        )
+        return list(evaluator(single).run(None, {name: np.asarray(known[name]) for name in names}))
     except Exception:  # its operators raise whatever they do; the operator stays
         return []
 
 
-def _replaced(model: Any, found: dict[str, Any]) -> Any:
-    """Copy the model with constants for fully computed operators, and without inferred shapes."""
+def _replaced(model: Any, found: dict[str, Any], products: Mapping[str, Product]) -> Any:
+    """Copy the model with constants for fully computed operators, and without inferred shapes.
+    `products` stay operators on two constants."""
     copy = type(model)()
     copy.CopyFrom(model)
     left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
     used = {name for node in left for name in names_read(node)} | {
         value.name for value in copy.graph.output
     }
+    written = [
+        write(copy.graph, name, products[name]) for name in found if name in used & products.keys()
+    ]
     del copy.graph.node[:]
-    copy.graph.node.extend(left)
+    copy.graph.node.extend([*written, *left])
     del copy.graph.value_info[:]
     copy.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name)
         for name, value in found.items()
-        if name in used
+        if name in used and name not in products
     )
     return copy
 

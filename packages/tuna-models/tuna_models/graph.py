@@ -6,7 +6,7 @@ TVM's own folding compiles a function for each constant, which takes most of a m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,46 @@ from tuna.errors import BadInput
 _OF_INDICES = ("add", "less")
 #: Operators that change a tensor's shape and not the order of its values.
 RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
+
+
+#: Attribute of an imported function: numbers and scales by the constants that are their products
+_WHOLE = "whole_numbers"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers and scales of which a constant is the product, as the model's file has them."""
+
+    numbers: Any  #: array of integers, less the zero point
+    scales: Any  #: fp32 array with as many axes, of extent 1 where the scale is the same
+
+    def moved(self, move: Callable[[Any], Any]) -> Whole:
+        """The same after `move` has changed the shape or the order of the values."""
+        every = np.broadcast_to(self.scales, self.numbers.shape)
+        return Whole(move(self.numbers), _collapsed(move(every)))
+
+    def along(self, axis: int) -> Any:
+        """The scale of each extent of an axis; None where it differs along another."""
+        others = [extent for at, extent in enumerate(self.scales.shape) if at != axis]
+        if any(extent != 1 for extent in others):
+            return None
+        return np.broadcast_to(self.scales.reshape(-1), (self.numbers.shape[axis],))
+
+
+def _collapsed(scales: Any) -> Any:
+    """The array with an extent of 1 along each axis where its values are the same."""
+    for axis in range(scales.ndim):
+        first = scales.take([0], axis) if scales.shape[axis] else scales
+        if np.array_equal(np.broadcast_to(first, scales.shape), scales):
+            scales = first
+    return scales
+
+
+def with_whole(module: Any, whole: Mapping[Any, Whole]) -> Any:
+    """The imported module with the whole numbers of its constants."""
+    pairs = {leaf: [constant(each.numbers), constant(each.scales)] for leaf, each in whole.items()}
+    module["main"] = module["main"].with_attr(_WHOLE, pairs)
+    return module
 
 
 @dataclass(frozen=True)
@@ -56,6 +96,7 @@ class Graph:
     #: called TIR functions by their global variables
     functions: dict[Any, Any] = field(default_factory=dict)
     users: dict[Any, list[Node]] = field(default_factory=dict)  #: Nodes that read a variable
+    whole: dict[Any, Whole] = field(default_factory=dict)  #: by constants that are products
 
     def sole_user(self, var: Any) -> Node | None:
         """The only operator that reads `var`; None if there are more or it is an answer."""
@@ -75,7 +116,7 @@ def read(module: Any) -> Graph:
     """The function `main`; raises BadInput for one with branches or loops."""
     function = relax.transform.DeadCodeElimination()(module)["main"]
     replaced: dict[Any, Any] = {}
-    nodes = []
+    nodes, whole = [], _whole_of(function)
 
     def find(leaf: Any) -> Any:
         return replaced.get(leaf, leaf)
@@ -96,17 +137,33 @@ def read(module: Any) -> Graph:
                 nodes.append(node)
             else:
                 replaced[binding.var] = constant(folded)
+                if node.args[0] in whole and (move := _move(node)) is not None:
+                    whole[replaced[binding.var]] = whole[node.args[0]].moved(move)
     result = substitute(function.body.body, find)
     nodes = needed(nodes, result)
     functions = {
         var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
     }
-    return of(list(function.params), nodes, result, functions)
+    graph = of(list(function.params), nodes, result, functions)
+    graph.whole.update(whole)
+    return graph
 
 
-def of(params: list[Any], nodes: list[Node], result: Any, functions: dict[Any, Any]) -> Graph:
+def _whole_of(function: Any) -> dict[Any, Whole]:
+    """The whole numbers of an imported function's constants."""
+    pairs = (function.attrs or {}).get(_WHOLE, {})
+    return {leaf: Whole(*map(constant_of, pair)) for leaf, pair in pairs.items()}
+
+
+def of(
+    params: list[Any],
+    nodes: list[Node],
+    result: Any,
+    functions: dict[Any, Any],
+    whole: Mapping[Any, Whole] | None = None,
+) -> Graph:
     """The graph of these operators, with the users of their variables."""
-    graph = Graph(params, nodes, result, functions)
+    graph = Graph(params, nodes, result, functions, whole=dict(whole or {}))
     for node in nodes:
         for var in Counter(variables(node.value)):
             graph.users.setdefault(var, []).append(node)
@@ -200,19 +257,26 @@ def _static(value: Any) -> Any:
     return value
 
 
+def _move(node: Node) -> Callable[[Any], Any] | None:
+    """What an operator does that changes the order of values or their shape; None for others."""
+    shape = extents(node.var)
+    if node.op == "permute_dims":
+        given = node.attrs.axes
+        axes = None if given is None else [int(axis) for axis in given]
+        return lambda values: np.ascontiguousarray(values.transpose(axes))
+    if node.op in ("reshape", "expand_dims", "squeeze") and shape is not None:
+        return lambda values: values.reshape(shape)
+    return None
+
+
 def _folded(node: Node) -> Any:
     """Compute a cheap operator on constants; None for any other."""
     constants: list[Any] = [constant_of(arg) for arg in node.args]
     if not constants or constants[0] is None:
         return None
-    first, shape = constants[0], extents(node.var)
-    if node.op == "permute_dims":
-        axes = node.attrs.axes
-        return np.ascontiguousarray(
-            first.transpose(None if axes is None else [int(axis) for axis in axes])
-        )
-    if node.op in ("reshape", "expand_dims", "squeeze") and shape is not None:
-        return first.reshape(shape)
+    first, move = constants[0], _move(node)
+    if move is not None:
+        return move(first)
     if node.op == "isnan":
         return np.isnan(first)
     if any(constant is None for constant in constants):

@@ -39,6 +39,7 @@ class FusionGroup:
     epilogue: list[str] = field(default_factory=list)
     #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
+    exact: bool = False  #: True for sums of whole numbers, which a kernel of Winograd's would round
 
     @property
     def answer(self) -> Any:
@@ -52,9 +53,15 @@ class FusionGroup:
         return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
 
 
-def find(graph: Graph, block: int, others: Set[Any] = frozenset()) -> list[FusionGroup]:
+def find(
+    graph: Graph,
+    block: int,
+    others: Set[Any] = frozenset(),
+    exact: Set[Any] = frozenset(),
+) -> list[FusionGroup]:
     """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
-    two of them, or has its variable among `others`."""
+    two of them, or has its variable among `others`. Those with variables in `exact` sum whole
+    numbers."""
     taken, fused = set(others), []
     for node in graph.nodes:
         if node.var in others:
@@ -70,6 +77,7 @@ def find(graph: Graph, block: int, others: Set[Any] = frozenset()) -> list[Fusio
                 )
         if group is None:
             continue
+        group.exact = node.var in exact
         _extend(group, graph, taken)
         taken.update(member.var for member in group.nodes)
         fused.append(group)
@@ -163,7 +171,7 @@ def _normalise(group: FusionGroup, node: Node) -> bool:
     if found is None or not _multiply(group, found[0]):
         return False
     before = 0.0 if group.bias is None else group.bias.astype(np.float64)
-    _set_bias(group, (before + found[1]).astype(np.float32))
+    _set_bias(group, (before + found[1]).astype(group.weights.dtype))
     return True
 
 
@@ -188,9 +196,10 @@ def _multiply(group: FusionGroup, scale: Any) -> bool:
         if transposed and group.core.group_count > 1:
             return False
         channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
-    group.weights = (group.weights * scale.reshape(channels)).astype(np.float32)
+    kind = group.weights.dtype
+    group.weights = (group.weights * scale.reshape(channels)).astype(kind)
     if group.bias is not None:
-        group.bias = (group.bias * scale).astype(np.float32)
+        group.bias = (group.bias * scale).astype(kind)
     return True
 
 

@@ -22,6 +22,7 @@ from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna_models.bodies import all_nodes
 from tuna_models.converters import Importer, NotConverted
 from tuna_models.fold import fold
+from tuna_models.graph import with_whole
 from tuna_models.inlining import inline, unsupported
 from tuna_models.onnx_files import OWN_DOMAINS
 from tuna_models.torch_importer import TorchModel
@@ -162,8 +163,9 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         whole = segments.returning(ready)
         shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
         with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
-            module = Importer(shapes).from_onnx(whole.graph, int(opset(whole)))
-        return segments.marked(module, ready)
+            reader = Importer(shapes)
+            module = reader.from_onnx(whole.graph, int(opset(whole)))
+        return with_whole(segments.marked(module, ready), reader.wholes)
     except BadInput:
         raise
     except NotConverted as error:

@@ -79,7 +79,7 @@ def checked(program: Graph) -> Graph:
         ranges.follow(node)
         sources.follow(node)
         nodes.append(node)
-    return graph.of(program.params, nodes, program.result, functions)
+    return graph.of(program.params, nodes, program.result, functions, program.whole)
 
 
 def _uses(node: Node) -> list[_Use]:

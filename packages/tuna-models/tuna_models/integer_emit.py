@@ -16,6 +16,8 @@ from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import PRELU, RESIDUAL
+from tuna.libraries.tvm.kernels.packing import channels_in_blocks, column_blocks
+from tuna.libraries.tvm.problems import packed
 from tuna_models import block_operators, blocked, byte_functions
 from tuna_models.elementwise import IMAGES
 from tuna_models.emit import Chosen, Emitter, name_of
@@ -135,7 +137,7 @@ class IntegerEmitter(Emitter):
                 value = emit(op.subtract(value, _scalar(taken)))
             if grid is not None:
                 value = emit(op.multiply(value, _scalar(grid.scale)))
-            if kind == "int8":
+            if kind not in (_BYTES, "float32"):
                 value = emit(op.astype(value, kind))
             shape = extents(var)
             assert shape is not None
@@ -205,24 +207,37 @@ class IntegerEmitter(Emitter):
         return self.byte_blocks(group.input)
 
     def _factors(self, group: IntegerGroup) -> list[Any]:
-        """M and B as the kernel takes them."""
+        """Z, M and B as the kernel takes them."""
         op, emit = relax.op, self._builder.emit
         if group.scale is None:
-            found = group.factors()
+            start, *found = group.factors()
             if isinstance(group.core, ConvConfig):
-                return [relax.const(self._channels(values)) for values in found]
-            return [relax.const(values) for values in found]
-        scale, zero = self.plain(group.scale), self.plain(group.zero)
+                found = [self._channels(values) for values in found]
+            return [relax.const(values) for values in (self._starts(group, start), *found)]
+        scale = self.plain(group.scale)
         shape = extents(group.scale)
         assert shape is not None
         columns = shape and shape[-1] > 1
         scale = self._shaped(scale, (shape[-1],) if columns else ())
         multiplied = emit(op.multiply(scale, relax.const(group.scales.astype(np.float32))))
-        zero = self._shaped(zero, ())
-        taken = emit(op.multiply(zero, relax.const(group.sums.astype(np.float32))))
-        taken = emit(op.multiply(taken, multiplied))
-        bias = np.zeros(len(group.scales), np.float32) if group.bias is None else group.bias
-        return [multiplied, emit(op.subtract(relax.const(bias), taken))]
+        bias = np.zeros(len(group.scales)) if group.bias is None else group.bias
+        return [self._dynamic_start(group), multiplied, relax.const(bias.astype(np.float32))]
+
+    def _dynamic_start(self, group: IntegerGroup) -> Any:
+        """Z of a zero point that may be a variable."""
+        op, emit, sums = relax.op, self._builder.emit, group.sums.astype(np.int32)
+        if not isinstance(group.zero, relax.Var):
+            return relax.const(self._starts(group, -int(group.zero) * sums))
+        signed = self._integers.signed[self._integers.bases[group.input]]
+        zero = emit(op.add(self._shaped(self.plain(group.zero), ()), relax.const(128 * signed)))
+        return emit(op.multiply(zero, relax.const(self._starts(group, -sums))))
+
+    def _starts(self, group: IntegerGroup, values: Any) -> Any:
+        """A whole number for each channel or column, in blocks."""
+        if isinstance(group.core, ConvConfig):
+            return self._channels(values)
+        blocks = column_blocks(values.size, self._block)
+        return packed(values, channels_in_blocks(blocks, self._block))
 
     def _byte_sum(self, addition: Addition) -> None:
         shape = extents(addition.answer)

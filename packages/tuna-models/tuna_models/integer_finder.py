@@ -50,7 +50,7 @@ class _Finder:
         source = node.args[0] if node.args else None
         if node.op not in _CORES or not isinstance(source, relax.Var):
             return
-        centered = _centered(self.graph.maker(source), self.found.integers)
+        centered = _centered(source, self.graph, self.found.integers)
         real = self.found.integers.grids
         if source not in real and centered is None:
             return
@@ -85,14 +85,16 @@ class _Finder:
         grid = self.found.integers.grids.get(layer.input)
         if grid is None:
             return "its input is no tensor of bytes"
-        whole = integers.whole_numbers(layer.weights, 0)
-        if whole is None:
-            return _WEIGHTS
+        whole = integers.weights_of(self.graph, node.args[1], 0)
+        if isinstance(whole, str):
+            return whole
+        numbers = convolutions.find(node, self.graph, self.block, whole[0])
+        assert numbers is not None
         window = layer.window and replace(layer.window, value=grid.stored_zero)
         return IntegerGroup(
             replace(layer.core, data_type=DataType.INT8),
             layer.input,
-            whole[0],
+            numbers.weights.astype(np.int8),
             grid.scale * whole[1],
             grid.stored_zero,
             window=window,
@@ -103,21 +105,25 @@ class _Finder:
         weights, shape = constant_of(node.args[1]), extents(node.args[0])
         if weights is None:
             return "both factors are variables"
-        if shape is None or weights.ndim != 2 or len(shape) < 2 or weights.dtype != np.float32:
+        if shape is None or weights.ndim != 2 or len(shape) < 2:
             return "its weights are a batch of matrices"
-        whole = integers.whole_numbers(weights, 1)
-        if whole is None:
-            return _WEIGHTS
+        whole = integers.weights_of(self.graph, node.args[1], 1)
+        if isinstance(whole, str):
+            return whole
+        numbers, scales = whole[0].astype(np.int8), whole[1]
         k, n = weights.shape
         core = GemmConfig(m=math.prod(shape[:-1]), n=n, k=k, data_type=DataType.INT8)
         if centered is not None:
-            return IntegerGroup(core, centered[0], *whole, zero=centered[1], nodes=[node])
+            source, zero = centered
+            return IntegerGroup(core, source, numbers, scales, zero=zero, nodes=[node])
         grid = self.found.integers.grids[node.args[0]]
-        given = whole[0], grid.scale * whole[1], grid.stored_zero
+        given = numbers, grid.scale * scales, grid.stored_zero
         return IntegerGroup(core, node.args[0], *given, nodes=[node])
 
     def _complete(self, group: IntegerGroup, *, dynamic: bool) -> IntegerGroup | str:
         """Add the operators that follow; the reason where no kernel takes the group."""
+        if group.largest_sum > _LARGEST_SUM:
+            return "its sums may be beyond 32 bits"
         if dynamic and not self._multiplied(group):
             return "its scale is not found"
         fp32 = self._in_fp32(group)
@@ -132,19 +138,23 @@ class _Finder:
         return "no kernel of the target takes it"
 
     def _multiplied(self, group: IntegerGroup) -> bool:
-        """Add the product with the scale of the input, which is known when the model runs."""
-        user, shape = self.graph.sole_user(group.answer), extents(group.answer)
+        """Add the cast of the sum to fp32 and its product with the scale of the input, which is
+        known when the model runs."""
+        cast, shape = self.graph.sole_user(group.answer), extents(group.answer)
+        if cast is None or cast.op != "astype" or str(cast.attrs.dtype) != "float32":
+            return False
+        user = self.graph.sole_user(cast.var)
         if user is None or user.op != "multiply" or shape is None:
             return False
         first, second = user.args
-        scale = second if first.same_as(group.answer) else first
+        scale = second if first.same_as(cast.var) else first
         given = extents(scale) if isinstance(scale, relax.Var) else None
         if given is None or extents(user.var) != shape:
             return False
         if math.prod(given) not in (1, shape[-1]) or math.prod(given) != (given or (1,))[-1]:
             return False
         group.scale = scale
-        group.nodes.append(user)
+        group.nodes += [cast, user]
         return True
 
     def _in_fp32(self, group: IntegerGroup) -> IntegerGroup | None:
@@ -246,36 +256,43 @@ class _Finder:
 
 
 _CORES = {"matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose"}
-_WEIGHTS = "its weights are no multiples of eight bits"
+#: Largest sum of products that 32 bits hold
+_LARGEST_SUM = (1 << 31) - 1
 
 
-def _centered(maker: Node | None, found: Integers) -> tuple[Any, Any] | None:
-    """The whole numbers and the variable zero point that an operator takes off them."""
-    if maker is None or maker.op != "subtract":
+def _centered(source: Any, graph: Graph, found: Integers) -> tuple[Any, Any] | None:
+    """The whole numbers of which an operator of int32 is summed, and the zero point that is taken
+    off them, as a variable or as the byte that stands for it."""
+    if str(source.ty.dtype) != "int32":
         return None
-    whole, zero = maker.args
-    if not isinstance(whole, relax.Var) or not isinstance(zero, relax.Var):
+    maker, zero = graph.maker(source), None
+    if maker is not None and maker.op == "subtract":
+        source, zero = maker.args
+    if not isinstance(source, relax.Var) or source not in found.bases or source in found.grids:
         return None
-    if whole not in found.bases or whole in found.grids or extents(zero) not in ((), (1,)):
+    if isinstance(zero, relax.Var):
+        return (source, zero) if extents(zero) in ((), (1,)) else None
+    values = np.zeros(()) if zero is None else constant_of(zero)
+    if values is None or values.size != 1:
         return None
-    return whole, zero
+    return source, float(values.item()) + 128.0 * found.signed[found.bases[source]]
 
 
 def _in_real_values(group: IntegerGroup) -> FusionGroup:
-    """The group as one in fp32, whose epilogue operators extend."""
+    """The group as one in fp32, whose epilogue operators extend; its weights are the scales, which
+    is all that operators change of them."""
     channels = (-1, 1, 1, 1) if isinstance(group.core, ConvConfig) else (1, -1)
-    weights = group.weights * group.scales.reshape(channels)
-    return FusionGroup(group.core, group.input, weights, nodes=list(group.nodes))
+    scales = group.scales.reshape(channels)
+    return FusionGroup(group.core, group.input, scales, nodes=list(group.nodes))
 
 
 def _whole_again(group: IntegerGroup, fused: FusionGroup, **changes: Any) -> IntegerGroup | None:
-    """The group with what operators have made of its weights; None where they are not whole any
+    """The group with what operators have made of its scales; None where these are no numbers any
     more."""
-    axis = 0 if isinstance(group.core, ConvConfig) else 1
-    whole = integers.whole_numbers(fused.weights, axis)
-    if whole is None:
+    scales = fused.weights.reshape(-1)
+    if not np.all(np.isfinite(scales)):
         return None
-    found = {"weights": whole[0], "scales": whole[1], "bias": fused.bias, "nodes": fused.nodes}
+    found = {"scales": scales, "bias": fused.bias, "nodes": fused.nodes}
     return replace(group, **found, **changes)
 
 

@@ -2,13 +2,15 @@
 their kernels take. Imports TVM.
 
 A kernel sums products of the bytes a of its input and whole weights w exactly. Of real values
-(a - z) * s and w * t, with a bias b for each channel, the sum is
+(a - z) * s and w * t, with a bias b = n * s * t + rest for each channel, the sum is
 
-    s * t * (sum of a * w) + b - z * s * t * (sum of w)  =  sum * M + B
+    (sum of a * w - z * (sum of w) + n) * s * t + rest  =  (sum of a * w + Z) * M + B
 
-Where it is rounded on a grid of scale y, M and B are divided by y: the byte is the nearest whole
-number of sum * M + B, plus the grid's zero point, within limits. Clipping the real value is
-clipping the byte, because rounding keeps the order.
+Z is int32 as the sum is: large numbers that nearly cancel do so exactly, and only what is left is
+converted and multiplied. B is zero for a bias of whole numbers. M comes from the scales of the
+file. Where the sum is rounded on a grid of scale y, M and B are divided by y: the byte is the
+nearest whole number, plus the grid's zero point, within limits. Clipping the real value is clipping
+the byte, because rounding keeps the order.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from tuna_models.blocked import Window
 from tuna_models.graph import Graph, Node
 from tuna_models.integers import Grid, Integers
 from tuna_models.segments import Cut
+
+#: Part of a bias that fp32 may have lost, of a product of two scales and a whole number
+_ROUNDED = 2.0**-22
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class IntegerGroup:
     input: Any  #: a variable that stands for whole numbers
     weights: Any  #: int8; a convolution: K, C/groups, R, S; a product: K x N
     scales: Any  #: M for each channel without `scale`, in double precision
-    zero: float | Any  #: the byte that stands for zero, or a variable with it
+    zero: float | Any  #: the byte that stands for zero, or an int32 variable of the zero point
     bias: Any = None  #: added to the real values of each channel
     scale: Any = None  #: a variable by which M is multiplied when the model runs
     window: Window | None = None
@@ -113,17 +118,36 @@ class IntegerGroup:
         axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
         return self.weights.astype(np.int64).sum(axes)
 
-    def factors(self) -> tuple[Any, Any]:
-        """Return M and B for each channel, in fp32; of a group without a variable `scale`."""
+    @property
+    def largest_sum(self) -> int:
+        """The largest sum of products less the zero point's part that there may be."""
+        axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
+        return 255 * int(np.max(np.abs(self.weights.astype(np.int64)).sum(axes), initial=0))
+
+    def factors(self) -> tuple[Any, Any, Any]:
+        """Return Z, in int32, M and B, in fp32, for each channel; of a group without a variable
+        `scale`."""
         over = 1.0 if self.rounded is None else np.float64(np.float32(self.rounded.grid.scale))
-        multiplied = self.scales / over
-        added = 0.0 if self.bias is None else self.bias.astype(np.float64) / over
-        added = added - self.zero * self.sums * multiplied
-        return multiplied.astype(np.float32), added.astype(np.float32)
+        whole, rest = self._parted()
+        start = whole - int(self.zero) * self.sums
+        multiplied, added = self.scales / over, rest / over
+        return start.astype(np.int32), multiplied.astype(np.float32), added.astype(np.float32)
+
+    def _parted(self) -> tuple[Any, Any]:
+        """The whole numbers of the bias on the grid of the products, and the rest of it, which is
+        zero where fp32 knows of none."""
+        bias = np.zeros(len(self.scales)) if self.bias is None else self.bias.astype(np.float64)
+        whole = np.rint(
+            np.divide(bias, self.scales, out=np.zeros_like(bias), where=self.scales != 0)
+        )
+        whole[~(np.abs(whole) + self.largest_sum < 2.0**31)] = 0.0
+        rest = bias - whole * self.scales
+        rest[np.abs(rest) <= np.abs(bias) * _ROUNDED] = 0.0
+        return whole.astype(np.int64), rest
 
     def scalars(self) -> Any:
         """Return P: the byte around an input, and the numbers of each rounding and addition."""
-        numbers = [0.0 if self.scale is not None else self.zero]
+        numbers = [self.zero if isinstance(self.zero, float) else 0.0]
         if self.rounded is not None:
             numbers += self.rounded.scalars
         if self.addition is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna_models.graph import RESHAPES, Graph, Node, constant_of, extents
+from tuna_models.graph import RESHAPES, Graph, Node, Whole, constant_of, extents
 
 #: Largest distance from a whole number of a weight over its scale, which operators may have rounded
 _NEAR = 128 * 2.0**-20
@@ -116,7 +116,7 @@ def _cast(found: Integers, node: Node) -> None:
     source, kind = node.args[0], str(node.attrs.dtype)
     if source not in found.bases or source in found.grids:
         _add_typed(found, node.var)
-    elif kind == "float32" or kind == ("int8" if _signed(found, source) else "uint8"):
+    elif kind in ("float32", "int32", "int8" if _signed(found, source) else "uint8"):
         found.add(node.var, found.bases[source])
 
 
@@ -193,12 +193,35 @@ def _moved(found: Integers, node: Node) -> None:
     found.moving[node.var] = node
 
 
+def weights_of(graph: Graph, leaf: Any, axis: int) -> tuple[Any, Any] | str:
+    """Return the whole numbers of eight bits of a constant, as fp32, and the scale of each extent
+    of an axis, in double precision; the reason where there are none.
+
+    Both are the numbers of the file. Of a constant that is not made of whole numbers there, but is
+    a multiple of them, both are derived from its values, so that the scale may be an ulp off.
+    """
+    whole, values = graph.whole.get(leaf), constant_of(leaf)
+    if whole is None and values is not None and values.dtype.kind == "i":
+        whole = Whole(values, np.ones((1,) * values.ndim, np.float32))
+    if whole is not None:
+        scales = whole.along(axis)
+        if scales is None:
+            return "its weights have scales along another axis"
+        if not np.array_equal(whole.numbers.astype(np.int8), whole.numbers):
+            return "its weights less their zero point are beyond eight bits"
+        return whole.numbers.astype(np.float32), scales.astype(np.float64)
+    derived = None if values is None else whole_numbers(values, axis)
+    if derived is None:
+        return "its weights are no multiples of eight bits"
+    return derived[0].astype(np.float32), derived[1]
+
+
 def whole_numbers(weights: Any, axis: int) -> tuple[Any, Any] | None:
     """Return weights as int8 and the scale of each channel of an axis, in double precision; None
     where they are no multiples of one number for each channel.
 
-    The scale is found again from the values, whoever has multiplied them: the largest value over
-    one of the numbers from 128 down to 1 by which all others become whole.
+    The scale is derived from the values: the largest one over one of the numbers from 128 down to 1
+    by which all others become whole, the larger the better if there are several.
     """
     moved = np.moveaxis(weights, axis, 0)
     rows = moved.reshape(len(moved), -1).astype(np.float64)
@@ -216,6 +239,8 @@ def whole_numbers(weights: Any, axis: int) -> tuple[Any, Any] | None:
     if not np.all(scales):
         return None
     numbers = np.rint(rows / scales[:, None])
+    shared = np.maximum(np.gcd.reduce(numbers.astype(np.int64), axis=1, initial=0), 1)
+    numbers, scales = numbers / shared[:, None], scales * shared
     if numbers.max(initial=0.0) > 127:
         return None
     return np.moveaxis(numbers.astype(np.int8).reshape(moved.shape), 0, axis), scales

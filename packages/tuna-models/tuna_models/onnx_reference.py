@@ -26,7 +26,7 @@ _ALONG_AXIS_SINCE = 13
 
 def run(model: Any, inputs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Any]:
     """The outputs of the model, or those of its tensors, weights included, with these names."""
-    return list(_evaluator(_written_out(model)).run(names, dict(inputs)))
+    return list(evaluator(_written_out(model)).run(names, dict(inputs)))
 
 
 def run_node(model: Any, node: Any, inputs: Sequence[Any]) -> Any:
@@ -43,7 +43,7 @@ def run_node(model: Any, node: Any, inputs: Sequence[Any]) -> Any:
     )
     whole = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     given = {name: value for name, value in zip(names, inputs, strict=True) if name}
-    return next(iter(_evaluator(whole).run(None, given)))
+    return next(iter(evaluator(whole).run(None, given)))
 
 
 def _written_out(model: Any) -> Any:
@@ -134,7 +134,7 @@ _ROUNDING = {
 }
 
 
-def _evaluator(model: Any) -> ReferenceEvaluator:
+def evaluator(model: Any) -> ReferenceEvaluator:
     """ONNX's reference evaluator with the operators here."""
     own: list[type[OpRun]] = [
         BatchNormalization,

@@ -1,9 +1,9 @@
 """Quantised operators of ONNX. Imports TVM.
 
 Whole numbers of a quantised model are kept as fp32 where only arithmetic reads them: then its
-convolutions and products are those of any other model, with the same kernels. fp32 has whole
-numbers exactly up to 2^24. Beyond, each partial sum is rounded: 4,096 products of 127 and 127 are
-off by 4.6e-5 of their sum.
+convolutions and products are those of any other model, with the same kernels. Sums that are whole
+numbers themselves, of MatMulInteger and ConvInteger, are int32, for fp32 has whole numbers up to
+2^24 alone (`whole_sums.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm import relax
 from tuna_models.conversion import Conversion
 from tuna_models.conversion import kind_of as _kind
 from tuna_models.conversion import shape_of as _shape
-from tuna_models.graph import constant, constant_of
+from tuna_models.graph import Whole, constant, constant_of
 from tuna_models.obstacles import Unsupported
 
 #: Types that values are quantised to.
@@ -31,6 +31,7 @@ class QuantisedConversion(Conversion):
     """A converted operator, with the whole numbers that are kept as fp32."""
 
     floats: dict[Any, Any]  #: fp32 variables by the variables of the same whole numbers
+    wholes: dict[Any, Whole]  #: whole numbers and scales by the constants that are their products
 
     def whole(self, value: Any, kind: str) -> Any:
         """A variable of type `kind` for whole numbers in fp32."""
@@ -45,6 +46,20 @@ class QuantisedConversion(Conversion):
             return relax.const(known.astype(np.float32))
         found = self.floats.get(value)
         return self.emit(relax.op.astype(value, "float32")) if found is None else found
+
+    def integers(self, value: Any, zero: Any, axis: int) -> Any:
+        """Whole numbers as int32, less the zero point."""
+        if zero is None:
+            return self.cast(value, "int32")
+        offset = self.along(self.cast(zero, "int32"), axis, _shape(value))
+        return self.apply("subtract", self.cast(value, "int32"), offset)
+
+    def shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """The values in another shape."""
+        found = super().shaped(value, shape)
+        if value in self.wholes:
+            self.wholes[found] = self.wholes[value].moved(lambda values: values.reshape(shape))
+        return found
 
     def apply(self, operator: str, a: Any, b: Any) -> Any:
         """An operator on two values, computed if both are constants."""
@@ -83,11 +98,16 @@ class QuantisedConversion(Conversion):
 
     def dequantized(self, value: Any, scale: Any, zero: Any, axis: int) -> Any:
         """The real values of whole numbers."""
-        return self.apply(
-            "multiply",
-            self.centered(value, zero, axis),
-            self.along(self.cast(scale, "float32"), axis, _shape(value)),
-        )
+        scales = self.along(self.cast(scale, "float32"), axis, _shape(value))
+        found = self.apply("multiply", self.centered(value, zero, axis), scales)
+        numbers, known = constant_of(value), constant_of(scales)
+        if constant_of(found) is not None and numbers is not None and known is not None:
+            whole = constant_of(self.integers(value, zero, axis))
+            assert whole is not None
+            by_axis = known.reshape((1,) * (numbers.ndim - known.ndim) + known.shape)
+            small = np.array_equal(whole.astype(np.int8), whole)
+            self.wholes[found] = Whole(whole.astype(np.int8) if small else whole, by_axis)
+        return found
 
     def quantized(self, value: Any, scale: Any, zero: Any, axis: int, kind: str) -> Any:
         """The nearest whole numbers of type `kind`."""
@@ -140,16 +160,14 @@ def _quantize_dynamically(node: QuantisedConversion) -> Any:
 
 def _matmul_integer(node: QuantisedConversion) -> Any:
     a, b, a_zero, b_zero = (node.inputs[number] for number in range(4))
-    first = node.centered(a, a_zero, len(_shape(a)) - 2)  # of a vector, one for each row
-    second = node.centered(b, b_zero, len(_shape(b)) - 1)
-    return node.whole(node.emit(relax.op.matmul(first, second)), "int32")
+    first = node.integers(a, a_zero, len(_shape(a)) - 2)  # of a vector, one for each row
+    second = node.integers(b, b_zero, len(_shape(b)) - 1)
+    return node.emit(relax.op.matmul(first, second))
 
 
 def _conv_integer(node: QuantisedConversion) -> Any:
     x, w, x_zero, w_zero = (node.inputs[number] for number in range(4))
-    found = node.of_tvm([node.centered(x, x_zero, 1), node.centered(w, w_zero, 0), None])
-    # Winograd's sums are not quite whole
-    return node.whole(node.emit(relax.op.round(found)), "int32")
+    return node.of_tvm([node.integers(x, x_zero, 1), node.integers(w, w_zero, 0), None])
 
 
 def _qlinear_conv(node: QuantisedConversion) -> Any:
@@ -157,8 +175,7 @@ def _qlinear_conv(node: QuantisedConversion) -> Any:
         node.inputs[number] for number in range(9)
     )
     if bias is not None:
-        scale = node.apply("multiply", _single(x_scale), w_scale)
-        bias = node.apply("multiply", node.float(bias), scale)
+        bias = node.dequantized(bias, node.apply("multiply", _single(x_scale), w_scale), None, 0)
     given = node.dequantized(x, x_scale, x_zero, 1)
     weights = node.dequantized(w, w_scale, w_zero, 0)
     return node.quantized(node.of_tvm([given, weights, bias]), y_scale, y_zero, 1, _kind(y_zero))

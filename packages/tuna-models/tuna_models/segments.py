@@ -119,7 +119,7 @@ def split(graph: Graph, module: Any) -> tuple[Graph, list[Cut]]:
         if end in makers  # not a constant
     }
     nodes = needed(graph.nodes, relax.Tuple([result, *whole.values()]))
-    graph = of(graph.params, nodes, result, graph.functions)
+    graph = of(graph.params, nodes, result, graph.functions, graph.whole)
     return graph, [_cut(graph, name, var) for name, var in whole.items()]
 
 

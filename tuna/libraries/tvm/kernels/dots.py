@@ -201,6 +201,7 @@ def _vector_block(
         body = tirx.IfThenElse(inside[0], body, None)
     if imported:
         body = tirx.AttrStmt(zero, "pragma_import_llvm", imported, body)
+
     def whole(region: Any) -> Any:
         *before, last = region.region
         first, length = zero, lanes

@@ -1,0 +1,220 @@
+"""Quantised convolutions and products answer as integers and scales in double precision do: whole
+sums are exact however many products they have, and are converted and multiplied once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from compiled import machine_of
+from onnx import TensorProto, helper, numpy_helper
+from test_plan import TARGET
+
+from tuna_models import build, importer
+from tuna_models.build import TaskKernels
+
+#: Largest distance of an exact value from a tie at which fp32 may take the other side.
+NEAR = 1e-5
+KINDS = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
+
+
+class Graph:
+    """An ONNX graph with inputs of bytes."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(5)
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.inputs: list[Any] = []
+        self.values: list[Any] = []  #: values of the inputs
+        self.outputs: list[tuple[str, int, Any]] = []  #: name, type and right values
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def given(self, values: Any) -> str:
+        name = f"x{len(self.inputs)}"
+        kind = KINDS[values.dtype]
+        self.inputs.append(helper.make_tensor_value_info(name, kind, values.shape))
+        self.values.append(values)
+        return name
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def dequantised(self, values: Any, scale: Any, zero: Any, axis: int = 0) -> str:
+        """Real values of a constant, or of a name."""
+        whole = values if isinstance(values, str) else self.constant(values)
+        given = self.constant(np.float32(scale)), self.constant(zero)
+        return self.add("DequantizeLinear", whole, *given, axis=axis)
+
+    def answer(self, name: str, kind: int, right: Any) -> None:
+        self.outputs.append((name, kind, right))
+
+    def run(self, cpu: str) -> list[Any]:
+        """What the model answers that is built for a CPU."""
+        made = [helper.make_tensor_value_info(name, kind, None) for name, kind, _ in self.outputs]
+        graph = helper.make_graph(self.nodes, "net", self.inputs, made, self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+        target = tvm.target.Target({**TARGET, "mcpu": cpu})
+        module = importer.to_relax(model, "net")
+        planned = build.plan(module, TaskKernels(target, {}), target)
+        found = machine_of(planned, target)["main"](*map(tvm.runtime.tensor, self.values))
+        parts = [found] if hasattr(found, "numpy") else list(found)
+        return [part.numpy() for part in parts]
+
+
+def bytes_of(random: Any, kind: Any, *shape: int) -> Any:
+    """Random bytes, with a row of the largest, one of the least, and one of a single byte."""
+    limits = np.iinfo(kind)
+    found = random.integers(limits.min, limits.max + 1, shape).astype(kind)
+    rows = found.reshape(-1, shape[-1])
+    rows[0], rows[1], rows[2] = limits.max, limits.min, 0
+    rows[2, shape[-1] // 2] = 1
+    return found
+
+
+def convolved(x: Any, w: Any, zero: int, pads: int, groups: int = 1) -> Any:
+    """The exact sums of a convolution of images or rows with stride 1, in int64."""
+    if x.ndim == 3:
+        rows = np.pad(x[:, :, None], [(0, 0), (0, 0), (pads, pads), (0, 0)], constant_values=zero)
+        return convolved(rows, w[:, :, None], zero, pads, groups)[:, :, 2 * pads]
+    x = np.pad(x.astype(np.int64) - zero, [(0, 0), (0, 0), (pads, pads), (pads, pads)])
+    w = w.astype(np.int64)
+    high, wide = (x.shape[axis] - w.shape[axis] + 1 for axis in (2, 3))
+    own, ins = len(w) // groups, w.shape[1]
+    found = np.zeros((len(x), len(w), high, wide), np.int64)
+    for group in range(groups):
+        part, rows = x[:, group * ins : (group + 1) * ins], slice(group * own, (group + 1) * own)
+        for r, s in np.ndindex(*w.shape[2:]):
+            window = part[:, :, r : r + high, s : s + wide]
+            found[:, rows] += np.einsum("nchw,kc->nkhw", window, w[rows, :, r, s])
+    return found
+
+
+def whole_sums() -> Graph:
+    """Sums beyond 2^24 in int32, of operators that answer them."""
+    net = Graph()
+    a = bytes_of(net.random, np.uint8, 5, 901)
+    b = net.random.integers(90, 128, (901, 16)).astype(np.int8)
+    x = net.given(a)
+    net.answer(
+        net.add("MatMulInteger", x, net.constant(b)),
+        TensorProto.INT32,
+        a.astype(np.int64) @ b.astype(np.int64),
+    )
+    rows = np.arange(5, dtype=np.uint8) * 60
+    columns = (np.arange(16) - 100).astype(np.int8)
+    zeros = net.constant(rows), net.constant(columns)
+    net.answer(
+        net.add("MatMulInteger", x, net.constant(b), *zeros),
+        TensorProto.INT32,
+        (a.astype(np.int64) - rows[:, None]) @ (b.astype(np.int64) - columns),
+    )
+    c, d = bytes_of(net.random, np.int8, 2, 3, 700), bytes_of(net.random, np.uint8, 2, 700, 4)
+    net.answer(
+        net.add("MatMulInteger", net.given(c), net.given(d), net.constant(np.int8(-128))),
+        TensorProto.INT32,
+        (c.astype(np.int64) + 128) @ d.astype(np.int64),
+    )
+    for shape, weights, groups in (
+        ((1, 80, 5, 5), (8, 80, 3, 3), 1),
+        ((1, 32, 16, 18), (4, 8, 15, 15), 4),
+        ((1, 16, 17, 17), (16, 1, 17, 17), 16),
+        ((2, 6, 400), (4, 6, 300), 1),
+    ):
+        image = bytes_of(net.random, np.uint8, *shape)
+        image[:, : shape[1] - 1] = 255
+        w = net.random.integers(240, 256, weights).astype(np.uint8)
+        given = net.given(image), net.constant(w), net.constant(np.uint8(3))
+        pads = [1] * 2 * (len(shape) - 2)
+        right = convolved(image, w, 3, 1, groups)
+        y = net.add("ConvInteger", *given, pads=pads, group=groups)
+        net.answer(y, TensorProto.INT32, right)
+    return net
+
+
+@pytest.mark.parametrize("cpu", [TARGET["mcpu"], "x86-64"])
+def test_sums_of_whole_numbers_are_exact_however_many_there_are(cpu: str) -> None:
+    net = whole_sums()
+    for found, (_, _, right) in zip(net.run(cpu), net.outputs, strict=True):
+        assert np.abs(right).max() > 1 << 24
+        assert np.array_equal(found, right)
+
+
+def quantised(net: Graph, real: str, exact: Any, scale: float, zero: Any) -> None:
+    """Round real values of which `exact` are the right ones."""
+    grid = net.constant(np.float32(scale)), net.constant(zero)
+    name = net.add("QuantizeLinear", real, *grid)
+    net.answer(name, KINDS[zero.dtype], (exact / np.float64(np.float32(scale)), int(zero)))
+
+
+def scaled_sums() -> Graph:
+    """Products and convolutions whose zero points' parts cancel, with biases of whole numbers, real
+    ones and none; exact ties; scales by channel; a clip; and real answers."""
+    net = Graph()
+    sx, sw = 0.037, net.random.uniform(0.001, 0.01, 24).astype(np.float32)
+    a, b = bytes_of(net.random, np.int8, 4, 4096), net.random.integers(40, 127, (4096, 24))
+    a[0], a[1], a[3], b = 0, 0, 0, b.astype(np.int8)
+    a[1, ::40], a[2, ::100] = 1, 2
+    a[2, 1::100] = 0
+    exact = a.astype(np.int64) @ b.astype(np.int64)
+    x = net.dequantised(net.given(a), sx, np.int8(0))
+    steps = np.float64(np.float32(sx)) * sw.astype(np.float64)
+    y = net.add("MatMul", x, net.dequantised(b, sw, np.zeros(24, np.int8), 1))
+    for size in (1.0, 40.0):  # sums of one byte, and of many
+        quantised(net, y, exact * steps, size * 0.013, np.int8(-3))
+    net.answer(y, TensorProto.FLOAT, exact * steps)
+    # ties: powers of two, and numbers that have a common factor
+    t, w = bytes_of(net.random, np.uint8, 64, 144), net.random.integers(-3, 4, (144, 16))
+    given = net.dequantised(net.given(t), 0.5, np.uint8(77))
+    weights = net.add("Transpose", net.dequantised(w.T.astype(np.int8), 0.25, np.int8(0)))
+    bias = net.random.integers(-500, 500, 16).astype(np.int32)
+    exact = (t.astype(np.int64) - 77) @ w + bias
+    y = net.add("MatMul", given, weights)
+    y = net.add("Add", y, net.dequantised(bias, 0.125, np.int32(0)))
+    quantised(net, y, exact * 0.125, 4.0, np.uint8(121))
+    # convolutions: direct, image, depthwise, with padding
+    for channels, outs, groups, size in ((32, 24, 1, 3), (3, 24, 1, 3), (24, 24, 24, 5)):
+        image = bytes_of(net.random, np.uint8, 1, channels, 8, 9)
+        image[0, :, :4] = 210
+        w = net.random.integers(20, 128, (outs, channels // groups, size, size)).astype(np.int8)
+        bias = net.random.integers(-(1 << 20), 1 << 20, outs).astype(np.int32)
+        given = net.dequantised(net.given(image), sx, np.uint8(210))
+        real = net.dequantised(w, sw, np.zeros(24, np.int8))
+        sums = convolved(image, w, 210, size // 2, groups)
+        by_channel = steps.reshape(-1, 1, 1)
+        pads = [size // 2] * 4
+        scales = (np.float32(sx) * sw).astype(np.float32)
+        whole = net.dequantised(bias, scales, np.zeros(24, np.int32))
+        y = net.add("Conv", given, real, whole, pads=pads, group=groups)
+        total = (sums + bias.reshape(-1, 1, 1)) * by_channel
+        quantised(net, y, total, np.abs(total).max() / 300, np.uint8(128))
+        small = (bias.astype(np.float32) / (1 << 14)).astype(np.float32)
+        y = net.add("Conv", given, real, net.constant(small), pads=pads, group=groups)
+        total = sums * by_channel + small.reshape(-1, 1, 1)
+        quantised(net, net.add("Relu", y), np.maximum(total, 0), 0.17, np.uint8(0))
+    return net
+
+
+@pytest.mark.parametrize("cpu", [TARGET["mcpu"], "haswell"])
+def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(cpu: str) -> None:
+    net = scaled_sums()
+    for found, (name, kind, right) in zip(net.run(cpu), net.outputs, strict=True):
+        if kind == TensorProto.FLOAT:
+            np.testing.assert_allclose(found, right, rtol=3e-7, atol=0)
+            continue
+        limits = np.iinfo(found.dtype)
+        steps, zero = right
+        rounded = np.clip(np.rint(steps) + zero, limits.min, limits.max)
+        apart = np.abs(found.astype(np.int64) - rounded)
+        tied = np.abs(steps - np.floor(steps) - 0.5)
+        assert not np.any(apart[(tied > NEAR) | (tied == 0)]), (name, np.argwhere(apart)[:3])
+        assert apart.max() <= 1
+        assert len(np.unique(rounded)) > 5
