@@ -15,14 +15,16 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tuna_models.arguments import TYPES
 from tuna_models.bodies import Inside, names_read, subgraphs, version_of
 from tuna_models.onnx_reference import evaluator
 from tuna_models.whole_constants import MOVING, Product, is_final, product_of, write
 
 #: Most values of a constant whose values take part in the inference of shapes.
 _LARGEST = 1 << 12
-#: Most bytes of a computed constant, unless its inputs have as many, as reordered weights do.
-_LARGEST_BYTES = 16 << 20
+#: Most bytes of a computed constant, unless its inputs have as many, as reordered weights do, and
+#: of one that is decoded from a type such as int4, which only constants have.
+_LARGEST_BYTES, _LARGEST_DECODED_BYTES = 16 << 20, 2 << 30
 #: Most operators of an unrolled loop.
 _LARGEST_LOOP = 1 << 14
 #: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
@@ -82,8 +84,10 @@ def _computed(
             known[node.output[0]] = np.asarray(known[node.input[0]]).astype(types[node.output[0]])
         elif node.op_type == "Constant" or _is_decided(node, known):
             values = _run(model, node, known)
-            size = sum(np.asarray(known[name]).nbytes for name in node.input if name)
-            most = max(_LARGEST_BYTES, size)
+            given = [np.asarray(known[name]) for name in node.input if name]
+            most = max(_LARGEST_BYTES, sum(array.nbytes for array in given))
+            if any(str(array.dtype) not in TYPES for array in given):
+                most = _LARGEST_DECODED_BYTES
             if node.op_type != "Constant" and any(np.asarray(v).nbytes > most for v in values):
                 continue
             known.update(zip(node.output, values, strict=False))

@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from tuna.errors import BadInput
-from tuna_models import obstacles, qoperators, segments, torch_importer
+from tuna_models import obstacles, opsets, qoperators, segments, torch_importer
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
-from tuna_models.bodies import all_nodes
+from tuna_models.bodies import all_nodes, names_read, subgraphs
 from tuna_models.converters import Importer, NotConverted
 from tuna_models.fold import fold
 from tuna_models.graph import with_whole
@@ -79,6 +79,8 @@ def read_onnx(
     all extents that stay open and all operators that cannot be imported.
     """
     model = _graph(path)
+    opsets.refuse_undefined(path.name, model)
+    _forget_inferred(model.graph)
     _load_weights(model, path)
     model = qoperators.written_out(model)
     _check_types(path.name, real_inputs(model))
@@ -111,6 +113,14 @@ def _graph(path: Path) -> Any:
     if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
         raise BadInput(f"{path.name} is not an ONNX model: it lacks operators or their version.")
     return model
+
+
+def _forget_inferred(graph: Any) -> None:
+    """Remove shapes and types of values, which tools leave as they were before a change."""
+    del graph.value_info[:]
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _forget_inferred(inner)
 
 
 def _outside(model: Any) -> list[Any]:
@@ -153,7 +163,7 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         return model.to_relax(name)
 
     try:
-        ready = fold(inline(model))
+        ready = _without_unused(fold(inline(model)))
         for node in ready.graph.node:
             node.name = node.name or node.output[0]
         refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
@@ -173,6 +183,22 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         raise BadInput(f"{name} cannot be imported: {where}: {error}.") from error
     except Exception as error:  # TVM raises whatever it does
         raise BadInput(f"{name} cannot be imported: {_reason(error)}.") from error
+
+
+def _without_unused(model: Any) -> Any:
+    """The model without weights that nobody reads, of which TVM's importer wants a type it has."""
+    read = {name for node in model.graph.node for name in names_read(node)}
+    read |= {value.name for value in model.graph.output}
+    unused = {tensor.name for tensor in model.graph.initializer} - read
+    if not unused:
+        return model
+    light = type(model)()
+    light.CopyFrom(model)
+    for values in (light.graph.initializer, light.graph.input):
+        kept = [value for value in values if value.name not in unused]
+        del values[:]
+        values.extend(kept)
+    return light
 
 
 def opset(model: Any) -> str:
@@ -243,8 +269,8 @@ def _fix_shapes(
         for extent, value in zip(extents, chosen[one], strict=True):
             if isinstance(value, int):
                 extent.dim_value = value
-    for inner in [*model.graph.value_info, *model.graph.output]:
-        for extent in inner.type.tensor_type.shape.dim:
+    for output in model.graph.output:
+        for extent in output.type.tensor_type.shape.dim:
             if extent.dim_param in sizes:
                 extent.dim_value = sizes[extent.dim_param]
     return chosen

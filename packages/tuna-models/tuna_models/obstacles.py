@@ -107,8 +107,18 @@ def _form(tensor: Any) -> str:
 
 
 def refuse_types(name: str, model: Any) -> None:
-    """Raise BadInput for operators of a model with inferred shapes that make values of types that
-    Tuna has not: strings, sequences, floats of eight bits and others."""
+    """Raise BadInput for operators of a model with inferred shapes that read constants or make
+    values of types that Tuna has not: strings, sequences, floats of eight bits and others."""
+    constants = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        for tensor in node.input:
+            kind = _tensor_type(constants.get(tensor, 0))
+            if kind and kind not in TYPES:
+                raise BadInput(
+                    f"{name} cannot be imported: the operator {node.op_type}"
+                    f" ({node.name or node.output[0]}) reads the constant {tensor} of type {kind}.",
+                    hint=f"it can be {', '.join(TYPES)}",
+                )
     kinds = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
     outputs = {value.name for value in model.graph.output}
     for node in model.graph.node:
@@ -127,7 +137,10 @@ def type_name(kind: Any) -> str:
     """NumPy's name of a tensor's type, ONNX's of another; empty where it is not known."""
     if kind.WhichOneof("value") not in (None, "tensor_type"):
         return str(kind.WhichOneof("value")).removesuffix("_type")
-    number = kind.tensor_type.elem_type
+    return _tensor_type(kind.tensor_type.elem_type)
+
+
+def _tensor_type(number: int) -> str:
     if number == onnx.TensorProto.STRING:
         return "string"
     return str(onnx.helper.tensor_dtype_to_np_dtype(number)) if number else ""

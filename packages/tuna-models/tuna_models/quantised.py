@@ -72,8 +72,16 @@ class QuantisedConversion(Conversion):
         """One number for each extent of an axis or each block of it, as a tensor of shape `whole`
         takes them."""
         shape, rank = _shape(value), len(whole)
-        if len(shape) == rank > 1:
+        block = int(self.attributes.get("block_size", 0))
+        if len(shape) == rank and (block or rank > 1):
             return self.repeated(value, axis % rank, whole[axis])
+        extent = whole[axis % rank] if rank else 1
+        if len(shape) > 1 or (shape and shape[0] not in (1, extent)):
+            raise Unsupported(
+                f"its scale or zero point has the shape {list(shape)}, which is neither one value,"
+                f" nor one for each of the {extent} places of axis {axis}, nor one for each block"
+                " of them"
+            )
         if len(shape) != 1 or shape == (1,):
             return value if shape in ((), (1,)) and rank else self.shaped(value, ())
         return self.shaped(value, tuple(shape[0] if at == axis % rank else 1 for at in range(rank)))
@@ -83,6 +91,11 @@ class QuantisedConversion(Conversion):
         size, known = int(self.attributes.get("block_size", 0)), constant_of(value)
         if not size:
             return value
+        if _shape(value)[axis] != -(-extent // size):
+            raise Unsupported(
+                f"its scale or zero point has the shape {list(_shape(value))}, which has not one"
+                f" value for each block of {size} of the {extent} places of axis {axis}"
+            )
         if known is not None:
             return constant(np.repeat(known, size, axis).take(range(extent), axis))
         many = self.emit(relax.op.repeat(value, size, axis))
