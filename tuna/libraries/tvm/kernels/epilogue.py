@@ -80,6 +80,11 @@ class Epilogue:
 
     parts: tuple[str, ...] = ()
 
+    @property
+    def has_constants(self) -> bool:
+        """Whether an activation wants registers for constants."""
+        return any(part in ACTIVATIONS and part != RELU for part in self.parts)
+
     def answer_type(self, types: Types = FP32) -> str:
         """Data type of the values that are written."""
         last = self.parts[-1] if self.parts else ""

@@ -17,7 +17,7 @@ transposes, batches.
 Rows are copied to a stride other than multiples of 4 KiB: with K a power of two all rows of a tile
 would share one set of L1. Panels are streamed from L2, which costs three lines for 28
 multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
-once.
+once. A fence keeps the sums of a tile apart from the constants of its epilogue (`stages.fenced`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def workload(product: Product) -> tvm.IRModule:
 
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
     if words is None:
-        return stages.module_of(arguments)
+        fenced = functools.partial(stages.fenced, name=_OUT) if wanted.has_constants else None
+        return stages.module_of(arguments, fenced)
     lanes = functools.partial(
         dots.in_vectors,
         name=_SUMS,

@@ -48,6 +48,14 @@ define linkonce_odr i32 @tuna_ask(ptr %line) alwaysinline {
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 """
 
+#: A fence for the compiler alone, which is no instruction
+_FENCE = """
+define linkonce_odr i32 @tuna_fence() alwaysinline {
+  fence syncscope("singlethread") seq_cst
+  ret i32 0
+}
+"""
+
 Reader = Callable[..., Any]
 
 
@@ -383,10 +391,36 @@ def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list
         address = tirx.address_of(tirx.BufferLoad(read.source, wanted))
         asked = tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address))
         imported = tirx.AttrStmt(zero, "pragma_import_llvm", _ASK, asked)
-        first = tirx.IfThenElse(line == 0, imported, None)
-        both = tirx.SeqStmt([first, block.body])
-        return s_tir.SBlock(
-            block.iter_vars, block.reads, block.writes, name, both, annotations=block.annotations
-        )
+        return _after(tirx.IfThenElse(line == 0, imported, None), block)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))
+
+
+def fenced(function: Any, name: str) -> Any:
+    """Return `function` with a fence before what its stage `name` does, which reads sums.
+
+    LLVM otherwise may keep the sums of a tile in registers over all loops, and only store them
+    after the last one: where an epilogue wants registers for its constants, it moves sums to the
+    stack and back in the reduction.
+    """
+
+    def replaced(block: Any) -> Any:
+        if block.name_hint != name:
+            return block
+        zero = tirx.const(0, "int64")
+        fence = tirx.Evaluate(tirx.call_extern("int32", "tuna_fence"))
+        return _after(tirx.AttrStmt(zero, "pragma_import_llvm", _FENCE, fence), block)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))
+
+
+def _after(statement: Any, block: Any) -> Any:
+    """Return a block that does something else first."""
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        tirx.SeqStmt([statement, block.body]),
+        annotations=block.annotations,
+    )
