@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from test_operators import answers, floats, model, same
+from test_operators import answers, floats, model, of_onnxruntime, same
 
 from tuna.errors import BadInput
 from tuna_models import importer
@@ -140,6 +140,27 @@ def test_functions_keep_their_limits() -> None:
             exact = np.where(x == -np.inf, np.nan, x) if name == "Mish" else x
             right = {**FUNCTIONS, "Atanh": np.arctanh}[name](exact.astype(np.float64))
             assert np.allclose(ours, right, rtol=1e-6, equal_nan=True), name
+
+
+@pytest.mark.parametrize("length", [64, 7])
+def test_nan_is_quantised_to_the_least_number_as_by_onnxruntime(length: int) -> None:
+    kinds = {"uint8": 5, "int8": -7, "uint16": 5, "int16": -7}
+    x = np.resize(np.array([np.nan, np.inf, -np.inf, -4, 9, 3e38, -np.nan], np.float32), length)
+    constants: dict[str, Any] = {"scale": np.float32(0.5)}
+    nodes = [helper.make_node("Sqrt", ["x"], ["root"])]  # of -4: NaN as well
+    for kind, zero in kinds.items():
+        constants[f"zero_{kind}"] = np.array(zero, kind)
+        grid = ["scale", f"zero_{kind}"]
+        nodes += [
+            helper.make_node("QuantizeLinear", ["root", *grid], [kind]),
+            helper.make_node("DequantizeLinear", [kind, *grid], [f"real_{kind}"]),
+            helper.make_node("Neg", [f"real_{kind}"], [f"less_{kind}"]),
+        ]
+    names = [*kinds, *(f"less_{kind}" for kind in kinds)]
+    made = model(nodes, {"x": x}, names, constants, opset=21)
+    expected = of_onnxruntime(made, {"x": x})
+    for name, ours, right in zip(names, answers(made, {"x": x}), expected, strict=False):
+        assert np.array_equal(ours, right), name
 
 
 def test_operators_before_opset_7_broadcast_from_their_axis() -> None:

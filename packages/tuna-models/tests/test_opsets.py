@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from tuna.errors import BadInput
-from tuna_models import importer
+from tuna_models import importer, onnx_reference
 
 
 def written(path: Path, node: Any, opset: int, *, version: int = 10, domain: str = "") -> Path:
@@ -86,3 +87,13 @@ def test_types_that_a_tool_left_behind_are_not_believed(tmp_path: Path) -> None:
     onnx.save(stale, path)
     found = importer.to_relax(importer.read(path, {}), "net")
     assert str(found["main"].ret_ty.dtype) == "float32"
+
+
+def test_operators_out_of_order_are_sorted_for_the_reference(tmp_path: Path) -> None:
+    path = written(tmp_path, helper.make_node("Relu", ["below"], ["y"]), 17)
+    unsorted = onnx.load(path)
+    unsorted.graph.node.append(helper.make_node("Neg", ["x"], ["below"]))
+    onnx.save(unsorted, path)
+    x = np.array([[1, -2, 3, -4]], np.float32)
+    (found,) = onnx_reference.run(importer.read(path, {}), {"x": x})
+    assert found.tolist() == [[0, 2, 0, 4]]

@@ -23,7 +23,7 @@ from tuna_models.bodies import all_nodes, names_read, subgraphs
 from tuna_models.converters import Importer, NotConverted
 from tuna_models.fold import fold
 from tuna_models.graph import with_whole
-from tuna_models.inlining import inline, unsupported
+from tuna_models.inlining import in_order, inline, unsupported
 from tuna_models.onnx_files import OWN_DOMAINS
 from tuna_models.torch_importer import TorchModel
 
@@ -82,7 +82,7 @@ def read_onnx(
     opsets.refuse_undefined(path.name, model)
     _forget_inferred(model.graph)
     _load_weights(model, path)
-    model = qoperators.written_out(model)
+    model = qoperators.written_out(in_order(model))
     _check_types(path.name, real_inputs(model))
     sizes = _fix_shapes(path.name, model, shapes, batch)
     _fix_values(path.name, model, values or {})

@@ -38,7 +38,7 @@ def inline(model: Any) -> Any:
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
-    model = _in_order(model)
+    model = in_order(model)
     for _ in range(_DEPTH):
         if not any(_is_function(node, model) for node in all_nodes(model.graph)):
             break
@@ -75,8 +75,9 @@ def _title(node: Any) -> str:
     return f"{name}, which depends on the input" if node.op_type in OPERATORS else name
 
 
-def _in_order(model: Any) -> Any:
-    """Return the model with its operators behind those whose values they read."""
+def in_order(model: Any) -> Any:
+    """Return the model with its operators behind those whose values they read; raises BadInput if
+    there is no such order."""
     ready = {value.name for value in model.graph.input}
     ready |= {tensor.name for tensor in model.graph.initializer}
     ready |= {tensor.values.name for tensor in model.graph.sparse_initializer}

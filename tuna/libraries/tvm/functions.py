@@ -48,6 +48,11 @@ _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
     "tirx.sigmoid": epilogue.sigmoid,
 }
 _SLOW = {*_IN_VECTORS, "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
+#: Least and largest value of the types of whole numbers to which values are quantised
+_WHOLE_LIMITS = {
+    (float(np.iinfo(kind).min), float(np.iinfo(kind).max))
+    for kind in ("int8", "uint8", "int16", "uint16")
+}
 #: Maximum of these functions within each other. Each has names for its parts, and compiling takes
 #: about three times as long for each name within the values of others.
 _MAX_NESTED = 2
@@ -112,6 +117,8 @@ def in_vectors(function: Any) -> Any:
         if reduced or "float" not in str(extreme.ty):
             return extreme
         larger = isinstance(extreme, tirx.Max)
+        if larger and _quantises(extreme):
+            return extreme  # the second where a comparison fails: NaN becomes the least number
         return (epilogue.maximum if larger else epilogue.minimum)(extreme.a, extreme.b)
 
     def begun(store: Any) -> Any:
@@ -134,6 +141,25 @@ def in_vectors(function: Any) -> Any:
     ]
     body = tvm_ffi.structural_map(body, mapped)
     return function.with_body(in_parts(body, function.params))
+
+
+def _quantises(extreme: Any) -> bool:
+    """Whether it limits a rounded value to a type of whole numbers."""
+    lower, inner = extreme.b, extreme.a
+    if not isinstance(lower, tirx.FloatImm) or not isinstance(inner, tirx.Min):
+        return False
+    upper = inner.a if isinstance(inner.a, tirx.FloatImm) else inner.b
+    if (lower.value, getattr(upper, "value", None)) not in _WHOLE_LIMITS:
+        return False
+    found: list[bool] = []
+    nearest = epilogue.nearest(tirx.const(0.0, str(extreme.ty))).args[0]
+
+    def visit(call: Any) -> None:
+        intrinsic = _name(call) == "tirx.call_llvm_pure_intrin"
+        found.append(intrinsic and int(call.args[0]) == int(nearest))
+
+    tvm_ffi.structural_walk(inner, (tvm.ir.Call, visit))
+    return any(found)
 
 
 def _schedule(sch: Any, machine: Machine) -> None:
