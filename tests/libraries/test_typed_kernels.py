@@ -23,6 +23,7 @@ from tuna.configs.task import ACTIVATIONS, DEQUANTIZE, QUANTIZE, RELU, RELU6, RE
 from tuna.configs.values import DataType
 from tuna.libraries import reference
 from tuna.libraries.tvm import problems, schedules, solvers
+from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.families import FAMILIES, packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import FamilyProblem
@@ -135,6 +136,37 @@ def test_a_product_of_bf16_rounds_its_answer_once(
     data: st.DataObject, core: GemmConfig, epilogue: tuple[str, ...], layouts: Mode
 ) -> None:
     check(data, TaskConfig(core=core, layouts=layouts.value, epilogue=epilogue))
+
+
+@pytest.mark.parametrize("columns", [64, 65])
+def test_a_kernel_rounds_ties_to_even_and_keeps_nan(columns: int) -> None:
+    """In vectors of 64 columns with one instruction, of 65 by arithmetic."""
+    targets = [target for target in runnable() if "bf16" in machine.from_target(target).words]
+    if not targets:
+        pytest.skip("this CPU has no avx512_bf16")
+    random, sizes = np.random.default_rng(5), (64, columns)
+    bits = random.integers(1 << 23, 255 << 23, sizes, np.uint32)
+    bits[:32] &= 0xFFFF0000
+    bits[:32] |= 1 << 15
+    bits[0, :4] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000
+    x = bits.view(np.float32)
+    core = GemmConfig(m=1, n=columns, k=2, data_type=DataType.BF16)
+    task = TaskConfig(core=core, layouts="native", epilogue=("bias",))
+    made = problems.with_family(task, "gemm", Mode.NATIVE, targets[0])
+    assert made is not None
+    built = tvm.tirx.build(made.candidate(0).mod, target=targets[0])
+    problem = reference.make(task)
+    zeros = [np.zeros_like(array) for array in problem.inputs[:2]]
+    for row in x:
+        given = [*made.inputs(*zeros, row), made.output(problem.blank())]
+        tensors = [tvm.runtime.tensor(array) for array in given]
+        built["main"](*tensors)
+        found = made.answer(tensors[-1].numpy()).astype(np.float32).reshape(-1)
+        exact = np.abs(row) < 3.3895e38
+        expected = row.astype(problem.blank().dtype).astype(np.float32)
+        np.testing.assert_array_equal(found[exact], expected[exact])
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(row))
+        np.testing.assert_array_equal(found[np.isinf(row)], row[np.isinf(row)])
 
 
 PLAIN_CONV = ConvConfig(1, 24, 6, 6, 40, 3, 3, 1, 1)

@@ -14,12 +14,13 @@ import tvm
 from compiled import machine_of
 from nets import NETS, Net
 from shared_data import need
-from tvm import te
+from tvm import te, tirx
 from tvm.target import codegen
 
 from tuna.configs import TaskConfig
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
+from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import epilogue, machine
 from tuna_models import (
     blocked,
@@ -178,6 +179,40 @@ def test_values_are_rounded_once_on_their_way_into_blocks_and_back() -> None:
     there = run(blocked.to_blocks(x.shape, 16, "float32", "bfloat16"), x, empty(1, 2, 3, 3, 16))
     back = run(blocked.from_blocks(x.shape, 16, "bfloat16", "float32"), there, np.zeros_like(x))
     np.testing.assert_array_equal(back, x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def bits_of_fp32() -> Any:
+    """Numbers of all sizes, each tie, infinities, NaN of all kinds, and the largest numbers."""
+    random = np.random.default_rng(5)
+    ties = np.arange(1 << 16, dtype=np.uint32) << 16 | 1 << 15
+    special = [0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x7F800000, 1, 0]
+    signs = [value | sign for value in special for sign in (0, 1 << 31)]
+    found = [ties, np.array(signs, np.uint32), random.integers(0, 1 << 32, 1 << 16, np.uint32)]
+    return np.concatenate(found).view(np.float32)
+
+
+def cast(extents: tuple[int, ...]) -> Any:
+    """A function of Relax, as TVM makes it and as `functions` finishes it."""
+    x = te.placeholder(extents, "float32", "X")
+    y = te.compute(extents, lambda *at: tirx.Cast("bfloat16", x[at]), name="Y")
+    return functions.in_vectors(te.create_prim_func([x, y]))
+
+
+@pytest.mark.parametrize("where", ["function", "blocks"])
+def test_rounding_is_to_the_nearest_of_two_as_near_the_even_one_and_nan_stays(where: str) -> None:
+    x = bits_of_fp32().reshape(1, 16, -1, 1)
+    if where == "function":
+        found = run(cast(x.shape), x, empty(*x.shape))
+    else:
+        there = blocked.to_blocks(x.shape, 16, "float32", "bfloat16")
+        found = run(there, x, empty(1, 1, *x.shape[2:], 16))
+        found = found.transpose(0, 1, 4, 2, 3).reshape(x.shape)
+    with np.errstate(invalid="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    beyond = np.isinf(expected) & np.isfinite(x)
+    expected[beyond] = np.copysign(epilogue.LARGEST_BF16, x[beyond])
+    assert beyond.any()
+    np.testing.assert_array_equal(found.astype(np.float32), expected)
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
-from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels import epilogue, stages
 
 FP32, BF16 = "float32", "bfloat16"
 _OUT, _SUMS = "out", "sums"
@@ -154,9 +154,9 @@ def window(
         else:
             everything = (n, own, d, row, column)
             read = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
-        read = _as(found or kind, read)
-        fill = _const(cut.value, found or kind)
-        return tirx.if_then_else(tirx.all(*inside), read, fill) if inside else read
+        if inside:
+            read = tirx.if_then_else(tirx.all(*inside), read, _const(cut.value, kind))
+        return _as(found or kind, read)
 
     rows, columns = height + sum(cut.rows), width + sum(cut.columns)
     extents: tuple[int, ...] = (batch * frames.out, total, rows, columns)
@@ -345,12 +345,14 @@ def global_average(
 def _as(kind: str, value: Any) -> Any:
     """The value as one of type `kind`."""
     value = tirx.convert(value)
-    return value if str(value.ty.dtype) == kind else tirx.Cast(kind, value)
+    if str(value.ty.dtype) == kind:
+        return value
+    return epilogue.in_fp32(value) if kind == FP32 else epilogue.rounded(value, kind)
 
 
 def _const(value: float, kind: str) -> Any:
     # TIR has no constants of bfloat16
-    return tirx.Cast(kind, tirx.const(value, FP32)) if kind == BF16 else tirx.const(value, kind)
+    return _as(kind, tirx.const(value, FP32)) if kind == BF16 else tirx.const(value, kind)
 
 
 def _function(arguments: list[Any], vectorised: str) -> Any:

@@ -105,10 +105,17 @@ class Epilogue:
         real = types is INT8 and QUANTIZE not in self.parts[: self.parts.index(RESIDUAL)]
         return "float32" if real else types.input
 
-    def apply(self, found: Any, given: Callable[[str], Any], types: Types = FP32) -> Any:
+    def apply(
+        self,
+        found: Any,
+        given: Callable[[str], Any],
+        types: Types = FP32,
+        *,
+        in_lanes: bool = False,
+    ) -> Any:
         """The value that is written for a sum. `given` returns the value of an argument
         (`families.added_arguments`) for it, of the scalars all of them, and None for the start of
-        a sum that began with it."""
+        a sum that began with it. `in_lanes`: see `rounded`."""
         scalars = iter(given(SCALARS)[1:] if QUANTIZE in self.parts else ())
         whole = False
         for place, part in enumerate(self.parts):
@@ -134,10 +141,12 @@ class Epilogue:
                 found = prelu(found, given(PRELU))
             elif part in ACTIVATIONS:
                 found = ACTIVATIONS[part](found)
-        return rounded(found, self.answer_type(types))
+        return rounded(found, self.answer_type(types), in_lanes=in_lanes)
 
 
 _BF16 = "bfloat16"
+#: The largest finite bfloat16
+LARGEST_BF16 = 255.0 * 2.0**120
 #: Epilogue that keeps the sum itself
 NOTHING = Epilogue()
 
@@ -152,15 +161,34 @@ def in_fp32(value: Any) -> Any:
     return tirx.reinterpret("float32", upper)
 
 
-def rounded(value: Any, kind: str) -> Any:
-    """The value as one of type `kind`: the nearest bfloat16, of two as near the larger one. TVM's
-    own rounding takes twice the instructions, and repeats the value, which fails where that has
-    names for its parts."""
+def rounded(value: Any, kind: str, *, in_lanes: bool = False) -> Any:
+    """The value as one of type `kind`: the nearest bfloat16, a tie to the even one. NaN stays NaN,
+    and a finite value beyond the largest bfloat16 becomes that one.
+
+    TVM's own rounding makes numbers of some NaN, and repeats the value, which fails where that has
+    names for its parts. `in_lanes`: the loop of the value becomes a vector of 16 lanes, for a CPU
+    with avx512_bf16. Its one instruction makes denormals 0, and infinities of finite values that
+    are nearer to 2^128 than to the largest bfloat16.
+    """
     value = tirx.convert(value)
     if kind != _BF16 or str(value.ty) != "float32":
         return value.astype(kind)
-    half = tirx.reinterpret("uint32", value) + tirx.const(1 << 15, "uint32")
-    return tirx.reinterpret(kind, (half >> tirx.const(16, "uint32")).astype("uint16"))
+    if in_lanes:
+        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        return tirx.reinterpret(kind, tirx.call_llvm_pure_intrin("uint16", name, value))
+
+    def nearest_of(x: Any) -> Any:
+        bits = tirx.reinterpret("uint32", x)  # without a name: TVM would put the value in its place
+        even = bits + (_bits((1 << 15) - 1) + (bits >> _bits(16) & _bits(1)))
+        quiet = tirx.Select(x <= _const(math.inf), bits, bits | _bits(1 << 22))
+        found = tirx.Select(tirx.abs(x) <= _const(LARGEST_BF16), even, quiet)
+        return tirx.reinterpret(kind, (found >> _bits(16)).astype("uint16"))
+
+    return _let(value, nearest_of)
+
+
+def _bits(value: int) -> Any:
+    return tirx.const(value, "uint32")
 
 
 def _fused(x: Any, factor: Any, other: Any) -> Any:

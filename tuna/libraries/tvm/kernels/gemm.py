@@ -127,7 +127,10 @@ def workload(product: Product) -> tvm.IRModule:
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
     scalars = stages.scalars_of(wanted)
     started = (blocks, size) if words and wanted.starts else ()
-    added, value = stages.epilogue_arguments(wanted, types, (config.n,), extents, scalars, started)
+    in_lanes = "bf16" in product.machine.words and blocks * size == config.n
+    added, value = stages.epilogue_arguments(
+        wanted, types, (config.n,), extents, scalars, started, in_lanes=in_lanes
+    )
 
     def written(*index: Any) -> Any:
         total = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]

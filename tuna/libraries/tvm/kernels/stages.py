@@ -76,6 +76,11 @@ class Layer:
         return words_of(self.types, self.machine)
 
     @property
+    def in_lanes(self) -> bool:
+        """Whether the answer is written in vectors of a CPU that rounds them to bfloat16."""
+        return self.mode is Mode.NATIVE and "bf16" in self.machine.words
+
+    @property
     def data_bytes(self) -> int:
         """Bytes of a value of the input, or of its copy."""
         return 4 if self.words is None else 4 // self.words.word
@@ -205,11 +210,14 @@ def epilogue_arguments(
     extents: Sequence[int],
     scalars: Any,
     started: Sequence[int] = (),
+    *,
+    in_lanes: bool,
 ) -> tuple[list[Any], Callable[..., Any]]:
     """The placeholders of an epilogue, for `channels` and an answer of `extents`, and a function
     that returns a value of the answer from its sum, its index, and that of its channel.
 
     Sums that were `started` (`dots.in_vectors`) began with an argument of these extents.
+    `in_lanes`: see `epilogue.rounded`.
     """
     given = dict[str, Any]()
     for part in arguments_of(wanted.parts, pads=scalars is not None):
@@ -231,7 +239,7 @@ def epilogue_arguments(
                 return None
             return given[part][tuple(index if part == RESIDUAL else channel)]
 
-        return wanted.apply(found, of, types)
+        return wanted.apply(found, of, types, in_lanes=in_lanes)
 
     return list(given.values()), value
 
@@ -247,7 +255,13 @@ def finished(
     channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
     last = shape.out_layout.endswith("C")
     inputs, of_sum = epilogue_arguments(
-        layer.epilogue, layer.types, channels, extents, scalars, channels if started else ()
+        layer.epilogue,
+        layer.types,
+        channels,
+        extents,
+        scalars,
+        channels if started else (),
+        in_lanes=layer.in_lanes,
     )
 
     def value(index: tuple[Any, ...], found: Any) -> Any:
