@@ -1,5 +1,5 @@
-"""Rewrites a model with kernels in bf16: what they read and write is stored in bfloat16. Imports
-TVM.
+"""Rewrites a model with kernels in bf16: what they read and write is stored in bfloat16, where it
+may be (`bf16_storage.py`). Imports TVM.
 
 A value has up to two more forms, bfloat16 in the model's layout and in blocks of channels. All
 other operators compute in fp32, on values that are converted where these are read
@@ -19,13 +19,12 @@ from tuna.configs import GemmConfig, TaskConfig
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType
 from tuna_models import block_operators, blocked, conversions
+from tuna_models.bf16_storage import MOVING, Bf16Storage
 from tuna_models.blocked import BF16, FP32
 from tuna_models.emit import Chosen, Emitter
 from tuna_models.graph import RESHAPES, Graph, Node, constant_of, extents, substitute, variables
 from tuna_models.groups import FusionGroup
 
-#: Operators that move values as they are.
-_MOVING = {*RESHAPES, "permute_dims", "split", "concat", "strided_slice"}
 _TO_FP32 = "to_fp32"
 
 
@@ -38,9 +37,11 @@ class Bf16Emitter(Emitter):
         groups: list[FusionGroup],
         kernel: Callable[[TaskConfig], Chosen | None],
         block: int,
+        storage: Bf16Storage,
     ):
         """See `Emitter`."""
         super().__init__(graph, groups, kernel, block)
+        self._storage = storage
         self._narrow: dict[Any, Any] = {}
         self._narrow_blocks: dict[Any, Any] = {}
         self._conversions: dict[tuple[int, ...], Any] = {}
@@ -101,7 +102,7 @@ class Bf16Emitter(Emitter):
 
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
-        if group is not None:
+        if group is not None and self._storage.computes(group):
             in_bf16 = self._in_bf16(group)
             chosen = self._kernel(in_bf16.task)
             if chosen is not None:
@@ -110,9 +111,11 @@ class Bf16Emitter(Emitter):
         super()._emit(node)
 
     def _in_bf16(self, group: FusionGroup) -> FusionGroup:
-        """The group with its core in bf16; an answer of the model is written in fp32."""
+        """The group with its core in bf16; an answer of the model, or one that may not be stored in
+        bfloat16, is written in fp32."""
         epilogue = list(group.epilogue)
-        if group.answer in self._results and not set(epilogue[-1:]) & set(CASTS):
+        wide = group.answer in self._results or not self._storage.stores(group.answer)
+        if wide and not set(epilogue[-1:]) & set(CASTS):
             epilogue.append(_TO_FP32)
         return replace(group, core=replace(group.core, data_type=DataType.BF16), epilogue=epilogue)
 
@@ -149,6 +152,9 @@ class Bf16Emitter(Emitter):
     def _block_function(
         self, node: Node, found: block_operators.BlockFunction, shape: tuple[int, ...]
     ) -> None:
+        if not all(map(self._storage.stores, found.sources)):
+            super()._block_function(node, found, shape)
+            return
         function = self._of_blocks(found, BF16)
         sources = [self.narrow_blocks(source) for source in found.sources]
         if found.plain is None:
@@ -172,7 +178,7 @@ class Bf16Emitter(Emitter):
             self._narrow[node.var] = self._builder.emit(value)
             return True
         sources = variables(node.value)
-        if node.op not in _MOVING or not sources:
+        if node.op not in MOVING or not sources:
             return False
         if any(source not in self._narrow or source in self._plain for source in sources):
             return False

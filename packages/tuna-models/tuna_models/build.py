@@ -42,6 +42,7 @@ from tuna_models import (
     whole_sums,
 )
 from tuna_models.bf16_emit import Bf16Emitter
+from tuna_models.bf16_storage import Bf16Storage
 from tuna_models.emit import Chosen, Emitter
 from tuna_models.integer_emit import IntegerEmitter
 from tuna_models.integer_groups import IntegerGroups
@@ -110,15 +111,17 @@ def plan(
     else:
         whole_numbers = whole_numbers.apart()
     parts, exact = whole_sums.written_out(parts, whole_numbers.taken)
-    fp32 = groups.find(parts, block, whole_numbers.taken, exact)
-    given = (fp32, kernels or (lambda _, **__: None), block, ends)
+    storage = Bf16Storage(parts)
     quantised = bool(cuts or exact)
     in_bf16 = precision is Precision.BF16 and kernels is not None and not quantised
+    adds = storage.stores if in_bf16 else None
+    fp32 = groups.find(parts, block, whole_numbers.taken, exact, adds)
+    given = (fp32, kernels or (lambda _, **__: None), block, ends)
     emitter: Emitter
     if whole_numbers.groups:
         emitter = IntegerEmitter(parts, whole_numbers, *given, segments=form is Form.SEGMENTS)
     elif in_bf16:
-        emitter = Bf16Emitter(parts, *given[:3])
+        emitter = Bf16Emitter(parts, *given[:3], storage)
     else:
         emitter = Emitter(parts, *given, segments=form is Form.SEGMENTS)
     emitted = emitter.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ class FusionGroup:
     epilogue: list[str] = field(default_factory=list)
     #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
+    adds: Callable[[Any], bool] | None = None  #: whether a variable may be the residual; None: any
     exact: bool = False  #: True for sums of whole numbers, which a kernel of Winograd's would round
 
     @property
@@ -58,10 +59,11 @@ def find(
     block: int,
     others: Set[Any] = frozenset(),
     exact: Set[Any] = frozenset(),
+    adds: Callable[[Any], bool] | None = None,
 ) -> list[FusionGroup]:
     """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
     two of them, or has its variable among `others`. Those with variables in `exact` sum whole
-    numbers."""
+    numbers. `adds` says of a variable whether it may be a residual; None: any."""
     taken, fused = set(others), []
     for node in graph.nodes:
         if node.var in others:
@@ -77,7 +79,7 @@ def find(
                 )
         if group is None:
             continue
-        group.exact = node.var in exact
+        group.exact, group.adds = node.var in exact, adds
         _extend(group, graph, taken)
         taken.update(member.var for member in group.nodes)
         fused.append(group)
@@ -242,6 +244,8 @@ def _add(group: FusionGroup, node: Node) -> bool:
     values = constant_of(other)
     if values is None:
         if group.residual is not None or other.same_as(group.answer) or extents(other) != shape:
+            return False
+        if group.adds is not None and not group.adds(other):
             return False
         group.residual = other
         group.epilogue.append(RESIDUAL)
