@@ -213,6 +213,32 @@ def _average_pool(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return windows.sum(axis=axes) / _windows(counted, attributes, 0.0).sum(axis=axes)
 
 
+def _batch_norm(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    x, *rest = map(real, given)
+    scale, bias, mean, variance = (each.reshape(-1, *(1,) * (x.ndim - 2)) for each in rest)
+    epsilon = x.dtype.type(attributes.get("epsilon", 1e-5))
+    return scale * (x - mean) / np.sqrt(variance + epsilon) + bias
+
+
+def _softmax(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """Before opset 13 along all axes from `axis` on, as one."""
+    x, old = real(given[0]), attributes["opset"] < 13
+    axis = attributes.get("axis", 1 if old else -1) % x.ndim
+    axes = tuple(range(axis, x.ndim)) if old else (axis,)
+    powers = np.exp(x - x.max(axis=axes, keepdims=True))
+    return powers / powers.sum(axis=axes, keepdims=True)
+
+
+def _over_image(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A global pool."""
+
+    def compute(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+        x = real(given[0])
+        return function(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+
+    return compute
+
+
 def _cast(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     value = real(given[0])
     if attributes["to"] in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
@@ -239,6 +265,10 @@ OPERATORS: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "ConvInteger": _whole_sums(conv=True),
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
+    "BatchNormalization": _batch_norm,
+    "GlobalAveragePool": _over_image(np.mean),
+    "GlobalMaxPool": _over_image(np.max),
+    "Softmax": _softmax,
     "Cast": _cast,
     "Sigmoid": _sigmoid,
     "LeakyRelu": _leaky,
