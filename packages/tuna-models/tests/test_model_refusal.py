@@ -94,6 +94,11 @@ def test_where_the_reference_has_no_answer_the_others_count() -> None:
     with pytest.raises(BadInput, match="and no other runtime is here that can") as refused:
         judge("17", Checked({}, {}, unanswered=FAILED))
     assert refused.value.hint.endswith("pip install onnxruntime")
+    with pytest.raises(
+        BadInput, match=r"nor can onnxruntime, which is installed \(Fail: rows\)"
+    ) as refused:
+        judge("17", Checked({}, {}, unanswered=FAILED, rival_unanswered="Fail: rows"))
+    assert not refused.value.hint
 
 
 class Scene:
@@ -115,6 +120,8 @@ class Scene:
             return kind(error=self._errors["between"])
         if op == "begin_answer":
             return kind()
+        if op == "operators":
+            return kind(sentence="The first operator that is wrong alone is Erf (e): so and so.")
         self.asked.append(by)
         return kind(unanswered=self._unanswered.get(by, ""), rule="equal")
 
@@ -191,9 +198,10 @@ def test_a_wrong_model_is_refused_whether_or_not_there_is_another_runtime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     absent = {"onnxruntime": "Absent: not installed"}
-    with pytest.raises(BadInput, match=r"by 0\.5"):
+    with pytest.raises(BadInput, match=r"by 0\.5.* wrong alone is Erf \(e\): so and so\."):
         Scene(monkeypatch, {"reference": 0.5}, absent).judged()
     with pytest.raises(BadInput, match=r"by onnxruntime, which agrees with it, y differs by 0\.4"):
         Scene(monkeypatch, {"reference": 0.5, "onnxruntime": 0.4, "between": 1e-6}).judged()
+    monkeypatch.setattr(checked_build, "find_spec", lambda _: None)
     with pytest.raises(BadInput, match="no other runtime is here that can"):
         Scene(monkeypatch, {}, {"": FAILED, **absent}).judged()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tuna.configs import ConvConfig
 from tuna.configs.model import TOLERANCE
-from tuna.errors import TunaError
+from tuna.errors import BadInput, TunaError
 from tuna.sandbox.cores import available_cpus, some_cpus
 from tuna.settings import get_settings
 from tuna_models.checks import (
@@ -241,7 +241,8 @@ class _Draft:
         if not self._unanswered:
             results[REFERENCE] = measure(*job, self._answers(REFERENCE), plan.operations)
         agrees = REFERENCE in results and results[REFERENCE].right
-        if not agrees and not self._written(RIVAL, RIVAL):
+        refused = "" if agrees else self._written(RIVAL, RIVAL)
+        if not agrees and not refused:
             results[RIVAL] = measure(*job, self._answers(RIVAL), plan.operations)
             if REFERENCE in results:
                 apart = self._apart(RIVAL, REFERENCE)
@@ -249,15 +250,18 @@ class _Draft:
         recorded = build.checks.recorded is not None
         in_bf16 = build.manifest.precision is Precision.BF16
         right_ones = [name for name, result in results.items() if result.right]
-        explained = in_bf16 and REFERENCE in results and not right_ones
+        alone = ""
+        if REFERENCE in results and not right_ones:
+            alone = self._of_layers() if in_bf16 else self._of_operators()
         checked = Checked(
             {name: "" if result.right else result.fault for name, result in results.items()},
             doubts,
             self._unanswered,
+            refused if find_spec(RUNTIMES[RIVAL]) else "",
             recorded,
             winograd=build.winograd and _has_winograd(build.manifest),
             bf16=in_bf16,
-            layers=self._of_layers() if explained else "",
+            alone=alone,
         )
         remark = judge(build.manifest.opset, checked)
         errors = {name: _error(result) for name, result in results.items()}
@@ -306,6 +310,15 @@ class _Draft:
     def _of_layers(self) -> str:
         """A sentence on the errors of the layers of a model in bf16."""
         return self._process.call(Sentence, "layers", model=self.model, given=self.given).sentence
+
+    def _of_operators(self) -> str:
+        """A sentence on the first operator that is wrong alone; empty if the child ends at that."""
+        answers = str(self._answers(REFERENCE))
+        with contextlib.suppress(BadInput):  # what is to be said is that the model is wrong
+            return self._process.call(
+                Sentence, "operators", model=self.model, answers=answers
+            ).sentence
+        return ""
 
     def _apart(self, name: str, expected: str) -> float:
         """The largest error of the answers of a runtime against others."""

@@ -66,10 +66,12 @@ class Checked:
     faults: Mapping[str, str]
     doubts: Mapping[str, float]  #: errors against the reference of the runtimes that differ
     unanswered: str = ""  #: reason why the reference has no answer; empty: it has
+    #: Reason why onnxruntime, which is installed, has no answer; empty: it has, or is not installed
+    rival_unanswered: str = ""
     recorded: bool = False  #: True for inputs of a file, False for random ones
     winograd: bool = False  #: True if Winograd's sums may be the reason
     bf16: bool = False  #: True if the model is computed in bf16, which may be the reason
-    layers: str = ""  #: sentence on the errors of its layers alone, where it is in bf16
+    alone: str = ""  #: sentence on its operators alone, of a model in bf16 on its layers
 
 
 def judge(opset: str, checked: Checked) -> str:
@@ -97,6 +99,11 @@ def judge(opset: str, checked: Checked) -> str:
         if others:
             faults = "; ".join(f"by {name} {fault}" for name, fault in others.items() if fault)
             raise BadInput(f"The built model is wrong, {inputs}: {faults}; {why}.", hint=hint)
+        if checked.rival_unanswered:
+            raise BadInput(
+                f"{why}, nor can {RIVAL}, which is installed ({checked.rival_unanswered}): there is"
+                " no right answer to compare with."
+            )
         raise BadInput(
             f"{why}, and no other runtime is here that can.",
             hint="with onnxruntime installed its answer is compared: pip install onnxruntime",
@@ -116,7 +123,7 @@ def judge(opset: str, checked: Checked) -> str:
             "which agrees with it" if apart is None else f"which differs from it by {apart:.2g}"
         )
         text += f"; by {name}, {between}, {other or 'the model is right'}"
-    raise BadInput(" ".join(filter(None, (f"{text}.", checked.layers))), hint=hint)
+    raise BadInput(" ".join(filter(None, (f"{text}.", checked.alone))), hint=hint)
 
 
 def disagreement(apart: Mapping[str, float], quantised: bool) -> str:

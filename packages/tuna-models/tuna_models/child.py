@@ -21,6 +21,7 @@ from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
 from tuna.libraries.tvm.whole_models import extract_objects
 from tuna.sandbox.forks import start_fork
 from tuna_models import (
+    alone,
     build,
     choosing,
     edges,
@@ -250,6 +251,20 @@ def layers(model: Mapping[str, Any], given: Mapping[str, Any]) -> Sentence:
 
 
 @refusing
+def operators(model: Mapping[str, Any], answers: str) -> Sentence:
+    """Return a sentence on the first operator that is wrong alone, on the inputs of a file of right
+    answers."""
+    source, right = _read(ModelFile.model_validate(model)), Answers.read(Path(answers))
+    names = [value["name"] for value in importer.inputs_of(source)]
+    cases = [dict(zip(names, case.inputs, strict=True)) for case in right.cases]
+    try:
+        return Sentence(sentence=alone.sentence(source, cases, right.tolerance))
+    except Exception as error:  # the reference raises whatever its operators do
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+        return Sentence(sentence=f"Its operators were not built alone ({reason}).")
+
+
+@refusing
 def difference(found: str, expected: str) -> LargestError:
     """Return the largest error of the answers in one file against those in another."""
     ours, right = (
@@ -320,6 +335,7 @@ HANDLERS = {
     "answer": answer,
     "difference": difference,
     "layers": layers,
+    "operators": operators,
     "link": link,
     "compare": compare,
 }
