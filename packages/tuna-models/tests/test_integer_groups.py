@@ -162,6 +162,29 @@ def test_layers_that_no_kernel_takes_stay_and_say_why() -> None:
     assert dict(found.reasons) == {"conv2d: no kernel of the target takes it": 2}
 
 
+def test_scales_of_weights_are_those_of_the_file_wherever_constants_are_folded() -> None:
+    """Rounded in the file, clipped, and in another order; as inputs that have values, too."""
+    net = Quantised((5, 24), 21)
+    weights = net.random.normal(0, 0.2, (16, 24)).astype(np.float32)
+    scales = net.random.uniform(0.001, 0.003, 16).astype(np.float32)
+    grid = net.constant(scales), net.typed([0] * 16, np.int8)
+    q = net.add("QuantizeLinear", net.constant(weights), *grid, axis=0)
+    q = net.add("Clip", q, net.typed(-99, np.int8), net.typed(99, np.int8))
+    w = net.add("DequantizeLinear", q, *grid, axis=0)
+    w = net.add("Transpose", net.add("Reshape", w, net.whole([16, 2, 12])), perm=[1, 2, 0])
+    w = net.add("Reshape", w, net.whole([24, 16]))
+    y = net.add("MatMul", net.rounded("x", 0.03), w)
+    model = net.model(net.rounded(y, 0.05), check=False)
+    for tensor in model.graph.initializer:
+        value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(value)
+    found, _ = found_in(model)
+    (group,) = found.groups
+    right = np.clip(np.rint(weights / scales[:, None]), -99, 99)
+    assert np.array_equal(group.weights, right.T)
+    assert np.array_equal(group.scales, np.float64(np.float32(0.03)) * scales.astype(np.float64))
+
+
 def test_a_model_without_bytes_has_no_groups() -> None:
     net = Quantised((1, 16, 5, 5), 13)
     found, _ = found_in(net.model(net.conv("x", 16, 16, 3)))

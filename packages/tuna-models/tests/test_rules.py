@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from nets import Net
 from onnx import TensorProto
+from quantised_nets import Quantised
 
 from tuna.libraries.tvm.model_answers import RightOutput
 from tuna_models import rules
@@ -158,3 +159,12 @@ def test_the_rule_is_one_line_with_the_names_of_the_outputs() -> None:
         " of a value as good, image (uint8) equal, the next value allowed next to a tie, count"
         " (int64) equal and 1 more outputs; on random inputs"
     )
+
+
+def test_the_width_of_a_tie_follows_the_type_of_the_real_values() -> None:
+    for kind, low in ((np.float32, 43), (np.float16, 42)):
+        net = Quantised((1, 1), 19, kind)
+        y = net.add("QuantizeLinear", "x", net.constant(1), net.typed(0, np.int8))
+        model = typed(net, y, TensorProto.INT8)
+        (found,) = rules.of(model, {"x": np.asarray([[42.625]], kind)}, NEAR).quantised
+        assert (found.low.item(), found.values.item(), found.high.item()) == (low, 43, 43)

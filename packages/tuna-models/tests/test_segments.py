@@ -51,6 +51,25 @@ def test_each_quantised_tensor_is_that_of_the_reference(
     assert "whole numbers differ, next to a tie" in problem.report(runs)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        np.uint16,
+        *(pytest.param(each, marks=pytest.mark.drill(only=True)) for each in (np.int16, np.int8)),
+    ],
+)
+def test_gates_of_channels_are_built_in_sixteen_bits_as_in_eight(kind: Any, tmp_path: Path) -> None:
+    net, zero = Quantised((1, 16, 6, 6), 21), 32768 if kind is np.uint16 else 0
+    net.byte, wide = kind, 256 if kind is np.int8 else 1
+    x = net.rounded(net.quantised_conv(net.rounded("x", 1e-4 * wide, zero), 16), 1e-4 * wide, zero)
+    gate = net.rounded(net.add("GlobalAveragePool", x), 5e-5 * wide, zero)
+    gate = net.add("Sigmoid", net.quantised_conv(gate, 16, size=1))
+    y = net.add("Mul", x, net.rounded(gate, 3e-5 * wide, zero))
+    model = net.model(net.rounded(y, 1e-4 * wide, zero), check=False)
+    problem, runs = check(tmp_path, TARGET, model, model)
+    assert problem.error(runs) <= 1e-3, problem.report(runs)
+
+
 def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
     """A scale is that of one rounding, and of the next segment's input."""
     problem, runs = check(tmp_path, TARGET, residual(), residual(scale=0.041))

@@ -12,12 +12,16 @@ from compiled import machine_of
 from onnx import TensorProto, helper, numpy_helper
 from test_plan import TARGET
 
-from tuna_models import build, importer
+from tuna_models import build, importer, onnx_reference
 from tuna_models.build import TaskKernels
 
 #: Largest distance of an exact value from a tie at which fp32 may take the other side.
 NEAR = 1e-5
-KINDS = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
+KINDS = {
+    np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int8): TensorProto.INT8,
+    np.dtype(np.float32): TensorProto.FLOAT,
+}
 
 
 class Graph:
@@ -57,11 +61,20 @@ class Graph:
     def answer(self, name: str, kind: int, right: Any) -> None:
         self.outputs.append((name, kind, right))
 
-    def run(self, cpu: str) -> list[Any]:
-        """What the model answers that is built for a CPU."""
+    @property
+    def model(self) -> Any:
         made = [helper.make_tensor_value_info(name, kind, None) for name, kind, _ in self.outputs]
         graph = helper.make_graph(self.nodes, "net", self.inputs, made, self.constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+    def reference(self) -> list[Any]:
+        """What the reference answers."""
+        given = zip(self.inputs, self.values, strict=True)
+        return onnx_reference.run(self.model, {value.name: array for value, array in given})
+
+    def run(self, cpu: str) -> list[Any]:
+        """What the model answers that is built for a CPU."""
+        model = self.model
         target = tvm.target.Target({**TARGET, "mcpu": cpu})
         module = importer.to_relax(model, "net")
         planned = build.plan(module, TaskKernels(target, {}), target)
@@ -143,9 +156,11 @@ def whole_sums() -> Graph:
 @pytest.mark.parametrize("cpu", [TARGET["mcpu"], "x86-64"])
 def test_sums_of_whole_numbers_are_exact_however_many_there_are(cpu: str) -> None:
     net = whole_sums()
-    for found, (_, _, right) in zip(net.run(cpu), net.outputs, strict=True):
+    answers = zip(net.run(cpu), net.reference(), net.outputs, strict=True)
+    for found, by_reference, (_, _, right) in answers:
         assert np.abs(right).max() > 1 << 24
         assert np.array_equal(found, right)
+        assert np.array_equal(by_reference, right)
 
 
 def quantised(net: Graph, real: str, exact: Any, scale: float, zero: Any) -> None:
@@ -218,3 +233,45 @@ def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(
         assert not np.any(apart[(tied > NEAR) | (tied == 0)]), (name, np.argwhere(apart)[:3])
         assert apart.max() <= 1
         assert len(np.unique(rounded)) > 5
+
+
+def of_any_size(largest: float) -> Graph:
+    """A product as `quantize_dynamic` writes it, of inputs up to so large a number. The zero point's
+    part alone is beyond fp32 where they are large."""
+    net = Graph()
+    x = (net.random.uniform(-0.05, 0.1, (3, 200)) * largest).astype(np.float32)
+    x[0], x[0, :2], x[1] = 0, (largest, -largest / 2), 0
+    w = net.random.integers(40, 128, (200, 16)).astype(np.int8)
+    q, scale, zero = net.add("DynamicQuantizeLinear", net.given(x)), "scale", "zero"
+    net.nodes[-1].output.extend([scale, zero])
+    y = net.add("MatMulInteger", q, net.constant(w), zero)
+    y = net.add("Cast", y, to=TensorProto.FLOAT)
+    y = net.add("Mul", y, net.add("Mul", scale, net.constant(np.float32(0.01))))
+    step = np.float32((x.max() - np.minimum(x.min(), 0)) / np.float32(255))
+    middle = int(np.rint(-x.min() / step))
+    whole = np.clip(np.rint(x / step) + middle, 0, 255).astype(np.uint8)
+    net.answer(q, TensorProto.UINT8, whole)
+    sums = (whole.astype(np.int64) - middle) @ w.astype(np.int64)
+    net.answer(y, TensorProto.FLOAT, sums * np.float64(step) * np.float32(0.01))
+    return net
+
+
+def test_dynamic_scales_may_be_as_small_or_large_as_numbers_are() -> None:
+    for largest in (1e-38, 1e-30, 1.0, 3e37):
+        net = of_any_size(largest)
+        for made in (net.run(TARGET["mcpu"]), net.reference()):
+            (whole, real), (right, exact) = made, (values for *_, values in net.outputs)
+            assert np.array_equal(whole, right)
+            assert np.abs(exact).max() < 3e38
+            # the scale's product is a number with few digits where it is small
+            np.testing.assert_allclose(real, exact, rtol=1e-5 if largest > 1e-36 else 0.1)
+
+
+def test_ranges_below_the_least_number_are_of_zeros() -> None:
+    net = Graph()
+    x = np.float32([0, 1e-44, -5e-45])
+    name = net.add("DynamicQuantizeLinear", net.given(x))
+    net.nodes[-1].output.extend(["scale", "zero"])
+    net.answer(name, TensorProto.UINT8, np.zeros(3, np.uint8))
+    for made in (net.run(TARGET["mcpu"]), net.reference()):
+        assert made[0].tolist() == [0, 0, 0]

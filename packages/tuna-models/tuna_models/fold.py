@@ -71,7 +71,7 @@ def _computed(
     shapes, empty, types = _shapes(model)
     inputs = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
-        if tensor.name not in inputs and tensor.name not in read:
+        if tensor.name not in read:
             read[tensor.name] = numpy_helper.to_array(tensor)
     known, constants = read | empty, {*read, *inputs}
     constants |= {node.output[0] for node in model.graph.node if is_final(node)}

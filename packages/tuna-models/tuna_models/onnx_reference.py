@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_max_pool, op_resize
 
+from tuna_models import quantised_reference
 from tuna_models.onnx_files import OWN_DOMAINS
 
 #: The first opset with quantisation in ONNX's reference.
@@ -26,7 +27,7 @@ _ALONG_AXIS_SINCE = 13
 
 def run(model: Any, inputs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Any]:
     """The outputs of the model, or those of its tensors, weights included, with these names."""
-    return list(evaluator(_written_out(model)).run(names, dict(inputs)))
+    return list(evaluator(quantised_reference.written_out(model)).run(names, dict(inputs)))
 
 
 def run_node(model: Any, node: Any, inputs: Sequence[Any]) -> Any:
@@ -46,97 +47,31 @@ def run_node(model: Any, node: Any, inputs: Sequence[Any]) -> Any:
     return next(iter(evaluator(whole).run(None, given)))
 
 
-def _written_out(model: Any) -> Any:
-    """The model with quantised convolutions and products as their definitions: real ones of real
-    values, which are rounded then."""
-    if not any(node.op_type in _QUANTISED for node in model.graph.node):
-        return model
-    copy, nodes = type(model)(), list[Any]()
-    copy.CopyFrom(model)
-    for node in model.graph.node:
-        nodes += _QUANTISED[node.op_type](node) if node.op_type in _QUANTISED else [node]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
-    return copy
-
-
-def _quantised_conv(node: Any) -> list[Any]:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.input
-    real, scale = node.output[0] + "/real", node.output[0] + "/scale"
-    nodes = [
-        helper.make_node("DequantizeLinear", [x, x_scale, x_zero], [real + "/x"], axis=1),
-        helper.make_node("DequantizeLinear", [w, w_scale, w_zero], [real + "/w"], axis=0),
-    ]
-    given = [real + "/x", real + "/w"]
-    if bias and bias[0]:
-        nodes += [
-            helper.make_node("Mul", [x_scale, w_scale], [scale]),
-            helper.make_node("DequantizeLinear", [bias[0], scale], [real + "/b"], axis=0),
-        ]
-        given.append(real + "/b")
-    conv = helper.make_node("Conv", given, [real])
-    conv.attribute.extend(node.attribute)
-    last = helper.make_node("QuantizeLinear", [real, y_scale, y_zero], node.output, axis=1)
-    return [*nodes, conv, last]
-
-
-def _quantised_product(node: Any) -> list[Any]:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
-    real = node.output[0] + "/real"
-    return [
-        helper.make_node("DequantizeLinear", [a, a_scale, a_zero], [real + "/a"], axis=-2),
-        helper.make_node("DequantizeLinear", [b, b_scale, b_zero], [real + "/b"], axis=-1),
-        helper.make_node("MatMul", [real + "/a", real + "/b"], [real]),
-        helper.make_node("QuantizeLinear", [real, y_scale, y_zero], node.output),
-    ]
-
-
-_QUANTISED = {"QLinearConv": _quantised_conv, "QLinearMatMul": _quantised_product}
-
-
 def evaluate(
     model: Any, inputs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """The outputs of the model; of each of its quantised tensors, by name, the whole numbers and
-    the real ones of which they are the nearest; and the tensors with these names."""
-    whole = _written_out(model)
-    nodes = [node for node in whole.graph.node if node.op_type in _ROUNDING]
+    """The outputs of the model; of each of its quantised tensors, by name, the whole numbers, the
+    real ones of which they are the nearest, and the type these were computed in; and the tensors
+    with these names."""
+    whole = quantised_reference.written_out(model)
+    nodes = [node for node in whole.graph.node if node.op_type in quantised_reference.ROUNDING]
     outputs = [value.name for value in model.graph.output]
     read = [name for node in nodes for name in (*node.input, *node.output) if name]
     wanted = list(dict.fromkeys([*outputs, *read, *names]))
     values = dict(zip(wanted, run(model, inputs, wanted), strict=True))
     found = dict[str, Any]()
     for node in nodes:
-        for name, real in _ROUNDING[node.op_type](node, values).items():
+        for name, real in quantised_reference.ROUNDING[node.op_type](node, values).items():
             limits = np.iinfo(values[name].dtype)
-            found[name] = values[name], np.clip(real, limits.min, limits.max)
+            kind = values[node.input[0]].dtype
+            found[name] = values[name], np.clip(real, limits.min, limits.max), kind
     return [values[name] for name in outputs], found, values
-
-
-def _before_rounding(node: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    x, scale, *zero = (values[name] for name in node.input if name)
-    axis = next((each.i for each in node.attribute if each.name == "axis"), None)
-    real = x.astype(np.float64) / _along(scale, x, axis)
-    return {node.output[0]: real + (_along(zero[0].astype(np.float64), x, axis) if zero else 0)}
-
-
-def _before_dynamic_rounding(node: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    x = values[node.input[0]].astype(np.float64)
-    scale, zero = (values[name] for name in node.output[1:])
-    steps = np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
-    lowest = np.asarray(min(steps.min(initial=0.0), 0.0))
-    return {node.output[0]: steps + float(zero), node.output[2]: -lowest.reshape(zero.shape)}
-
-
-_ROUNDING = {
-    "QuantizeLinear": _before_rounding,
-    "DynamicQuantizeLinear": _before_dynamic_rounding,
-}
 
 
 def evaluator(model: Any) -> ReferenceEvaluator:
     """ONNX's reference evaluator with the operators here."""
     own: list[type[OpRun]] = [
+        *quantised_reference.OPERATORS,
         BatchNormalization,
         ConvTranspose,
         GatherElements,
@@ -147,7 +82,7 @@ def evaluator(model: Any) -> ReferenceEvaluator:
     ]
     opset = max(entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS)
     if opset < _QUANTISED_SINCE:
-        own += [DequantizeLinear, QuantizeLinear]
+        own += quantised_reference.BEFORE_19
     if opset < _ALONG_AXIS_SINCE:
         own += [Hardmax, LogSoftmax, Softmax]
     return ReferenceEvaluator(model, new_ops=own)
@@ -171,42 +106,6 @@ class BatchNormalization(OpRun):
         ones = (1,) * (x.ndim - 2)
         scale, bias, mean, var = (part.reshape(-1, *ones) for part in (scale, bias, mean, var))
         return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
-
-
-class DequantizeLinear(OpRun):
-    """The operator before opset 19, which ONNX's reference lacks."""
-
-    op_domain = ""
-
-    def _run(
-        self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any
-    ) -> Any:
-        centered = x.astype(np.float32) - (
-            0 if zero is None else _along(zero.astype(np.float32), x, axis)
-        )
-        return (centered * _along(scale, x, axis),)
-
-
-class QuantizeLinear(OpRun):
-    """The operator before opset 19, which ONNX's reference lacks."""
-
-    op_domain = ""
-
-    def _run(
-        self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any
-    ) -> Any:
-        zero = np.zeros((), np.uint8) if zero is None else zero
-        sums = np.rint(x / _along(scale, x, axis)) + _along(zero.astype(np.float32), x, axis)
-        limits = np.iinfo(zero.dtype)
-        return (np.clip(sums, limits.min, limits.max).astype(zero.dtype),)
-
-
-def _along(values: Any, x: Any, axis: int | None) -> Any:
-    """One value, or one for each extent of an axis of x."""
-    if values.size == 1:
-        return values.reshape(())
-    at = (1 if axis is None else axis) % x.ndim
-    return values.reshape([-1 if position == at else 1 for position in range(x.ndim)])
 
 
 class GatherElements(OpRun):

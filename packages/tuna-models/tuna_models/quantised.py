@@ -163,8 +163,8 @@ def _quantize_dynamically(node: QuantisedConversion) -> Any:
     scale = node.emit(
         relax.op.divide(node.emit(relax.op.subtract(high, low)), relax.const(255.0, "float32"))
     )
-    tiny = relax.const(float(np.finfo(np.float32).tiny), "float32")
-    some = node.emit(relax.op.maximum(scale, tiny))  # for inputs of nothing but zeros
+    one = relax.const(1.0, "float32")  # for inputs of nothing but zeros
+    some = node.emit(relax.op.where(node.emit(relax.op.greater(scale, zero)), scale, one))
     negated = node.emit(relax.op.negative(node.emit(relax.op.divide(low, some))))
     at = node.emit(relax.op.round(negated))
     offset = node.whole(node.emit(relax.op.clip(at, 0.0, 255.0)), "uint8")

@@ -26,6 +26,8 @@ from tuna_models.torch_importer import TorchModel
 #: Largest distance from a tie, in steps of eight bits, at which a quantised value may be the next
 #: one: a kernel's sums are right to this part of their largest value, which is 255 steps.
 NEAR = 255 * reference.TOLERANCE[DataType.FP32]
+#: Error of an operator in fp16, relative to its largest result.
+_HALF = 2.0**-9
 #: Operators of which the answer never falls where their first input rises.
 _RISING = {
     *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"),
@@ -48,14 +50,23 @@ def tolerance(model: Any) -> tuple[float, str]:
     not `TOLERANCE`, where it is not.
 
     An operator in fp16 rounds its results by up to 2^-11 of the largest one, and parts of its sums
-    as well: 2^-9 is allowed for each. Independent errors add up to that times the root of their
+    as well: `_HALF` is allowed for each. Independent errors add up to that times the root of their
     number.
     """
     depth = _depth(model)
     if not depth:
         return TOLERANCE, ""
-    found = min(max(TOLERANCE, 2.0**-9 * math.sqrt(depth)), 0.1)
+    found = min(max(TOLERANCE, _HALF * math.sqrt(depth)), 0.1)
     return found, f"fp16, {depth} operators one after the other"
+
+
+def _tie(kind: Any, whole: Any) -> float:
+    """Return the largest distance from a tie, in steps, at which a value of type `kind` may be
+    rounded to the next whole number, of type `whole`."""
+    limits = np.iinfo(whole)
+    steps = int(limits.max) - int(limits.min)
+    near = NEAR * steps / 255
+    return min(0.5, max(near, _HALF * steps / 2) if np.dtype(kind) == np.float16 else near)
 
 
 def names(model: Any) -> list[str]:
@@ -102,10 +113,11 @@ def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, 
     text = ", ".join(words[:_MAX_NAMES])
     more = len(words) - _MAX_NAMES
     text += f" and {more} more outputs" if more > 0 else ""
+    half = f" ({_HALF * 255 / 2:.2g} where it is rounded from fp16)" if "fp16" in why else ""
     if quantised:
         text = (
             f"{quantised} quantised tensors, each computed from the reference's integers before it:"
-            f" equal, one step allowed within {NEAR:.2g} of a tie; of these {text}"
+            f" equal, one step allowed within {NEAR:.2g} of a tie{half}; of these {text}"
         )
     return f"{text}{f' ({why})' if why else ''}; on {titles}"
 
@@ -152,9 +164,8 @@ class _Graph:
         """The right whole numbers of each quantised tensor, those near a tie with their
         neighbours."""
         found = []
-        for name, (values, real) in self._quantised.items():
-            limits = np.iinfo(values.dtype)
-            reach = 0.5 + min(0.5, NEAR * (int(limits.max) - int(limits.min)) / 255)
+        for name, (values, real, kind) in self._quantised.items():
+            limits, reach = np.iinfo(values.dtype), 0.5 + _tie(kind, values.dtype)
             low, high = np.ceil(real - reach), np.floor(real + reach)
             low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
             found.append(
