@@ -236,8 +236,8 @@ def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(
 
 
 def of_any_size(largest: float) -> Graph:
-    """A product as `quantize_dynamic` writes it, of inputs up to so large a number. The zero point's
-    part alone is beyond fp32 where they are large."""
+    """A product as `quantize_dynamic` writes it, of inputs up to so large a number. The zero
+    point's part alone is beyond fp32 where they are large."""
     net = Graph()
     x = (net.random.uniform(-0.05, 0.1, (3, 200)) * largest).astype(np.float32)
     x[0], x[0, :2], x[1] = 0, (largest, -largest / 2), 0
