@@ -186,7 +186,8 @@ def pack(array, steps, kind=None):
     if "offset" in steps:  # signed bytes as unsigned ones
         return (array.astype(np.int16) + steps["offset"]).astype(np.uint8)
     if "word" in steps:  # the values of a word of 32 bits are side by side
-        return np.ascontiguousarray(array.astype(numpy_type(steps["word"]))).view(np.int32)[..., 0]
+        values = np.ascontiguousarray(array.astype(numpy_type(steps["word"])))
+        return values.view(kind or "int32")[..., 0]
     return np.ascontiguousarray(array.astype(numpy_type(kind or "float32")))
 
 

@@ -23,7 +23,7 @@ from tuna.configs.task import ACTIVATIONS, DEQUANTIZE, QUANTIZE, RELU, RELU6, RE
 from tuna.configs.values import DataType
 from tuna.libraries import reference
 from tuna.libraries.tvm import problems, schedules, solvers
-from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.kernels import gemm, machine
 from tuna.libraries.tvm.kernels.families import FAMILIES, packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import FamilyProblem
@@ -187,6 +187,8 @@ def task_of(core: ConvConfig | GemmConfig, data_type: DataType, *epilogue: str) 
         (DEPTHWISE, "depthwise"),  # one tap wide: as many words as single values
         (PLAIN_CONV, "winograd4"),
         (PRODUCT, "gemm"),
+        (replace(PRODUCT, k=2), "gemm"),  # one word, of bytes or of numbers of 16 bits
+        (replace(PLAIN_CONV, in_channels=2, fil_h=1, fil_w=1), "direct"),
     ],
 )
 def test_the_arguments_of_a_record_tell_how_the_weights_are_packed(
@@ -204,6 +206,15 @@ def test_the_arguments_of_a_record_tell_how_the_weights_are_packed(
         return
     record = json.loads(schedules.to_params(made.workload(), target_of(cpu), made.candidate(0)))
     assert packing_for(task, family, record[3]) == made.packing()
+
+
+def test_a_product_of_two_instructions_is_estimated_to_take_longer() -> None:
+    def cycles(cpu: str) -> float:
+        task = task_of(replace(PRODUCT, k=64), DataType.INT8, DEQUANTIZE)
+        layer = problems.with_family(task, "gemm", Mode.NATIVE, target_of(cpu)).layer
+        return sum(gemm.work(layer, point).sums / layer.steps for point in gemm.space(layer)[:1])
+
+    assert cycles("skylake-avx512") > cycles("cooperlake")
 
 
 def test_solvers_take_bytes_and_bf16_in_blocks_alone() -> None:

@@ -32,7 +32,7 @@ from tuna.libraries.tvm.kernels.families import (
     parts_of,
 )
 from tuna.libraries.tvm.kernels.gemm import Product
-from tuna.libraries.tvm.kernels.packing import Steps, extents_of
+from tuna.libraries.tvm.kernels.packing import Steps, extents_of, type_of
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.kernels.types import FP32, TYPES
@@ -273,7 +273,7 @@ def packed(array: Any, steps: Steps | None) -> Any:
         return np.add(found, steps["offset"], dtype=np.int16).astype(np.uint8)
     if "word" not in steps:
         return np.ascontiguousarray(found)
-    return np.ascontiguousarray(found, np_type(steps["word"])).view(np.int32)[..., 0]
+    return np.ascontiguousarray(found, np_type(steps["word"])).view(type_of(steps))[..., 0]
 
 
 def _transformed(filled: Any, steps: Steps) -> Any:

@@ -58,6 +58,7 @@ from tuna.libraries.tvm.kernels.direct_space import (
 )
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.stages import Layer, asking_ahead
+from tuna.libraries.tvm.kernels.types import STORED
 
 __all__ = ["schedule", "space", "work", "workload"]
 
@@ -71,7 +72,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
     words = layer.words
-    kind = "int32" if words else "float32"
+    kind = STORED[shape.word_type]
     w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W", dtype=kind)
     asked = asks_ahead(layer)
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if asked else w

@@ -228,9 +228,10 @@ def _row_cycles(tile: tuple[int, int, int], pixels: int, layer: Layer) -> float:
     (rows, columns, blocks), shape, machine = tile, layer.shape, layer.machine
     steps = shape.in_blocks * shape.in_words * math.prod(shape.taps)
     tiles, rest = divmod(pixels, columns)
-    found = tiles * machine.tile_cycles(rows * columns, blocks, steps)
+    time = layer.words.time if layer.words else 1.0
+    found = tiles * machine.tile_cycles(rows * columns, blocks, steps, time)
     if rest:
-        found += machine.tile_cycles(rows * rest, blocks, steps)
+        found += machine.tile_cycles(rows * rest, blocks, steps, time)
     return found / (rows * pixels * blocks * steps)
 
 

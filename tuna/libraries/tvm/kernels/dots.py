@@ -62,6 +62,8 @@ class Words:
     imported: str = ""  #: LLVM's text of a function that it calls
     #: registers that a tile leaves free for products which another instruction adds, measured
     spare: int = 0
+    #: time of a product, in that of a multiply-add of fp32, measured
+    time: float = 1.0
 
     @property
     def word(self) -> int:
@@ -90,7 +92,7 @@ def _bf16(sums: Any, x: Any, w: Any, lanes: int) -> Any:
 
 
 _VNNI = Words("uint8", "int8", _vnni)
-_MADD = Words("int16", "int16", _madd, spare=2)
+_MADD = Words("int16", "int16", _madd, spare=2, time=1.2)
 _PAIRS = Words("uint16", "bfloat16", _bf16, _BF16)
 
 

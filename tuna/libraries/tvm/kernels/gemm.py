@@ -37,7 +37,7 @@ from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
-from tuna.libraries.tvm.kernels.types import FP32, Types
+from tuna.libraries.tvm.kernels.types import FP32, STORED, Types
 
 _SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
 _POINTS = 16
@@ -97,7 +97,8 @@ def workload(product: Product) -> tvm.IRModule:
     a = te.placeholder((*batch, *stored), name="A", dtype=types.input)
     packed = (*batch, blocks, steps, size)
     if product.mode is Mode.NATIVE:
-        b = panels = te.placeholder(packed, name="B", dtype="int32" if words else "float32")
+        kind = STORED[words.weights if words else ""]
+        b = panels = te.placeholder(packed, name="B", dtype=kind)
     else:
         stored = (config.n, config.k) if config.trans_b else (config.k, config.n)
         b = te.placeholder((*batch, *stored), name="B", dtype=types.input)
@@ -206,7 +207,9 @@ def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
     config, machine = product.config, product.machine
     high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
-    tiles = sorted(_tiles(high, blocks, product), key=lambda tile: (sum_cycles(*tile), -tile[0]))
+    tiles = sorted(
+        _tiles(high, blocks, product), key=lambda tile: (_tile_cycles(tile, product), -tile[0])
+    )
     unroll = 4 if product.steps % 4 == 0 else 1
     found = []
     for tile in tiles[:4]:
@@ -225,7 +228,8 @@ def work(product: Product, params: GemmParams) -> Work:
     """Return what a run takes of the busiest core, copies at two cycles for a vector."""
     config, size = product.config, product.machine.floats
     blocks = column_blocks(product.config.n, product.machine.floats)
-    sums = _row_count(product) * blocks * product.steps * sum_cycles(params.rows, params.blocks)
+    tile = params.rows, params.blocks
+    sums = _row_count(product) * blocks * product.steps * _tile_cycles(tile, product)
     copied = 2.0 * product.steps * blocks if params.copy_panels else 0.0
     if params.copy_rows:
         times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
@@ -276,12 +280,16 @@ def _tiles(high: int, blocks: int, product: Product) -> list[tuple[int, int]]:
     ]
 
 
+def _tile_cycles(tile: tuple[int, int], product: Product) -> float:
+    return sum_cycles(*tile, time=product.words.time if product.words else 1.0)
+
+
 def _row_count(product: Product) -> int:
     """Rows that are computed: those of C, or a few more where they divide into better tiles."""
     high, blocks = product.config.m, column_blocks(product.config.n, product.machine.floats)
 
     def cost(count: int) -> float:
-        return count * min(sum_cycles(*tile) for tile in _tiles(count, blocks, product))
+        return count * min(_tile_cycles(tile, product) for tile in _tiles(count, blocks, product))
 
     return min(range(high, high + min(_MAX_ROWS, high // 8) + 1), key=cost)
 

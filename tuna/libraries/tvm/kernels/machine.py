@@ -109,9 +109,9 @@ class Machine:
         items."""
         return math.ceil(items / self.cores) / items
 
-    def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
+    def tile_cycles(self, pixels: int, blocks: int, steps: int, time: float = 1.0) -> float:
         """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the
-        reduction, and of writing it.
+        reduction, and of writing it; `time` is that of one of its sums, in multiply-adds.
 
         Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a
         broadcast is a separate instruction. There a tile with hardly more sums than hide the
@@ -122,15 +122,18 @@ class Machine:
         if self.broadcast == "none":
             loading, latency = loads / 1.5, 1.2 * _FMA_LATENCY
         streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
-        return steps * (max(sums / 2, loading, streamed, latency) + 0.05 * loads) + 1.5 * sums + 10
+        step = max(time * sums / 2, loading, streamed, latency) + 0.05 * loads
+        return steps * step + 1.5 * sums + 10
 
 
-def sum_cycles(broadcasts: int, blocks: int, vector_bytes: int = _LINE_BYTES) -> float:
+def sum_cycles(
+    broadcasts: int, blocks: int, vector_bytes: int = _LINE_BYTES, time: float = 1.0
+) -> float:
     """Cycles per multiply-add of a vector in a tile of broadcasts x blocks sums, at two of them and
-    two loads a cycle, with the vectors of the blocks from L2."""
+    two loads a cycle, with the vectors of the blocks from L2. `time`: see `Words.time`."""
     sums, loads = broadcasts * blocks, broadcasts + blocks
     streamed = _L2_LINE_CYCLES * blocks * vector_bytes / _LINE_BYTES
-    return (max(sums / 2, loads / 2, streamed, _FMA_LATENCY) + 0.05 * loads) / sums
+    return (max(time * sums / 2, loads / 2, streamed, _FMA_LATENCY) + 0.05 * loads) / sums
 
 
 def from_target(target: Any) -> Machine:

@@ -35,7 +35,7 @@ from typing import Any
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.shape import ConvShape
-from tuna.libraries.tvm.kernels.types import WORDS
+from tuna.libraries.tvm.kernels.types import STORED, WORDS
 
 #: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3
@@ -141,7 +141,7 @@ def extents_of(steps: Steps) -> tuple[int, ...]:
 
 def type_of(steps: Steps) -> str:
     """Type of packed weights."""
-    return "int32" if "word" in steps else str(steps.get("type", "float32"))
+    return STORED[steps["word"]] if "word" in steps else str(steps.get("type", "float32"))
 
 
 def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:

@@ -23,6 +23,9 @@ class Types:
 
 #: Number of values in a word of 32 bits by their type; empty: no words
 WORDS = {"": 1, "bfloat16": 2, "int16": 2, "int8": 4}
+#: Type of weights by that of the values of their words: where one word holds them all, nothing else
+#: tells bytes from numbers of 16 bits
+STORED = {"": "float32", "bfloat16": "int32", "int16": "uint32", "int8": "int32"}
 FP32 = Types(DataType.FP32, "float32", "float32")
 #: Products are exact in fp32, and sums are fp32
 BF16 = Types(DataType.BF16, "bfloat16", "float32")
