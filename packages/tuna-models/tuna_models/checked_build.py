@@ -334,7 +334,13 @@ def _error(measured: MeasuredModel) -> float:
 def _has_winograd(manifest: Manifest) -> bool:
     """Whether the model has convolutions of which Winograd's kernels are right to fewer digits."""
     cores = (entry.task.core for entry in manifest.tasks)
-    return any(isinstance(core, ConvConfig) and core.fil_h == core.fil_w == 3 for core in cores)
+    return any(
+        isinstance(core, ConvConfig)
+        and core.fil_h == core.fil_w == 3
+        and core.conv_stride_h == core.conv_stride_w == 1
+        and core.dilation_h == core.dilation_w == core.group_count == 1
+        for core in cores
+    )
 
 
 def _fastest(places: Mapping[str, int | None], parts_ms: Mapping[str, float]) -> ComparedTask:

@@ -18,6 +18,8 @@ from tuna.errors import BadInput
 
 #: Operators that TVM's importer applies to indices.
 _OF_INDICES = ("add", "less")
+#: Types of real values that NumPy has too.
+_REAL = {"float16", "float32", "float64"}
 #: Operators that change a tensor's shape and not the order of its values.
 RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
 
@@ -279,6 +281,8 @@ def _folded(node: Node) -> Any:
         return move(first)
     if node.op == "isnan":
         return np.isnan(first)
+    if node.op == "astype" and {str(first.dtype), str(node.attrs.dtype)} <= _REAL:
+        return first.astype(str(node.attrs.dtype))
     if any(constant is None for constant in constants):
         return None
     if node.op == "where":

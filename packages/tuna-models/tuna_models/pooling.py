@@ -163,15 +163,16 @@ def _average_pool(node: Conversion) -> Any:
     return node.cast(found, kind)
 
 
-def _lp_pool(node: Conversion) -> Any:
-    windows = _windows(node)
+def sum_pool(node: Conversion, x: Any = None) -> Any:
+    """Add up the values of each window of `x`, by default of the first input."""
+    windows, x = _windows(node), node.inputs[0] if x is None else x
     taps = math.prod(window.taps for window in windows)
+    mean = _pooled(node, "avg", x, windows, count_include_pad=True)
+    return node.emit(relax.op.multiply(mean, relax.const(taps, kind_of(x))))
 
-    def total(powers: Any) -> Any:
-        mean = _pooled(node, "avg", powers, windows, count_include_pad=True)
-        return node.emit(relax.op.multiply(mean, relax.const(taps, _wide(kind_of(powers)))))
 
-    return _norm(node, total)
+def _lp_pool(node: Conversion) -> Any:
+    return _norm(node, lambda powers: sum_pool(node, powers))
 
 
 def _global_lp_pool(node: Conversion) -> Any:

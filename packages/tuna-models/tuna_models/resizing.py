@@ -8,6 +8,7 @@ reads and writes an image once: images by whole factors, and linear ones by size
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,19 +223,27 @@ def _resized(node: Conversion, way: _Way, axes: list[_Axis]) -> Any:
         return _by_tvm(node, way, axes)
     kind = kind_of(x)
     if way.mode == "nearest" and not any(table.outside.any() for table in tables.values()):
-        return node.compute(
-            lambda values, *places: _gathered(values, axes, places),
-            x,
-            *(constant(tables[axis.axis].places[:, 0]) for axis in axes),
-        )
+        return gathered(node, {axis.axis: tables[axis.axis].places[:, 0] for axis in axes})
     if not kind.startswith("float") and way.mode != "nearest":
         raise Unsupported(f"{way.mode} interpolation of {kind} is not supported")
+    return _summed(node, x, axes, tables, way.extrapolation)
+
+
+def _summed(
+    node: Conversion,
+    x: Any,
+    axes: list[_Axis],
+    tables: Mapping[int, _Table],
+    extrapolation: float = 0.0,
+) -> Any:
+    """Weighted sums along one axis after the other."""
+    kind = kind_of(x)
     exact = "float64" if kind == "float64" else "float32" if kind.startswith("float") else kind
     for axis in axes:
         table = tables[axis.axis]
         x = node.compute(
-            lambda values, places, weights, outside, axis=axis, table=table: _along(
-                values, axis, (places, weights, outside), way.extrapolation, exact
+            lambda values, places, weights, outside, axis=axis: _along(
+                values, axis, (places, weights, outside), extrapolation, exact
             ),
             x,
             constant(table.places),
@@ -242,6 +251,22 @@ def _resized(node: Conversion, way: _Way, axes: list[_Axis]) -> Any:
             constant(table.outside),
         )
     return node.cast(x, kind)
+
+
+def averaged(node: Conversion, sizes: Mapping[int, int]) -> Any:
+    """Means of windows, as many along each axis as `sizes` says, from one fraction of the input to
+    the next: windows may overlap, and be of several sizes."""
+    shape = shape_of(node.inputs[0])
+    axes, tables = list[_Axis](), dict[int, _Table]()
+    for axis, size in sizes.items():
+        extent, at = shape[axis], np.arange(size)
+        first, last = at * extent // size, -(-(at + 1) * extent // size)
+        places = first[:, None] + np.arange(int(np.max(last - first)))
+        weights = (places < last[:, None]) / (last - first)[:, None]
+        places = np.minimum(places, extent - 1).astype(np.int32)
+        axes.append(_Axis(axis, extent, size, size / extent))
+        tables[axis] = _Table(places, weights, np.zeros(size, np.bool_))
+    return _summed(node, node.inputs[0], axes, tables)
 
 
 def _as_tvm_does(x: Any, way: _Way, axes: list[_Axis], tables: dict[int, _Table]) -> bool:
@@ -275,6 +300,17 @@ def _by_tvm(node: Conversion, way: _Way, axes: list[_Axis]) -> Any:
             coordinate_transformation_mode="asymmetric" if nearest else way.coordinates,
             rounding_method="floor" if nearest else "",
         )
+    )
+
+
+def gathered(node: Conversion, tables: Mapping[int, Any]) -> Any:
+    """The input's values at the places of a table for each axis."""
+    shape = shape_of(node.inputs[0])
+    axes = [_Axis(axis, shape[axis], len(table), 1.0) for axis, table in tables.items()]
+    return node.compute(
+        lambda values, *places: _gathered(values, axes, places),
+        node.inputs[0],
+        *map(constant, tables.values()),
     )
 
 

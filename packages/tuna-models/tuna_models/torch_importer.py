@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing
-from tuna_models import torch_recurrent, torch_types
+from tuna_models import torch_operators, torch_recurrent, torch_types
 from tuna_models.arguments import chosen_extents, refuse_obstacles
 
 #: The first bytes of a .pt2 file, which is a zip archive.
@@ -61,18 +60,32 @@ class TorchModel:
 
         program = _decomposed(self.program, name)
         refuse_obstacles(name, _unsupported(program), {})
+        self._fix_extents(program)
         try:
-            module = from_exported_program(
+            return from_exported_program(
                 program,
                 unwrap_unit_return_tuple=True,
-                custom_convert_map=torch_recurrent.converters(program),
+                custom_convert_map={
+                    **torch_recurrent.converters(program),
+                    **torch_operators.converters_for(name),
+                },
                 run_ep_decomposition=False,
             )
-            return (
-                relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
-            )
+        except BadInput:
+            raise
         except Exception as error:  # TVM raises whatever its converters do
             raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+
+    def _fix_extents(self, program: Any) -> None:
+        """Give the inputs of a decomposed program their shapes, of which TVM infers all others."""
+        import torch
+
+        shapes = {given["name"]: given["shape"] for given in self.inputs()}
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and node.name in shapes:
+                value = node.meta["val"]
+                fixed = torch.empty(shapes[node.name], dtype=value.dtype, device="meta")
+                node.meta = {**node.meta, "val": fixed, "tensor_meta": fixed}
 
 
 def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> TorchModel:
@@ -101,7 +114,7 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
 
 def _decomposed(program: Any, name: str) -> Any:
     try:
-        return torch_types.written_out(torch_recurrent.decomposed(program))
+        return torch_types.written_out(torch_recurrent.decomposed(program, torch_operators.KINDS))
     except Exception as error:  # torch raises whatever its decompositions do
         raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 
@@ -122,7 +135,8 @@ def _unsupported(program: Any) -> dict[str, list[str]]:
     """The calls of each operator that TVM's importer does not know."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    known = {*ExportedProgramImporter().convert_map, *torch_recurrent.KINDS}
+    own = {*torch_recurrent.KINDS, *torch_operators.KINDS}
+    known = {*ExportedProgramImporter().convert_map, *own}
     found: dict[str, list[str]] = {}
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target.__name__ not in known:

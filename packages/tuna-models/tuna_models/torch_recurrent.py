@@ -5,7 +5,7 @@ PyTorch's own decomposition writes every step out: a thousand steps are ten thou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,17 +22,20 @@ KINDS = {"lstm.input": "LSTM", "gru.input": "GRU", "rnn_tanh.input": "RNN", "rnn
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 
-def decomposed(program: Any) -> Any:
-    """Decompose a program into ATen's core operators, but for recurrent layers that can be
-    converted."""
+def decomposed(program: Any, kept: Collection[str]) -> Any:
+    """Decompose a program into ATen's core operators, but for those that are kept, by name, and for
+    recurrent layers that can be converted."""
     import torch
 
     table = torch.export.default_decompositions()
     layers = [node for node in program.graph.nodes if _name(node) in KINDS]
     if layers and all(_values(program, node) is not None for node in layers):
-        for name in KINDS:
-            operator, overload = name.split(".")
-            table.pop(getattr(getattr(torch.ops.aten, operator), overload), None)
+        kept = {*kept, *KINDS}
+    for name in kept:
+        operator, overload = name.split(".")
+        packet = getattr(torch.ops.aten, operator, None)
+        if packet is not None and overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
     return program.run_decompositions(table)
 
 

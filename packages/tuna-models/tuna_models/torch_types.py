@@ -1,5 +1,6 @@
 """Writes out the conversions of types that operators of PyTorch do by themselves, such as the whole
-numbers that it makes of truth values to add them up. TVM's importer leaves them out. Imports torch.
+numbers that it makes of truth values to add them up, and the fp32 in which it sums up fp16. TVM's
+importer leaves them out. Imports torch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ _OF_TRUTH_VALUES = frozenset({"add", "mul", "maximum", "minimum"})
 _OTHERS = frozenset({"cat", "cumsum", "cumprod"})
 #: Operators whose first argument keeps its type.
 _CONDITIONAL = frozenset({"where"})
+#: Operators that sum up in fp32 what is fp16, and products, whose sums are conversions themselves.
+_SUMS = frozenset(
+    {
+        *("sum", "mean", "prod", "var", "std", "cumsum", "cumprod", "linalg_vector_norm"),
+        *("_softmax", "_log_softmax", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
+        *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"),
+        *("mm", "bmm", "addmm", "baddbmm", "convolution"),
+    }
+)
 
 
 def written_out(program: Any) -> Any:
@@ -22,6 +32,7 @@ def written_out(program: Any) -> Any:
 
     graph = program.graph
     for node in list(graph.nodes):
+        _sum_in_fp32(graph, node)
         kind = _computed(node)
         if kind is None:
             continue
@@ -45,6 +56,33 @@ def written_out(program: Any) -> Any:
             comparison.args = (node, 0)
             node.meta["val"] = node.meta["val"].to(kind)
     return program
+
+
+def _sum_in_fp32(graph: Any, node: Any) -> None:
+    import torch
+
+    value = node.meta.get("val")
+    if node.op != "call_function" or _name(node) not in _SUMS:
+        return
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float16:
+        return
+    with graph.inserting_before(node):
+        node.args = tuple(
+            _converted(graph, arg, torch.float32) if _is_half(arg) else arg for arg in node.args
+        )
+    node.kwargs = {name: given for name, given in node.kwargs.items() if name != "dtype"}
+    node.meta["val"] = value.to(torch.float32)
+    with graph.inserting_after(node):
+        rounded = graph.call_function(
+            torch.ops.aten._to_copy.default, (node,), {"dtype": torch.float16}
+        )
+    rounded.meta["val"] = value
+    node.replace_all_uses_with(rounded)
+    rounded.args = (node,)
+
+
+def _is_half(arg: Any) -> bool:
+    return str(getattr(getattr(arg, "meta", {}).get("val"), "dtype", "")) == "torch.float16"
 
 
 def _computed(node: Any) -> Any:
