@@ -68,7 +68,14 @@ def applied(operator: Any, *shape: int, **options: Any) -> Any:
     return function([given, operator(given, **options)])
 
 
+def gated(*places: int) -> Any:
+    """Channels in blocks times a sigmoid for each."""
+    given, gate = x(1, 3, *places, 16), te.placeholder((1, 3, 1, 1, 16), name="G")
+    return function([given, gate, topi.multiply(given, topi.sigmoid(topi.divide(gate, 3.0)))])
+
+
 CASES = {
+    "gates": (lambda: gated(9, 8), "vectorized"),
     "softmax": (lambda: softmax(2, 3, 64), "vectorized"),
     "softmax of channels": (lambda: softmax(1, 5, 4, 16, axis=1), "vectorized"),
     "softmax of an odd row": (lambda: softmax(3, 7), ""),
@@ -93,6 +100,20 @@ CASES = {
     "tanh of 21 values": (lambda: applied(topi.tanh, 3, 21), "vectorized"),
     "transpose": (lambda: applied(topi.transpose, 2, 3, 32, axes=(1, 0, 2)), "vectorized"),
 }
+
+
+@pytest.mark.parametrize(("places", "stages"), [((9, 8), 2), ((3, 5), 1)])
+def test_few_values_that_many_read_are_computed_once(places: Any, stages: int) -> None:
+    sch = functions.schedule(gated(*places), machine.from_target(target()))
+    assert sch is not None
+    assert len(sch.get_child_blocks(sch.get_sblock("root"))) == stages
+
+
+def test_few_values_that_follow_from_a_reduction_are_computed_behind_it() -> None:
+    sch = functions.schedule(instance_norm(9, 11), machine.from_target(target()))
+    assert sch is not None
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        assert not functions._is_repeated(sch, block)
 
 
 ODD = np.array([np.inf, -np.inf, np.nan, 0.0, 100.0, -200.0, 88.5, -5.0], np.float32)

@@ -6,7 +6,7 @@ A value of the model has up to two forms, plain and in blocks, each made for its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,16 @@ from tuna.configs.task import TaskConfig
 from tuna.libraries.tvm.kernels.packing import channels_in_blocks, in_blocks
 from tuna.libraries.tvm.problems import packed
 from tuna_models import block_operators, blocked, elementwise, fillers, slopes
+from tuna_models.fences import fence
 from tuna_models.graph import Graph, Node, constant_of, extents, scale_and_shift
 
 
 class BlockEmitter:
     """The values of a model that is being written, in their forms."""
 
-    def __init__(self, graph: Graph, block: int):
-        self._graph, self._block = graph, block
+    def __init__(self, graph: Graph, block: int, real: Set[Any] = frozenset()):
+        """`real` are the variables whose values are rounded, whatever reads them."""
+        self._graph, self._block, self._real = graph, block, real
         self._plain: dict[Any, Any] = {}
         self._blocks: dict[Any, Any] = {}
         self._fillers: dict[Any, float] = {}  #: bounds of values beyond the channels
@@ -151,10 +153,13 @@ class BlockEmitter:
                 return False
         self._fillers[node.var] = filler
         args = [self._operand(arg) for arg in node.args]
-        self._blocks[node.var] = self._builder.emit(
-            tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
-        )
+        call = tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
+        self._blocks[node.var] = self._fenced(node.var, self._builder.emit(call))
         return True
+
+    def _fenced(self, var: Any, value: Any) -> Any:
+        """The value of a variable; see `fences.py`."""
+        return self._builder.emit_te(fence, value) if var in self._real else value
 
     def _rectified(self, node: Node) -> bool:
         """Emit a product of negative values with one for each channel."""

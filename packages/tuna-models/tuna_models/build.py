@@ -99,16 +99,12 @@ def plan(
     products are in bf16, unless the model is quantised.
     """
     parts, cuts = segments.split(slopes.restored(graph.read(module)), module)
-    parts, ends = indices.checked(parts), cuts
-    if form is Form.MODEL:
-        ends = [cut for cut in cuts if cut.ends_function and kernels is not None]
+    parts = indices.checked(parts)
     block = machine.from_target(target).floats
     whole_numbers = IntegerGroups()
     if kernels is not None:
         whole_numbers = integer_finder.find(parts, block, kernels)
-    if form is Form.MODEL:
-        ends = whole_numbers.ends(ends, parts)
-    else:
+    if form is not Form.MODEL:
         whole_numbers = whole_numbers.apart()
     parts, exact = whole_sums.written_out(parts, whole_numbers.taken)
     storage = Bf16Storage(parts)
@@ -116,14 +112,15 @@ def plan(
     in_bf16 = precision is Precision.BF16 and kernels is not None and not quantised
     adds = storage.stores if in_bf16 else None
     fp32 = groups.find(parts, block, whole_numbers.taken, exact, adds)
-    given = (fp32, kernels or (lambda _, **__: None), block, ends)
+    given = (fp32, kernels or (lambda _, **__: None), block)
+    ends = () if kernels is None and form is Form.MODEL else cuts
     emitter: Emitter
     if whole_numbers.groups:
-        emitter = IntegerEmitter(parts, whole_numbers, *given, segments=form is Form.SEGMENTS)
+        emitter = IntegerEmitter(parts, whole_numbers, *given, ends, form)
     elif in_bf16:
-        emitter = Bf16Emitter(parts, *given[:3], storage)
+        emitter = Bf16Emitter(parts, *given, storage)
     else:
-        emitter = Emitter(parts, *given, segments=form is Form.SEGMENTS)
+        emitter = Emitter(parts, *given, ends, form)
     emitted = emitter.run()
     with target:
         fused = tvm.transform.Sequential(
@@ -147,12 +144,7 @@ def plan(
         if kernels is not None and name not in own:
             variable = fused.get_global_var(name)
             fused.update_func(variable, kernels.function(task, fused[name]))
-    if not ends or form is not Form.MODEL:
-        return replace(whole, cuts=cuts)
-    shipped = segments.without_ends(fused)
-    calls = _calls(shipped["main"])
-    functions = {name: whole.functions[name] for name in calls}
-    return replace(whole, module=shipped, functions=functions, calls=calls, cuts=cuts)
+    return replace(whole, cuts=cuts)
 
 
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:

@@ -25,7 +25,7 @@ from tuna_models.graph import (
     substitute,
 )
 from tuna_models.groups import FusionGroup
-from tuna_models.segments import Cut
+from tuna_models.segments import Cut, Form
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,24 @@ class Emitter(BlockEmitter):
         kernel: Callable[..., Chosen | None],
         block: int,
         cuts: Sequence[Cut] = (),
-        *,
-        segments: bool = False,
+        form: Form = Form.MODEL,
     ):
         """`kernel` gives the kernel of a task, None to leave it to TVM; with `exact=True` one whose
         sums of whole numbers are whole numbers.
 
-        The module returns its results and the values of the `cuts` one after the other. With
-        `segments` it takes them after the parameters, and reads these in their places.
+        In a `form` for checks the module returns its results and the values of the `cuts` one
+        after the other. In segments it takes them after the parameters, and reads these in their
+        places.
         """
-        super().__init__(graph, block)
+        shipped = form is Form.MODEL
+        real = {cut.var for cut in cuts if cut.scale is not None}
+        super().__init__(graph, block, real if shipped else set())
         self._kernel = kernel
         self._cuts = {
-            cut.var: relax.Var(f"cut{place}", cut.var.ty) for place, cut in enumerate(cuts)
+            cut.var: relax.Var(f"cut{place}", cut.var.ty)
+            for place, cut in enumerate(() if shipped else cuts)
         }
-        self._segments, self._ends = segments, dict[Any, Any]()
+        self._segments, self._ends = form is Form.SEGMENTS, dict[Any, Any]()
         self._last = {group.answer: group for group in groups}
         self._inside = {node.var for group in groups for node in group.nodes}
 
@@ -215,7 +218,7 @@ class Emitter(BlockEmitter):
             called, *given = value.args
             function = self._builder.add_func(self._graph.functions[called], called.name_hint)
             value = tvm.ir.Call(value.op, [function, *given], value.attrs, value.ty_args)
-        self._plain[node.var] = self._builder.emit(value)
+        self._plain[node.var] = self._fenced(node.var, self._builder.emit(value))
 
 
 def name_of(task: TaskConfig) -> str:

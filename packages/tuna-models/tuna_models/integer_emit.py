@@ -2,7 +2,7 @@
 Imports TVM.
 
 Whole numbers have up to two more forms, bytes in the model's layout and in blocks of channels. What
-other operators read, fp32, is made from these where it is read.
+other operators read, fp32, is made from these by each of them: what lies in memory are bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from tuna.libraries.tvm.problems import packed
 from tuna_models import block_operators, blocked, byte_functions
 from tuna_models.elementwise import IMAGES
 from tuna_models.emit import Chosen, Emitter, name_of
+from tuna_models.fences import fence
 from tuna_models.graph import RESHAPES, Graph, Node, extents
 from tuna_models.groups import FusionGroup
 from tuna_models.integer_groups import Addition, IntegerGroup, IntegerGroups
-from tuna_models.segments import Cut
+from tuna_models.segments import Cut, Form
 
 _BYTES = "uint8"
 
@@ -40,20 +41,53 @@ class IntegerEmitter(Emitter):
         kernel: Callable[[TaskConfig], Chosen | None],
         block: int,
         cuts: Sequence[Cut] = (),
-        *,
-        segments: bool = False,
+        form: Form = Form.MODEL,
     ):
         """`found` are the groups of whole numbers, `groups` those in fp32; see `Emitter`."""
-        super().__init__(graph, groups, kernel, block, cuts, segments=segments)
+        super().__init__(graph, groups, kernel, block, cuts, form)
         self._integers = found.integers
         self._byte_groups = {group.answer: group for group in found.groups}
         self._additions = {addition.answer: addition for addition in found.additions}
         self._inside |= found.taken
         self._bytes: dict[Any, Any] = {}  #: by base, in the model's layout
         self._byte_blocks: dict[Any, Any] = {}
+        self._derived = set[Any]()  #: variables whose values are made from bytes
         self._aliases = defaultdict[Any, list[Any]](list)
         for var, base in found.integers.bases.items():
             self._aliases[base].append(var)
+
+    def plain(self, var: Any) -> Any:
+        """The value in the model's own layout and type."""
+        if var in self._derived and var not in self._plain:
+            self._plain[var] = self._from_bytes(var, self.bytes(var))
+        return super().plain(var)
+
+    def blocks(self, var: Any) -> Any:
+        """The value in blocks of channels, in its own type."""
+        if var in self._derived and var not in self._blocks:
+            self._blocks[var] = self._from_bytes(var, self.byte_blocks(var))
+        return super().blocks(var)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if leaf in self._derived and leaf not in self._plain:
+            return self._from_bytes(leaf, self.bytes(leaf))
+        return super()._leaf(leaf)
+
+    def _operand(self, arg: Any) -> Any:
+        if arg in self._derived and arg not in self._blocks:
+            return self._from_bytes(arg, self.byte_blocks(arg))
+        return super()._operand(arg)
+
+    def _kernel_plain(self, group: FusionGroup, leaf: Any) -> Any:
+        return self.plain(leaf) if leaf in self._derived else super()._kernel_plain(group, leaf)
+
+    def _reads_blocks(self, sources: Sequence[Any]) -> bool:
+        return super()._reads_blocks(sources) or any(map(self._has_byte_blocks, sources))
+
+    def _has_byte_blocks(self, var: Any) -> bool:
+        """Whether values in fp32 are made from bytes in blocks of channels."""
+        known = isinstance(var, relax.Var) and var in self._derived
+        return known and self._integers.bases[var] in self._byte_blocks and _kind(var) == "float32"
 
     def bytes(self, var: Any) -> Any:
         """Whole numbers as bytes, in the model's own layout."""
@@ -96,17 +130,30 @@ class IntegerEmitter(Emitter):
             self._derive(node.var)
         elif node.op == "mean" and self._byte_mean(node):
             return
-        elif not self._known(node.var):
+        elif node.var not in self._derived:
             super()._emit(node)
+            if self._integers.bases.get(node.var) is node.var:
+                self._store(node.var)
 
-    def _known(self, var: Any) -> bool:
-        return var in self._integers.bases and (var in self._plain or var in self._blocks)
+    def _store(self, base: Any) -> None:
+        """Store whole numbers that operators in fp32 have made as bytes."""
+        if base in self._blocks:
+            self._byte_blocks[base] = self._as_bytes(base, self._blocks[base])
+        elif base in self._plain:
+            self._bytes[base] = self._as_bytes(base, self._plain[base])
+        else:
+            return  # a part of a group
+        self._derive(base)
 
     def _cut(self, var: Any) -> None:
+        base, read_in_blocks = self._integers.bases.get(var), self._has_byte_blocks(var)
         super()._cut(var)
-        base = self._integers.bases.get(var)
         if not self._segments or base is None:
             return
+        self._derived.discard(var)
+        if read_in_blocks:
+            self._blocks.pop(var, None)
+            self.blocks(var)
         op, emit, grid = relax.op, self._builder.emit, self._integers.grids.get(var)
         value = self._plain[var]
         if grid is not None:
@@ -120,32 +167,30 @@ class IntegerEmitter(Emitter):
         self._derive(base, but=var)
 
     def _derive(self, base: Any, but: Any = None) -> None:
-        """Make the other forms of a base's bytes; what nothing reads is no part of the model."""
-        op, emit = relax.op, self._builder.emit
-        offset = 128.0 * self._integers.signed[base]
+        """Let the other forms of a base's bytes be made where they are read."""
         for var in self._aliases[base]:
             if but is not None and var.same_as(but):
+                self._derived.discard(var)
                 continue
-            kind, grid = str(var.ty.dtype), self._integers.grids.get(var)
             self._plain.pop(var, None)
             self._blocks.pop(var, None)
-            in_blocks = base in self._byte_blocks and kind == "float32"
-            value = self._byte_blocks[base] if in_blocks else self.bytes(base)
-            if kind != _BYTES:
-                value = emit(op.astype(value, "float32"))
-                taken = offset if grid is None else grid.stored_zero
-                value = emit(op.subtract(value, _scalar(taken)))
-            if grid is not None:
-                value = emit(op.multiply(value, _scalar(grid.scale)))
-            if kind not in (_BYTES, "float32"):
-                value = emit(op.astype(value, kind))
-            shape = extents(var)
-            assert shape is not None
-            if in_blocks:
-                self._blocks[var] = value
-                self._fillers[var] = 256.0 * max(1.0, grid.scale if grid else 1.0)
-            else:
-                self._plain[var] = self._shaped(value, shape)
+            self._derived.add(var)
+            grid = self._integers.grids.get(var)
+            self._fillers[var] = 256.0 * max(1.0, grid.scale if grid else 1.0)
+
+    def _from_bytes(self, var: Any, value: Any) -> Any:
+        """The values of a variable, in its own type, from bytes in either layout."""
+        op, emit = relax.op, self._builder.emit
+        kind, grid = _kind(var), self._integers.grids.get(var)
+        if kind != _BYTES:
+            signed = self._integers.signed[self._integers.bases[var]]
+            value = emit(op.astype(value, "float32"))
+            taken = 128.0 * signed if grid is None else grid.stored_zero
+            value = emit(op.subtract(value, _scalar(taken))) if taken else value
+        if grid is not None:
+            multiplied = emit(op.multiply(value, _scalar(grid.scale)))
+            value = self._builder.emit_te(fence, multiplied)
+        return value if kind in (_BYTES, "float32") else emit(op.astype(value, kind))
 
     def _byte_group(self, group: IntegerGroup) -> None:
         chosen = self._kernel(group.task)
@@ -289,6 +334,10 @@ class IntegerEmitter(Emitter):
         found = emit(op.multiply(centered, _scalar(grid.scale)))
         self._plain[node.var] = self._shaped(found, shape)
         return True
+
+
+def _kind(var: Any) -> str:
+    return str(var.ty.dtype)
 
 
 def _scalar(value: float) -> Any:

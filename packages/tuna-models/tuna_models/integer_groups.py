@@ -16,7 +16,6 @@ the byte, because rounding keeps the order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,9 +25,8 @@ from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig
 from tuna.libraries.tvm.kernels.families import SCALARS, added_arguments
 from tuna_models.blocked import Window
-from tuna_models.graph import Graph, Node
+from tuna_models.graph import Node
 from tuna_models.integers import Grid, Integers
-from tuna_models.segments import Cut
 
 #: Part of a bias that fp32 may have lost, of a product of two scales and a whole number
 _ROUNDED = 2.0**-22
@@ -178,13 +176,3 @@ class IntegerGroups:
         groups = [group.alone or group for group in self.groups]
         sums = [group.addition for group in self.groups if group.addition is not None]
         return replace(self, groups=groups, additions=[*self.additions, *sums])
-
-    def ends(self, cuts: Sequence[Cut], graph: Graph) -> list[Cut]:
-        """Return the cuts of the model that is shipped: those between operators in fp32."""
-        taken = self.taken
-        return [
-            cut
-            for cut in cuts
-            if cut.var not in taken
-            and not all(user.var in taken for user in graph.users.get(cut.var, ()))
-        ]

@@ -7,9 +7,8 @@ not, except by one step where the real value lies next to a tie. So a model that
 returns its quantised tensors, and computes each segment from those that it is given.
 
 They are kept as fp32 (`quantised.py`). Where only the real values of a tensor are read, the cut is
-at these, where most functions of the built model end anyhow. What is shipped has no other ends,
-unless a product before and a sum behind would become one operation with one rounding: the shipped
-model computes the same, bit by bit, as the one in segments.
+at these. What is shipped is not cut, but the product that makes the real values stays one of its
+own (`fences.py`): the shipped model computes the same, bit by bit, as the one in segments.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from tuna_models.graph import Graph, Node, constant_of, extents, needed, of
@@ -35,13 +33,6 @@ OPERATORS: Mapping[str, tuple[int, ...]] = {
 }
 #: Attribute of an imported function: the names of the quantised tensors, its last results.
 _ATTRIBUTE = "quantised"
-
-
-#: Operators that do not sum up what they read, or read it as it lies in memory.
-_NOT_ADDING = {
-    *("multiply", "divide", "maximum", "minimum", "clip", "nn.relu", "nn.relu6", "nn.max_pool2d"),
-    *("nn.conv2d", "nn.conv2d_transpose", "matmul", "round"),
-}
 
 
 class Form(enum.Enum):
@@ -61,8 +52,6 @@ class Cut:
     var: Any  #: fp32: whole numbers, or their real values
     zero: Any = None  #: an array, where `var` is (whole number - zero) * scale
     scale: Any = None
-    #: True if a function of the shipped model ends here, whatever TVM would fuse.
-    ends_function: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The name, and the numbers by which a worker finds whole numbers in `var`."""
@@ -131,29 +120,7 @@ def _cut(graph: Graph, name: str, var: Any) -> Cut:
     scale = None if node is None or node.op != "multiply" else _constant(node)
     if node is None or scale is None or not np.all(scale > 0):
         return Cut(name, var)
-    read = {user.op for user in graph.users.get(node.var, ())}
-    return Cut(name, node.var, zero, scale, ends_function=not read <= _NOT_ADDING)
-
-
-def without_ends(module: Any) -> Any:
-    """The module of `Emitter.run` with cuts, with a `main` that returns the model's results
-    alone."""
-    main = module["main"]
-    bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    values = {binding.var: binding.value for binding in bindings}
-    result = main.body.body
-    while result in values and not isinstance(values[result], relax.Tuple):
-        result = values[result]
-    result = values[result].fields[0]
-    vars = {node.var for node in needed([Node(var, values[var]) for var in values], result)}
-    answer = relax.Var("results", result.ty)
-    kept = [binding for binding in bindings if binding.var in vars]
-    block = relax.DataflowBlock([*kept, relax.VarBinding(answer, result)])
-    whole = relax.Function(
-        main.params, relax.SeqExpr([block], answer), result.ty, main.is_pure, main.attrs
-    )
-    found = tvm.IRModule({**module.functions, module.get_global_var("main"): whole})
-    return relax.transform.DeadCodeElimination()(relax.transform.Normalize()(found))
+    return Cut(name, node.var, zero, scale)
 
 
 def _constant(node: Node) -> Any:

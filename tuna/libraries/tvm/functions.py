@@ -56,6 +56,8 @@ _WHOLE_LIMITS = {
 #: Maximum of these functions within each other. Each has names for its parts, and compiling takes
 #: about three times as long for each name within the values of others.
 _MAX_NESTED = 2
+#: Readings of a value from which on a stage is computed once, before all others
+_REPEATED = 16
 
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
@@ -166,6 +168,10 @@ def _schedule(sch: Any, machine: Machine) -> None:
     lanes = machine.floats
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     stages = [block for block in blocks if not _inlined(sch, block)]
+    first = [block for block in stages if _is_repeated(sch, block)]
+    for block in first:
+        _vectorise(sch, block, lanes, 0)
+        stages.remove(block)
     depth = _common_depth(sch, stages)
     *earlier, last = stages
     outer = sch.get_loops(last)[:depth]
@@ -184,12 +190,41 @@ def _inlined(sch: Any, block: Any) -> bool:
     readers = sch.get_consumers(block)
     if not readers or _reduces(sch, block) or (len(readers) > 1 and _slow(sch.get(block), _SLOW)):
         return False
+    if _is_repeated(sch, block):
+        return False
     if _slow(sch.get(block), _IN_VECTORS) >= _MAX_NESTED and any(
         _slow(sch.get(reader), _IN_VECTORS) for reader in readers
     ):
         return False
     sch.compute_inline(block)
     return True
+
+
+def _is_repeated(sch: Any, block: Any) -> bool:
+    """Whether a stage computes few values, of arguments alone, that its readers would compute again
+    for each of many."""
+    readers = sch.get_consumers(block)
+    if not readers or _reduces(sch, block) or not _computes(sch.get(block)):
+        return False
+    sources = list(sch.get_producers(block))
+    while sources:
+        source = sources.pop()
+        if _reduces(sch, source):
+            return False
+        sources += sch.get_producers(source)
+    return _size(sch, block) * _REPEATED <= min(_size(sch, reader) for reader in readers)
+
+
+def _size(sch: Any, block: Any) -> int:
+    """The number of values that a stage writes."""
+    return math.prod(extent for extent, kind in _axes(sch, block) if kind != "reduce")
+
+
+def _computes(block: Any) -> bool:
+    """Whether a stage calls a function or divides: the rest is done while values are read."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(block.body, ((tvm.ir.Call, tirx.Div), found.append))
+    return bool(found)
 
 
 def _common_depth(sch: Any, stages: list[Any]) -> int:
