@@ -198,14 +198,6 @@ def test_an_attribute_that_nothing_here_has_is_refused_with_the_node(
         importer.to_relax(found, "net")
 
 
-def test_lengths_of_sequences_that_are_an_input_are_asked_for() -> None:
-    found, inputs = recurrent("GRU", lengths=[2, 5], trained="inputs")
-    assert "lengths" in inputs
-    with pytest.raises(BadInput, match=r"GRU \(.*: sequence_lens\)") as refused:
-        importer.to_relax(found, "net")
-    assert refused.value.hint.endswith("--value lengths=N,N")
-
-
 def node(operator: str, inputs: str, output: str, **attributes: Any) -> Any:
     return helper.make_node(operator, inputs.split(), output.split(), **attributes)
 

@@ -23,7 +23,6 @@ _BY_PLACES: Mapping[tuple[int, ...], str] = {
         SplitToSequence CenterCropPad Trilu CumSum CumProd AffineGrid Upsample SequenceAt
         SequenceErase Compress""",
     (2,): "MaxUnpool",
-    (4,): "GRU LSTM RNN",
     (0, 1): "Loop",
     (1, 2): "Col2Im DFT Dropout",
     (1, 3): "STFT",

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_max_pool, op_resize
 
-from tuna_models import quantised_reference
+from tuna_models import quantised_reference, recurrent_reference
 from tuna_models.onnx_files import OWN_DOMAINS
 
 #: The first opset with quantisation in ONNX's reference.
@@ -79,6 +79,7 @@ def evaluator(model: Any) -> ReferenceEvaluator:
         LRN,
         MaxPool,
         Resize,
+        *recurrent_reference.OPERATORS,
     ]
     opset = max(entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS)
     if opset < _QUANTISED_SINCE:

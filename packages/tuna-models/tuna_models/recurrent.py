@@ -50,7 +50,7 @@ class _Steps:
     reverse: bool
     functions: tuple[str, ...]
     reset_after: bool  #: A GRU multiplies the state by its weights before it resets it
-    ends: tuple[int, ...] | None  #: the length of each row of the batch, where they differ
+    ragged: bool  #: Rows of the batch have lengths of their own
 
     @property
     def wide(self) -> int:
@@ -69,9 +69,6 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     weights, recurrent, bias, peepholes = (
         _trained(value) for value in (*others[:3], others[6] if kind == "LSTM" else None)
     )
-    ends = None if others[3] is None else constant_of(others[3])
-    if others[3] is not None and ends is None:
-        raise Unsupported("its lengths of sequences are no constants")
     states = [others[4], others[5]] if kind == "LSTM" else [others[4]]
     if attributes.get("clip") or attributes.get("input_forget"):
         raise Unsupported("the attributes clip and input_forget are not supported")
@@ -81,6 +78,7 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     shape = shape_of(x)
     if kind_of(x) != "float32":
         raise Unsupported(f"it has values of {kind_of(x)}, and only fp32 is supported")
+    ends = None if others[3] is None else _ends(builder, others[3], shape[0])
     backwards = attributes.get("direction", b"forward") == b"reverse"
     answers = []
     directions, _, units = shape_of(others[1])
@@ -93,9 +91,7 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
             reverse=backwards or number == 1,
             functions=functions,
             reset_after=bool(attributes.get("linear_before_reset", 0)),
-            ends=None
-            if ends is None or np.all(ends == shape[0])
-            else tuple(int(end) for end in ends),
+            ragged=ends is not None,
         )
         own = [_state(builder, value, number, steps) for value in states]
         gates = Gates(builder, number, units, steps.wide)
@@ -103,7 +99,7 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
             None if part is None else gates.own(part)
             for part in (weights, recurrent, bias, peepholes)
         ]
-        answers.append(_direction(builder, steps, gates, x, own, parts))
+        answers.append(_direction(builder, steps, gates, x, own, parts, ends))
     whole = [_together(builder, parts) for parts in zip(*answers, strict=True)]
     if by_batch:
         orders = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
@@ -114,11 +110,18 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
 
 
 def _direction(
-    builder: Any, steps: _Steps, gates: Gates, x: Any, states: list[Any], trained: Sequence[Any]
+    builder: Any,
+    steps: _Steps,
+    gates: Gates,
+    x: Any,
+    states: list[Any],
+    trained: Sequence[Any],
+    ends: Any,
 ) -> list[Any]:
     """All answers of one direction and its last states, with an axis for the directions.
 
-    `trained` are weights of the inputs and of the state, bias and peepholes, gates side by side.
+    `trained` are weights of the inputs and of the state, bias and peepholes, gates side by side;
+    `ends` the lengths of the rows, None where they are as long as the sequence.
     """
     weights, recurrent, bias, peepholes = trained
     if bias is None:
@@ -130,8 +133,8 @@ def _direction(
     operands = [product, leaf(gates.of_state(recurrent, steps.columns)), *states]
     if steps.reset_after:
         operands.append(leaf(kept))
-    if steps.ends is not None:
-        operands.append(relax.const(np.array(steps.ends, np.int32)))
+    if ends is not None:
+        operands.append(ends)
     if peepholes is not None:
         operands.append(leaf(gates.filled(peepholes)))
     program = partial(_program, steps, peepholes is not None)
@@ -181,7 +184,7 @@ class _Body:
         self._answers, *self._states = outs
         self._first, others = others[: len(self._states)], others[len(self._states) :]
         self._kept = others.pop(0) if steps.reset_after else None
-        self._ends = others.pop(0) if steps.ends is not None else None
+        self._ends = others.pop(0) if steps.ragged else None
         self._peepholes = others.pop(0) if peepholes else None
 
     def write(self) -> None:
@@ -324,6 +327,18 @@ def _trained(value: Any) -> Any:
     """The array of a constant, or a variable."""
     found = None if value is None else constant_of(value)
     return value if found is None else found
+
+
+def _ends(builder: Any, lengths: Any, steps: int) -> Any:
+    """The length of each row, at most the sequence's, as int32; None where all are as long."""
+    known = constant_of(lengths)
+    if known is not None:
+        whole = np.clip(known, 0, steps).astype(np.int32)
+        return None if np.all(whole == steps) else relax.const(whole)
+    # the number of steps before the end: what compares lengths with steps says what they may be
+    numbers = relax.const(np.arange(steps).reshape(steps, 1).astype(kind_of(lengths)))
+    inside = builder.emit(relax.op.less(numbers, lengths))
+    return builder.emit(relax.op.sum(builder.emit(relax.op.astype(inside, "int32")), [0]))
 
 
 def _state(builder: Any, value: Any, number: int, steps: _Steps) -> Any:
