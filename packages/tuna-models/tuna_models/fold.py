@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tuna_models import loops
 from tuna_models.arguments import TYPES
 from tuna_models.bodies import Inside, names_read, subgraphs, version_of
 from tuna_models.onnx_reference import evaluator
@@ -162,7 +164,9 @@ def _is_decided(node: Any, known: dict[str, Any]) -> bool:
 
 
 def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
-    """The outputs of one operator; none where the reference cannot compute it."""
+    """The outputs of one operator; none where the reference cannot compute it, or at random."""
+    if node.op_type in _RANDOM:
+        return []
     names = [name for name in dict.fromkeys(node.input) if name]
     inputs = [
         helper.make_tensor_value_info(
@@ -208,7 +212,8 @@ def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[
     """Replace each branch and loop that `known` values and shapes decide; return whether there was
     any."""
     graph, nodes, changed = model.graph, list[Any](), False
-    around = _Around(graph, known, shapes, by_input=version_of(model, "") >= _AXES_ARE_INPUTS)
+    by_input = version_of(model, "") >= _AXES_ARE_INPUTS
+    around = _Around(graph, known, shapes, by_input, partial(_run, model))
     for node in graph.node:
         writer = _WRITERS.get(node.op_type)
         found = None if writer is None else writer(around, node)
@@ -229,6 +234,7 @@ class _Around:
     known: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     by_input: bool  #: True if axes are inputs of operators, not attributes
+    run: Callable[[Any, dict[str, Any]], list[Any]]  #: outputs of an operator of known values
 
     def constant(self, name: str, value: Any) -> str:
         """Add a constant; returns its name."""
@@ -254,17 +260,15 @@ def _branch(around: _Around, node: Any) -> list[Any] | None:
 
 
 def _loop(around: _Around, node: Any) -> list[Any] | None:
-    """Unroll a loop; None if it may end early, or has no iteration and so no values to stack."""
-    known = around.known
+    """Unroll a loop; None if values that are not known may end it, or if it has no iteration and so
+    no values to stack."""
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
-    trips, going, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
-    if trips not in known or (going and going not in known) or not _goes_on(body):
-        return None
-    runs = not going or np.asarray(known[going]).item()
-    count = int(np.asarray(known[trips]).item()) if runs else 0
+    _, _, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
+    most = _LARGEST_LOOP // max(len(body.node), 1)
+    count = loops.iterations(node, body, around.known, around.run, most)
     states = len(body.input) - 2
     kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
-    if count * len(body.node) > _LARGEST_LOOP or (count < 1 and kept):
+    if count is None or (count < 1 and kept):
         return None
     nodes: list[Any] = []
     for number in range(count):
@@ -348,17 +352,3 @@ def _stacked(around: _Around, values: Sequence[str], name: str, axis: int = 0) -
     parts = [f"{name}/{number}" for number in range(len(values))]
     nodes = [around.expanded(value, axis, part) for value, part in zip(values, parts, strict=True)]
     return [*nodes, helper.make_node("Concat", parts, [name], axis=axis)]
-
-
-def _goes_on(body: Any) -> bool:
-    """Whether no iteration ends the loop."""
-    makers = {name: node for node in body.node for name in node.output}
-    name = body.output[0].name
-    while name in makers and makers[name].op_type in ("Identity", "Cast"):
-        name = makers[name].input[0]
-    if name == body.input[1].name:
-        return True
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}
-    if name in makers and makers[name].op_type == "Constant":
-        constants[name] = numpy_helper.to_array(makers[name].attribute[0].t)
-    return name in constants and bool(np.all(constants[name]))
