@@ -218,9 +218,56 @@ def scaled_sums() -> Graph:
     return net
 
 
-@pytest.mark.parametrize("cpu", [TARGET["mcpu"], "haswell"])
-def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(cpu: str) -> None:
-    net = scaled_sums()
+def sums_without_kernels() -> Graph:
+    """What no kernel of bytes takes: weights whose zero points leave more than eight bits, two
+    variables, and transposed convolutions."""
+    net = Graph()
+    sw = net.random.uniform(0.001, 0.01, 24).astype(np.float32)
+    zeros = net.random.integers(130, 200, 24).astype(np.uint8)
+    a, b = bytes_of(net.random, np.uint8, 64, 700), np.full((700, 24), 250, np.uint8)
+    a[3:] = net.random.integers(250, 256, (61, 700))
+    # partial sums are large, and nearly cancel
+    b[350:] = 2 * zeros.astype(np.int64) - 250 + net.random.integers(-2, 3, (350, 24))
+    x = net.dequantised(net.given(a), 0.037, np.uint8(131))
+    steps = np.float64(np.float32(0.037)) * sw.astype(np.float64)
+    exact = (a.astype(np.int64) - 131) @ (b.astype(np.int64) - zeros)
+    y = net.add("MatMul", x, net.dequantised(b, sw, zeros, 1))
+    net.answer(y, TensorProto.FLOAT, exact * steps)
+    quantised(net, y, exact * steps, np.abs(exact * steps).max() / 300, np.uint8(120))
+    c = bytes_of(net.random, np.int8, 700, 9)
+    y = net.add("MatMul", x, net.dequantised(net.given(c), 0.013, np.int8(5)))
+    exact = (a.astype(np.int64) - 131) @ (c.astype(np.int64) - 5)
+    real = exact * (np.float64(np.float32(0.037)) * np.float64(np.float32(0.013)))
+    net.answer(y, TensorProto.FLOAT, real)
+    quantised(net, y, real, np.abs(real).max() / 300, np.uint8(120))
+    image = bytes_of(net.random, np.uint8, 1, 40, 48, 48)
+    given = net.dequantised(net.given(image), 0.037, np.uint8(9))
+    w = bytes_of(net.random, np.uint8, 24, 40, 3, 3)
+    centered = w.astype(np.int64) - zeros.reshape(-1, 1, 1, 1)
+    y = net.add("Conv", given, net.dequantised(w, sw, zeros), pads=[1] * 4)
+    real = convolved(image, centered, 9, 1) * steps.reshape(-1, 1, 1)
+    net.answer(y, TensorProto.FLOAT, real)
+    quantised(net, net.add("Relu", y), np.maximum(real, 0), real.max() / 200, np.uint8(0))
+    # the transposed convolution is that of the filter turned round, whose channels are swapped
+    turned = np.ascontiguousarray(w[:, :, ::-1, ::-1].swapaxes(0, 1))
+    y = net.add("ConvTranspose", given, net.dequantised(turned, sw, zeros, 1), pads=[1] * 4)
+    net.answer(y, TensorProto.FLOAT, real)
+    quantised(net, net.add("Relu", y), np.maximum(real, 0), real.max() / 200, np.uint8(0))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "cpu"),
+    [
+        (scaled_sums, TARGET["mcpu"]),
+        (scaled_sums, "haswell"),
+        (sums_without_kernels, TARGET["mcpu"]),
+    ],
+)
+def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(
+    make: Any, cpu: str
+) -> None:
+    net = make()
     for found, (name, kind, right) in zip(net.run(cpu), net.outputs, strict=True):
         if kind == TensorProto.FLOAT:
             np.testing.assert_allclose(found, right, rtol=3e-7, atol=0)

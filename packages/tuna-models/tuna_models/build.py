@@ -106,7 +106,7 @@ def plan(
         whole_numbers = integer_finder.find(parts, block, kernels)
     if form is not Form.MODEL:
         whole_numbers = whole_numbers.apart()
-    parts, exact = whole_sums.written_out(parts, whole_numbers.taken)
+    parts, exact = whole_sums.written_out(parts, whole_numbers.taken, whole_numbers.integers)
     storage = Bf16Storage(parts)
     quantised = bool(cuts or exact)
     in_bf16 = precision is Precision.BF16 and kernels is not None and not quantised

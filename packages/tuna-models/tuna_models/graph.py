@@ -100,6 +100,14 @@ class Graph:
     users: dict[Any, list[Node]] = field(default_factory=dict)  #: Nodes that read a variable
     whole: dict[Any, Whole] = field(default_factory=dict)  #: by constants that are products
 
+    def with_nodes(
+        self, nodes: list[Node], result: Any = None, functions: dict[Any, Any] | None = None
+    ) -> Graph:
+        """The graph with other operators, and the same of all that is not given."""
+        result = self.result if result is None else result
+        functions = self.functions if functions is None else functions
+        return of(self.params, nodes, result, functions, self.whole)
+
     def sole_user(self, var: Any) -> Node | None:
         """The only operator that reads `var`; None if there are more or it is an answer."""
         users = self.users.get(var, [])
@@ -146,9 +154,7 @@ def read(module: Any) -> Graph:
     functions = {
         var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
     }
-    graph = of(list(function.params), nodes, result, functions)
-    graph.whole.update(whole)
-    return graph
+    return of(list(function.params), nodes, result, functions, whole)
 
 
 def _whole_of(function: Any) -> dict[Any, Whole]:
@@ -162,10 +168,10 @@ def of(
     nodes: list[Node],
     result: Any,
     functions: dict[Any, Any],
-    whole: Mapping[Any, Whole] | None = None,
+    whole: dict[Any, Whole],
 ) -> Graph:
     """The graph of these operators, with the users of their variables."""
-    graph = Graph(params, nodes, result, functions, whole=dict(whole or {}))
+    graph = Graph(params, nodes, result, functions, whole=whole)
     for node in nodes:
         for var in Counter(variables(node.value)):
             graph.users.setdefault(var, []).append(node)

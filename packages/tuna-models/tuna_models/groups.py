@@ -63,7 +63,8 @@ def find(
 ) -> list[FusionGroup]:
     """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
     two of them, or has its variable among `others`. Those with variables in `exact` sum whole
-    numbers. `adds` says of a variable whether it may be a residual; None: any."""
+    numbers, and have no epilogue, which might fold scales into weights. `adds` says of a variable
+    whether it may be a residual; None: any."""
     taken, fused = set(others), []
     for node in graph.nodes:
         if node.var in others:
@@ -80,7 +81,8 @@ def find(
         if group is None:
             continue
         group.exact, group.adds = node.var in exact, adds
-        _extend(group, graph, taken)
+        if not group.exact:
+            _extend(group, graph, taken)
         taken.update(member.var for member in group.nodes)
         fused.append(group)
     return fused

@@ -20,7 +20,6 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import stages
-from tuna_models import graph
 from tuna_models.blocked import opaque
 from tuna_models.graph import Graph, Node, constant_of, extents, variables
 
@@ -79,7 +78,7 @@ def checked(program: Graph) -> Graph:
         ranges.follow(node)
         sources.follow(node)
         nodes.append(node)
-    return graph.of(program.params, nodes, program.result, functions, program.whole)
+    return program.with_nodes(nodes, functions=functions)
 
 
 def _uses(node: Node) -> list[_Use]:

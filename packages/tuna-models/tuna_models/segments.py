@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna_models.graph import Graph, Node, constant_of, extents, needed, of
+from tuna_models.graph import Graph, Node, constant_of, extents, needed
 
 #: Operators of ONNX that round, with the number of their outputs that are whole numbers; the other
 #: outputs are scales.
@@ -108,7 +108,7 @@ def split(graph: Graph, module: Any) -> tuple[Graph, list[Cut]]:
         if end in makers  # not a constant
     }
     nodes = needed(graph.nodes, relax.Tuple([result, *whole.values()]))
-    graph = of(graph.params, nodes, result, graph.functions, graph.whole)
+    graph = graph.with_nodes(nodes, result)
     return graph, [_cut(graph, name, var) for name, var in whole.items()]
 
 

@@ -42,7 +42,7 @@ def restored(found: Graph) -> Graph:
     makers = {node.var: node for node in found.nodes}
     nodes = [_restored(node, makers) for node in found.nodes]
     needed = graph.needed(nodes, found.result)
-    return graph.of(found.params, needed, found.result, found.functions)
+    return found.with_nodes(needed)
 
 
 def _restored(node: Node, makers: Mapping[Any, Node]) -> Node:

@@ -1,37 +1,47 @@
-"""Products and convolutions of int32, as MatMulInteger and ConvInteger are, in exact sums of fp32.
+"""Products and convolutions of whole numbers that no kernel of bytes takes, in exact sums of fp32.
 Imports TVM.
 
-fp32 has every whole number up to 2^24. So many products of bytes are added up by a kernel of fp32
-that the sum stays below; sums of several such parts are added in int32. Kernels of Winograd's are
-not exact, and take no part.
+Those of int32, as MatMulInteger and ConvInteger are: fp32 has every whole number up to 2^24. So
+many products of bytes are added up by a kernel of fp32 that the sum stays below; sums of several
+such parts are added in int32.
+
+Those of the real values of two quantised tensors: the whole numbers are summed, and the sum is
+multiplied by both scales once. Rounded products of real values would be off by 1e-4 of a step.
+
+Kernels of Winograd's are not exact, and take no part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tuna_models.graph import Graph, Node, constant, constant_of, extents, of
+from tuna_models.graph import Graph, Node, Whole, constant, constant_of, extents
+from tuna_models.integers import Grid, Integers
 
-#: Operators that sum up products.
-_SUMMED = {"matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d"}
+#: Operators that sum up products, with the axis of the weights that the answer has.
+_SUMMED = {"matmul": -1, "nn.conv1d": 0, "nn.conv2d": 0, "nn.conv3d": 0, "nn.conv2d_transpose": 1}
 #: Largest sum that fp32 is sure to hold, and largest whole number of a byte less a zero point
 _EXACT, _BYTE = 1 << 24, 255
 
 
-def written_out(graph: Graph, taken: Container[Any]) -> tuple[Graph, set[Any]]:
+def written_out(graph: Graph, taken: Container[Any], integers: Integers) -> tuple[Graph, set[Any]]:
     """Return the graph with such operators in fp32, but for those with variables in `taken`, and
     the variables of their parts; what has too many taps for that stays in int32."""
     nodes, parts = list[Node](), set[Any]()
+    makers = {node.var: node for node in graph.nodes}
     for node in graph.nodes:
         written = None
-        if node.op in _SUMMED and str(node.var.ty.dtype) == "int32" and node.var not in taken:
-            written = _Writer(node).run()
+        if node.op in _SUMMED and node.var not in taken:
+            if str(node.var.ty.dtype) == "int32":
+                written = _Writer(node).run()
+            else:
+                written = _Scaled(node, graph.whole, makers, integers.grids).run()
         if written is None:
             nodes.append(node)
         else:
@@ -39,14 +49,86 @@ def written_out(graph: Graph, taken: Container[Any]) -> tuple[Graph, set[Any]]:
             parts.update(each.var for each in written if each.op == node.op)
     if not parts:
         return graph, parts
-    return of(graph.params, nodes, graph.result, graph.functions, graph.whole), parts
+    return graph.with_nodes(nodes), parts
 
 
-class _Writer:
-    """Writes one operator."""
+class _Nodes:
+    """Operators in the place of one."""
 
     def __init__(self, node: Node) -> None:
         self._node, self._nodes = node, list[Node]()
+
+    def _emit(self, value: Any, shape: tuple[int, ...], kind: str = "int32") -> Any:
+        var = relax.Var(f"{self._node.var.name}_{len(self._nodes)}", relax.TensorType(shape, kind))
+        self._nodes.append(Node(var, value))
+        return var
+
+    def _called(self, given: list[Any], shape: tuple[int, ...]) -> Any:
+        """The answer of the operator on other arguments, in fp32."""
+        value = self._node.value
+        call = tvm.ir.Call(value.op, given, value.attrs, value.ty_args)
+        return self._emit(call, shape, "float32")
+
+
+class _Scaled(_Nodes):
+    """Writes an operator on real values of quantised tensors as one on their whole numbers."""
+
+    def __init__(
+        self,
+        node: Node,
+        whole: Mapping[Any, Whole],
+        makers: Mapping[Any, Node],
+        grids: Mapping[Any, Grid],
+    ) -> None:
+        super().__init__(node)
+        self._whole, self._makers, self._grids = whole, makers, grids
+
+    def run(self) -> list[Node] | None:
+        """The operators, the last with the variable of the original; None where it stays."""
+        x, w = self._node.args[:2]
+        shape = extents(self._node.var)
+        if x not in self._grids or shape is None:
+            return None
+        scales: Any = self._scales(w)
+        if scales is None:
+            return None
+        given = [self._centered(x), self._weights(w)]
+        channels = (-1,) if self._node.op == "matmul" else (1, -1, *[1] * (len(shape) - 2))
+        factor = (self._grids[x].scale * scales.astype(np.float64)).astype(np.float32)
+        factor = factor.reshape(channels if factor.ndim else ())
+        product = relax.op.multiply(self._called(given, shape), constant(factor))
+        return [*self._nodes, Node(self._node.var, product)]
+
+    def _scales(self, w: Any) -> Any:
+        """The scale of the second factor, or one for each channel; None for a real one."""
+        if w in self._grids:
+            return np.asarray(self._grids[w].scale)
+        if w not in self._whole or np.abs(self._whole[w].numbers).max(initial=0) > _BYTE:
+            return None
+        axis = _SUMMED[self._node.op]
+        if self._node.op.endswith("transpose") and int(self._node.attrs.groups) > 1:
+            return None
+        numbers = self._whole[w].numbers
+        return self._whole[w].along(axis % numbers.ndim) if numbers.ndim > 1 else None
+
+    def _weights(self, w: Any) -> Any:
+        if w in self._grids:
+            return self._centered(w)
+        return constant(self._whole[w].numbers.astype(np.float32))
+
+    def _centered(self, var: Any) -> Any:
+        """The whole numbers of real values less their zero point, in fp32."""
+        maker, shape = self._makers.get(var), extents(var)
+        assert shape is not None
+        if maker is not None and maker.op == "multiply" and isinstance(maker.args[0], relax.Var):
+            return maker.args[0]
+        scale = relax.const(self._grids[var].scale, "float32")
+        steps = self._emit(relax.op.divide(var, scale), shape, "float32")
+        return self._emit(relax.op.round(steps), shape, "float32")
+
+
+class _Writer(_Nodes):
+    """Writes one operator on int32."""
 
     def run(self) -> list[Node] | None:
         """The operators, the last with the variable of the original; None where it stays."""
@@ -65,8 +147,7 @@ class _Writer:
         for first in range(0, length, max(step, 1)):
             part = None if step >= length else (first, min(first + step, length))
             given = [self._part(*each, part) for each in zip((x, w), axes, strict=True)]
-            value = tvm.ir.Call(node.value.op, given, node.attrs, node.value.ty_args)
-            found = self._emit(value, answer, "float32")
+            found = self._called(given, answer)
             found = self._emit(relax.op.astype(found, "int32"), answer, "int32")
             total = found if total is None else self._emit(relax.op.add(total, found), answer)
         last_node = self._nodes.pop()
@@ -84,11 +165,6 @@ class _Writer:
             shape = (*shape[:axis], last - first, *shape[axis + 1 :])
             leaf = self._emit(relax.op.strided_slice(leaf, [axis], [first], [last]), shape)
         return self._emit(relax.op.astype(leaf, "float32"), shape, "float32")
-
-    def _emit(self, value: Any, shape: tuple[int, ...], kind: str = "int32") -> Any:
-        var = relax.Var(f"{self._node.var.name}_{len(self._nodes)}", relax.TensorType(shape, kind))
-        self._nodes.append(Node(var, value))
-        return var
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:
