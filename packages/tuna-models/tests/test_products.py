@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nets import Net
+from onnx import TensorProto
 from test_plan import error_of, planned
 
 from tuna_models.build import Planned
@@ -80,3 +81,16 @@ def test_a_constant_first_factor_is_repeated_for_the_batch(
     found = planned(model := net.model(net.add("Sigmoid", y)))
     assert labels(found) == [label]
     assert error_of(model, found, given(2, 8, 5)) < 1e-5
+
+
+def test_a_product_in_a_batch_takes_up_a_residual() -> None:
+    shapes = {"x": (2, 3, 5, 8), "r": (2, 3, 5, 20)}
+    net = Net(shapes["x"])
+    y = net.add("MatMul", "x", net.constant(net.random.normal(0, 0.3, (2, 3, 8, 20))))
+    inputs = [(name, TensorProto.FLOAT, list(shape)) for name, shape in shapes.items()]
+    model = net.model(net.add("Add", y, "r"), inputs=inputs)
+    found = planned(model)
+    assert labels(found) == ["gemm b6 5x20x8 NN fp32 +residual native"]
+    random = np.random.default_rng(1)
+    values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    assert error_of(model, found, values) < 1e-5

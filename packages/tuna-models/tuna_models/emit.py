@@ -136,7 +136,8 @@ class Emitter(BlockEmitter):
                 found.append(relax.const(values if is_product else self._channels(values)))
             elif step == RESIDUAL and isinstance(core, GemmConfig):
                 residual = self._kernel_plain(group, group.residual)
-                found.append(self._shaped(residual, core.stored_shapes["c"]))
+                batch = (core.batch_count,) if core.batch_count > 1 else ()
+                found.append(self._shaped(residual, (*batch, *core.stored_shapes["c"])))
             elif step == RESIDUAL:
                 found.append(self._kernel_blocks(group, group.residual))
         return found

@@ -69,6 +69,8 @@ def _in_parts(loop: Any, params: Collection[Any]) -> Any:
         realize = realize.body
     if not isinstance(realize, SBlockRealize) or not _always(realize.predicate):
         return loop
+    if not all(isinstance(each.extent, tirx.IntImm) for each in loops):
+        return loop
     pairs = list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
     axes = {value: axis.var for axis, value in pairs if reduces(axis)}
     outer, inner = loops[: len(axes)], loops[len(axes) :]

@@ -26,7 +26,8 @@ def _whole_and_rest(loop: Any) -> Any:
     unless its only condition is that a value is inside of a row, and the row has a whole step."""
     realizes: list[Any] = []
     tvm_ffi.structural_walk(loop.body, (SBlockRealize, realizes.append))
-    if not realizes or loop.kind != tirx.ForKind.SERIAL:
+    known = isinstance(loop.extent, tirx.IntImm)  # a window that values decide has none
+    if not realizes or not known or loop.kind != tirx.ForKind.SERIAL:
         return loop
     var, steps = loop.loop_var, int(loop.extent)
     whole, rest, shifts, written = {}, {}, set(), set[Any]()
