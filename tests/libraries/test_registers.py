@@ -32,10 +32,11 @@ def inner_loops(assembly: str) -> list[str]:
     return loops
 
 
+@pytest.mark.parametrize("k", [384, 768])
 @pytest.mark.parametrize("activation", [GELU, SILU, HARD_SWISH])
-def test_sums_of_a_product_stay_in_registers_before_an_activation(activation: str) -> None:
+def test_sums_of_a_product_stay_in_registers_before_an_activation(activation: str, k: int) -> None:
     target = target_of("znver4", **{"num-cores": 2})
-    core = GemmConfig(m=16, n=3072, k=768)
+    core = GemmConfig(m=16, n=3072, k=k)
     task = TaskConfig(core=core, layouts="native", epilogue=(BIAS, activation))
     problem = problems.with_family(task, "gemm", Mode.NATIVE, target)
     library = tvm.tirx.build(problem.candidate(0).mod, target=target)

@@ -14,10 +14,15 @@ transposes, batches.
                             acc[row][block] += a * P[block, k, :]                   vector
                 C = acc                                     and the epilogue
 
+Sums of a long K are those of blocks of some hundred steps, each summed in registers and added to
+the sums before it: the error of a sum grows with the number of values that are added one after the
+other. It takes 1 % of the time.
+
 Rows are copied to a stride other than multiples of 4 KiB: with K a power of two all rows of a tile
 would share one set of L1. Panels are streamed from L2, which costs three lines for 28
 multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
-once. A fence keeps the sums of a tile apart from the constants of its epilogue (`stages.fenced`).
+once. Where sums are not of blocks, a fence keeps those of a tile apart from the constants of its
+epilogue (`stages.fenced`).
 """
 
 from __future__ import annotations
@@ -39,13 +44,15 @@ from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
 from tuna.libraries.tvm.kernels.types import FP32, STORED, Types
 
-_SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
+_SUMS, _PARTS, _PANELS, _ROWS, _OUT = "sums", "parts", "panels", "rows", "out"
 _POINTS = 16
 #: Number of floats by which a row of a tile is padded: one line
 _LINE_FLOATS = 16
 _MAX_ROWS = 28
 #: Rows at multiples of this from each other share a set of L1
 _PAGE_BYTES = 4096
+#: Steps of K whose products are summed apart, for small errors
+_MIN_BLOCK, _MAX_BLOCK = 64, 256
 
 
 @dataclass(frozen=True)
@@ -116,15 +123,26 @@ def workload(product: Product) -> tvm.IRModule:
         return stages.where(conditions, copied, tirx.const(0, words.data))
 
     rows = te.compute((*batch, high, steps * word), row_value, name=_ROWS)
-    r = te.reduce_axis((0, steps), "r")
+    length = block_length(product)
+    r, part = te.reduce_axis((0, length), "r"), te.reduce_axis((0, steps // length), "part")
 
     def term(*index: Any) -> Any:
-        *lead, i, j, lane = index
-        value, weight = rows[(*lead, i, r * word)], panels[(*lead, j, r, lane)]
+        *lead, q, i, j, lane = index
+        step = q * length + r
+        value, weight = rows[(*lead, i, step * word)], panels[(*lead, j, step, lane)]
         both = dots.product(types.sums, value, weight) if words else value * weight
         return te.sum(both, axis=[r])
 
-    sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
+    def sum_of_parts(*index: Any) -> Any:
+        *lead, i, j, lane = index
+        if length == steps:
+            return term(*lead, 0, i, j, lane)
+        return te.sum(parts[(*lead, part, i, j, lane)], axis=[part])
+
+    if length < steps:
+        extents = (*batch, steps // length, high, blocks, size)
+        parts = te.compute(extents, term, name=_PARTS)
+    sums = te.compute((*batch, high, blocks, size), sum_of_parts, name=_SUMS)
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
     scalars = stages.scalars_of(wanted)
     started = (blocks, size) if words and wanted.starts else ()
@@ -139,8 +157,9 @@ def workload(product: Product) -> tvm.IRModule:
 
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
     if words is None:
-        fenced = functools.partial(stages.fenced, name=_OUT) if wanted.has_constants else None
-        return stages.module_of(arguments, fenced)
+        fences = wanted.has_constants and length == steps  # sums in blocks end with their block
+        change = functools.partial(stages.fenced, name=_OUT) if fences else None
+        return stages.module_of(arguments, change)
     lanes = functools.partial(
         dots.in_vectors,
         name=_SUMS,
@@ -162,13 +181,17 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     i, row = sch.split(i, [None, params.rows])
     j, panel, nn = sch.split(j, [None, params.group, params.blocks])
     whole = params.passes == 1
-    r, step = sch.split(r, [None, params.unroll])
-    first, parts = r, []
+    in_blocks = block_length(product) < product.steps
+    steps = []
+    if not in_blocks:
+        r, step = sch.split(r, [None, params.unroll])
+        steps = [step]
+    first, passes = r, []
     if not whole:
         first, r = sch.split(r, [params.passes, None])
-        parts = [first]
+        passes = [first]
     outer = [*batch, j, i, panel] if whole else [*batch, j]
-    sch.reorder(*batch, j, *parts, i, panel, r, step, row, nn, *lanes)
+    sch.reorder(*batch, j, *passes, i, panel, r, *steps, row, nn, *lanes)
     out, depth = block(_OUT), len(outer)
     sch.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
     sch.split(sch.get_loops(out)[-1], [None, size])
@@ -177,7 +200,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         stages.unroll_and_vectorize(sch, out, depth)
     else:
         sch.vectorize(sch.get_loops(out)[-1])
-    for loop in (step, row, nn):
+    for loop in (*steps, row, nn):
         sch.unroll(loop)
     for lane in lanes:
         sch.vectorize(lane)
@@ -188,6 +211,8 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         sch.parallel(j)
     init = sch.decompose_reduction(sums, first)
     stages.unroll_and_vectorize(sch, init, depth if whole else -1, of_lanes=not lanes)
+    if in_blocks:
+        _schedule_parts(sch, r, params)
     if params.copy_rows:
         if params.copy_rows == 1:
             sch.compute_at(rows, i, preserve_unit_loops=True)
@@ -203,6 +228,29 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
             sch.compute_inline(block(_PANELS))
 
 
+def _schedule_parts(sch: Any, at: Any, params: GemmParams) -> None:
+    """Sum a block of K for a tile in registers, where it is added to the sums."""
+    parts = sch.get_sblock(_PARTS)
+    sch.compute_at(parts, at, preserve_unit_loops=True)
+    sch.set_scope(parts, 0, "local")
+    *_, row, nn, lane, r = loops = sch.get_loops(parts)
+    r, step = sch.split(r, [None, params.unroll])
+    sch.reorder(r, step, row, nn, lane)
+    for loop in (step, row, nn):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(parts, r), len(loops) - 4)
+
+
+def block_length(product: Product) -> int:
+    """Return the number of steps of K that are summed before they are added to the sums of those
+    before: all, unless K is long, in fp32, and has a divisor of that size."""
+    steps, sizes = product.steps, range(_MAX_BLOCK, _MIN_BLOCK - 1, -4)
+    if product.words is not None or steps < 2 * _MAX_BLOCK:
+        return steps
+    return next((size for size in sizes if steps % size == 0), steps)
+
+
 def space(product: Product) -> list[GemmParams]:
     """The points worth trying, by estimate, the best first."""
     config, machine = product.config, product.machine
@@ -214,7 +262,7 @@ def space(product: Product) -> list[GemmParams]:
     found = []
     for tile in tiles[:4]:
         panels = blocks // tile[1]
-        for passes in _passes(product.steps, tile[0], unroll, machine):
+        for passes in _passes(product, tile[0], unroll):
             kept = 4 * product.steps // passes * tile[1] * machine.floats
             shared = max(1, config.batch_count * panels // machine.cores)  # a group for each core
             groups = divisors(panels, min(machine.l2_bytes // 2 // kept, shared))
@@ -241,13 +289,15 @@ def work(product: Product, params: GemmParams) -> Work:
     return Work(own * sums, own * copied)
 
 
-def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
+def _passes(product: Product, rows: int, unroll: int) -> list[int]:
     """Return numbers of parts of K, the likelier first: enough parts that the rows of a tile do not
     fill L1."""
-    if 4 * rows * k <= machine.l1_bytes // 2:
+    k, length, room = product.steps, block_length(product), product.machine.l1_bytes // 2
+    unit = unroll if length == k else length
+    if 4 * rows * k <= room:
         return [1]
     for count in range(2, k):
-        if k % (count * unroll) == 0 and 4 * rows * k // count <= machine.l1_bytes // 2:
+        if k % (count * unit) == 0 and 4 * rows * k // count <= room:
             return [count, 1]
     return [1]
 
