@@ -295,6 +295,33 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
     assert problem.error(answer) <= ROUNDING
 
 
+@pytest.mark.parametrize(
+    ("l2_bytes", "order"),
+    [(4 << 20, direct_space.BLOCKS_OUTSIDE), (1 << 10, direct_space.CHANNELS_OUTSIDE)],
+)
+def test_a_sum_of_many_channels_has_the_error_of_blocks(l2_bytes: int, order: int) -> None:
+    config, target = ConvConfig(1, 256, 6, 6, 32, 3, 3), runnable()[-1]
+    layer, problem = layer_of(config, Mode.NATIVE, target), reference.make(config)
+    assert layer is not None
+    layer = replace(layer, machine=replace(layer.machine, l2_bytes=l2_bytes))
+    assert direct_space.order_of(layer) == order
+    made = FamilyProblem(config, FAMILIES["direct"], layer)
+    answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
+    assert problem.error(answer) <= 8e-7
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_a_long_product_has_the_error_of_blocks(rows: int) -> None:
+    config, target = GemmConfig(m=rows, n=40, k=4096), runnable()[-1]
+    made, problem = (
+        problems.with_family(config, "gemm", Mode.NATIVE, target),
+        reference.make(config),
+    )
+    assert made is not None
+    answer = answered(made, 0, target, *problem.inputs, extents=problem.expected.shape)
+    assert problem.error(answer) <= 8e-7
+
+
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize(
     ("groups", "ins", "outs", "merged"), [(5, 8, 8, 2), (3, 24, 8, 2), (3, 8, 16, 1), (5, 3, 7, 5)]

@@ -25,6 +25,9 @@ before. Where not even the weights of a block group stay there, C/b goes outside
 the sums of all pixels of a block group then lie in cache, LLVM keeps those of a tile in registers
 for one block of input channels, and each tile asks for the weights of the next block.
 
+Of very many channels, the sums of some hundred steps are added to those before them, for small
+errors (`blocks_together`).
+
 Cores share the convolution once (`grid_of`): no core waits for another one, and nothing crosses
 from core to core but what the layer before has written.
 
@@ -46,6 +49,7 @@ from tuna.libraries.tvm.kernels.direct_space import (
     ROWS_OUTSIDE,
     DirectParams,
     asks_ahead,
+    blocks_together,
     copies,
     grid_of,
     leaves_out_taps,
@@ -62,7 +66,7 @@ from tuna.libraries.tvm.kernels.types import STORED
 
 __all__ = ["schedule", "space", "work", "workload"]
 
-_SUMS, _WEIGHTS = "sums", "weights"
+_SUMS, _PARTS, _WEIGHTS = "sums", "parts", "weights"
 
 
 def workload(layer: Layer) -> tvm.IRModule:
@@ -89,16 +93,20 @@ def workload(layer: Layer) -> tvm.IRModule:
             extent = high, wide + filled + (row.computed - row.pixels) * sw
             data = copied(extent)
         read = lambda *index: data[index[: len(data.shape)]]  # noqa: E731
-    c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_words), "i")
+    length = blocks_together(layer)
+    c, i = te.reduce_axis((0, length), "c"), te.reduce_axis((0, shape.in_words), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
 
-    def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
+    part = te.reduce_axis((0, shape.in_blocks // length), "part")
+
+    def term(n: Any, q: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
         if shape.pointwise and row.computed > row.pixels:
             v = tirx.min(v, row.pixels - 1)
         if row.merged > 1:
             h, v = h * row.merged + tirx.floordiv(v, out_width), tirx.floormod(v, out_width)
-        block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
-        weight = weights[tirx.floordiv(k, side), c, rx, ry, i, tirx.floormod(k, side), lane]
+        own = q * length + c
+        block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + own
+        weight = weights[tirx.floordiv(k, side), own, rx, ry, i, tirx.floormod(k, side), lane]
         column = v * sw + rx * (shape.word if shape.row_words else dw)
         value = read(n, block, h * sh + ry * dh, column, i * shape.word)
         if words:
@@ -110,9 +118,17 @@ def workload(layer: Layer) -> tvm.IRModule:
             value *= weight
         return te.sum(value, axis=[c, rx, ry, i])
 
+    def sum_of_parts(n: Any, *index: Any) -> Any:
+        if length == shape.in_blocks:
+            return term(n, 0, *index)
+        return te.sum(parts[(n, part, *index)], axis=[part])
+
     high = shape.out_size[0] // row.merged
-    extents = (shape.batch, shape.out_blocks, high, row.computed, shape.block)
-    sums = te.compute(extents, term, name=_SUMS)
+    extents = (shape.out_blocks, high, row.computed, shape.block)
+    if length < shape.in_blocks:
+        count = shape.in_blocks // length
+        parts = te.compute((shape.batch, count, *extents), term, name=_PARTS)
+    sums = te.compute((shape.batch, *extents), sum_of_parts, name=_SUMS)
     started = bool(words) and layer.epilogue.starts
     arguments = [x, w, *stages.answer(sums, layer, row.merged, scalars, started=started)]
     following = functools.partial(_following, layer)
@@ -139,12 +155,16 @@ def _following(layer: Layer, index: list[Any]) -> list[Any]:
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     """Apply a point of the space to a schedule of `workload(layer)`."""
     sums, merged = sch.get_sblock(_SUMS), rows_of(layer).merged
-    n, k, h, v, *lanes, c, rx, ry, i = sch.get_loops(sums)  # no loop of lanes: words
+    in_parts, steps = blocks_together(layer) < layer.shape.in_blocks, list[Any]()
+    if in_parts:
+        n, k, h, v, *lanes, c = sch.get_loops(sums)
+    else:
+        n, k, h, v, *lanes, c, rx, ry, i = sch.get_loops(sums)  # no loop of lanes: words
+        steps = [rx, ry, *sch.split(i, [None, params.unroll])]
     k, kn = sch.split(k, [None, params.blocks])
     h, hn = sch.split(h, [None, params.rows])
     v, vn = sch.split(v, [None, params.columns])
-    i, step = sch.split(i, [None, params.unroll])
-    inside = [step, hn, vn, kn]
+    inside = [*steps[3:], hn, vn, kn]
     together = rows_in_l2(layer, params.rows) if params.order == ROWS_OUTSIDE else 1
     shared = layer.machine.cores > 1
     row = h
@@ -161,7 +181,7 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
         ROWS_OUTSIDE: [h, k, row, v, c],
         CHANNELS_OUTSIDE: [k, c, h, v],
     }[params.order]
-    sch.reorder(*first, *outer, rx, ry, i, *inside, *lanes)
+    sch.reorder(*first, *outer, *steps[:3], *inside, *lanes)
     if shared:
         n = sch.fuse(*first)
         sch.parallel(n)
@@ -169,6 +189,7 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
         sch.unroll(loop)
     for lane in lanes:
         sch.vectorize(lane)
+    step = _schedule_parts(sch, outer[-1], params) if in_parts else steps[-1]
     if asks_ahead(layer):
         weights = sch.get_sblock(_WEIGHTS)
         sch.compute_at(weights, step, preserve_unit_loops=True)
@@ -192,6 +213,22 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
             at = h if together > 1 else n
             sch.compute_at(sch.get_sblock(stages.PAD), at, preserve_unit_loops=True)
         stages.schedule_pad(sch, layer, placed=placed)
+
+
+def _schedule_parts(sch: Any, at: Any, params: DirectParams) -> Any:
+    """Sum blocks of input channels for a tile in registers, where it is added to the sums; return
+    the loop of a step."""
+    parts = sch.get_sblock(_PARTS)
+    sch.compute_at(parts, at, preserve_unit_loops=True)
+    sch.set_scope(parts, 0, "local")
+    *_, k, h, v, lane, c, rx, ry, i = loops = sch.get_loops(parts)
+    i, step = sch.split(i, [None, params.unroll])
+    sch.reorder(c, rx, ry, i, step, h, v, k, lane)
+    for loop in (step, h, v, k):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(parts, c), len(loops) - 8)
+    return step
 
 
 def _inside(layer: Layer, row: Any, scalars: Any) -> Any:
