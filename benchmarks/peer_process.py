@@ -2,7 +2,8 @@
 
 `python peer_process.py RUNTIME MODEL THREADS` prints a JSON object with version and precision. Then
 each line on stdin is a number of seconds, answered by a JSON list: milliseconds of each run, CPU
-time of the process with one thread, else wall time.
+time of the process with one thread, else wall time; or the path of an .npz file for the answers of
+one run, answered by an empty list.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ def drawn(shape: Sequence[int], dtype: Any) -> Any:
     if np.dtype(dtype).kind == "f":
         return np.random.default_rng(0).standard_normal(shape).astype(dtype)
     return np.ones(shape, dtype)
+
+
+def arrays(found: Any) -> list[Any]:
+    """The answers of a run of Tuna's, onnxruntime's or OpenVINO's."""
+    found = found.values() if hasattr(found, "values") else found
+    values = [found] if hasattr(found, "numpy") else list(found)
+    return [each.numpy() if hasattr(each, "numpy") else np.asarray(each) for each in values]
 
 
 def tuna(model: str, threads: int) -> Runtime:
@@ -149,6 +157,10 @@ def main() -> None:
     print(json.dumps({"version": version, "precision": precision}), file=answers, flush=True)
     clock = time.process_time if threads == 1 else time.perf_counter
     for line in sys.stdin:
+        if line.strip().endswith(".npz"):
+            np.savez(line.strip(), *arrays(run()))
+            print("[]", file=answers, flush=True)
+            continue
         times_ms, end = [], time.perf_counter() + float(line)
         while time.perf_counter() < end:
             started = clock()

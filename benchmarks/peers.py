@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness import Outcome
 from tuna.sandbox.cores import available_cpus
 
@@ -47,6 +49,16 @@ class _Runner:
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
         self.medians_ms.append(statistics.median(json.loads(self.process.stdout.readline())))
+
+    def answers(self, file: Path) -> list[Any]:
+        """Let it run the model once and write its answers to a file; return them."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{file}\n")
+        self.process.stdin.flush()
+        assert json.loads(self.process.stdout.readline()) == []
+        with np.load(file) as arrays:
+            return [arrays[name] for name in arrays.files]
 
 
 def main() -> int:
@@ -75,9 +87,9 @@ def main() -> int:
 def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: Outcome) -> float:
     """Milliseconds of the library, which are written down with those of the peers."""
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(_running(sys.executable, "tuna", library, threads))
+        ours = stack.enter_context(running(sys.executable, "tuna", library, threads))
         assert ours is not None, f"{library} does not run"
-        started = (_running(options.python, name, options.model, threads) for name in _PEERS)
+        started = (running(options.python, name, options.model, threads) for name in _PEERS)
         peers = [one for one in map(stack.enter_context, started) if one is not None]
         for _ in range(options.turns):
             for runner in (ours, *peers):
@@ -96,7 +108,7 @@ def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: 
 
 
 @contextlib.contextmanager
-def _running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runner | None]:
+def running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runner | None]:
     """A runtime that has the model loaded; None where it does not take part, which is said."""
     cpus = set(available_cpus()[-threads:])
     # what a runtime converts lies there: the process is killed, and removes nothing
