@@ -243,6 +243,17 @@ def test_sums_of_many_values_are_as_close_as_those_of_blocks(
     assert np.abs(found / right - 1).max() < 3e-7
 
 
+def test_a_global_average_in_blocks_is_as_close_as_sums_of_blocks() -> None:
+    extents = (1, 2, 56, 57, 16)
+    values = np.random.default_rng(0).uniform(0, 1, extents).astype(np.float32)
+    function = blocked.global_average(extents, 32).with_attr("global_symbol", "main")
+    found = tvm.runtime.tensor(np.zeros((1, 32, 1, 1), np.float32))
+    run = tvm.tirx.build(tvm.IRModule({"main": function}), target=target())["main"]
+    run(tvm.runtime.tensor(values), found)
+    right = values.mean(axis=(2, 3), dtype=np.float64).reshape(1, 32, 1, 1)
+    assert np.abs(found.numpy() / right - 1).max() < 4e-7
+
+
 def test_a_reshape_and_what_has_no_schedule_stay_as_they_are() -> None:
     here = machine.from_target(target())
     assert functions.schedule(applied(topi.reshape, 2, 6, newshape=(3, 4)), here) is None

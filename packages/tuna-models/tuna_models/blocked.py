@@ -18,6 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.libraries.tvm.kernels import epilogue, stages
+from tuna.libraries.tvm.reductions import in_parts
 
 FP32, BF16 = "float32", "bfloat16"
 _OUT, _SUMS = "out", "sums"
@@ -339,7 +340,8 @@ def global_average(
     sch.reorder(n, c, h, w, i)
     sch.vectorize(i)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_SUMS), h))[-1])
-    return opaque(sch.mod["main"])
+    made = sch.mod["main"]
+    return opaque(made.with_body(in_parts(made.body, made.params)))
 
 
 def _as(kind: str, value: Any) -> Any:
