@@ -19,6 +19,7 @@ from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, RightO
 from tuna_models import build, edges, importer, inputs, program, rules
 from tuna_models.build import Planned, TaskKernels
 from tuna_models.files import BODY, PROGRAM
+from tuna_models.manifest import Precision
 from tuna_models.program import Program
 from tuna_models.segments import Form
 
@@ -55,19 +56,30 @@ def check(
     folder: Path, target: Mapping[str, Any], model: Any, reference: Any
 ) -> tuple[ModelProblem, list[Run]]:
     """The check of a built model against the answers of another."""
+    module = importer.to_relax(model, "net")
+    given = inputs.values(inputs.of(module), seed=0)
+    near, _ = rules.tolerance(reference)
+    cases, _ = edges.cases(reference, inputs.of(module), given, near)
+    Answers(cases, near).write(folder / "answers.npz")
+    return answer(folder, target, module)
+
+
+def answer(
+    folder: Path,
+    target: Mapping[str, Any],
+    module: Any,
+    precision: Precision = Precision.FP32,
+) -> tuple[ModelProblem, list[Run]]:
+    """The problem in `answers.npz` of the folder, and the answer of an imported model to it."""
     of = tvm.target.Target(target)
-    module, kernels = importer.to_relax(model, "net"), TaskKernels(of, {})
-    planned = build.plan(module, kernels, of)
+    kernels = TaskKernels(of, {})
+    planned = build.plan(module, kernels, of, precision=precision)
     forms = (Form.TENSORS, Form.SEGMENTS) if planned.cuts else ()
     checked = [build.plan(module, kernels, of, form) for form in forms]
     code = tvm.target.Target(toolchain.for_code(target))
     Program.of([planned], None, code, checked).write(folder, "predicted")
     job = job_of(folder, target)
     whole_models.build(job, folder / "built.zip")
-    given = inputs.values(inputs.of(module), seed=0)
-    near, _ = rules.tolerance(reference)
-    cases, _ = edges.cases(reference, inputs.of(module), given, near)
-    Answers(cases, near).write(Path(job.files["answers"]))
     problem = model_answers.problem(job.files["answers"])
     kernel = TvmLoader().load(job, folder / "built.zip", [*problem.inputs, problem.blank()])
     return problem, kernel.answer()  # type: ignore[return-value]

@@ -12,7 +12,7 @@ from onnx import helper
 from test_operators import answers, floats, model, same
 
 from tuna.errors import BadInput
-from tuna_models import importer
+from tuna_models import importer, onnx_reference
 
 #: Attributes of two-dimensional pools, and the sizes of their answers on images of 9x10.
 POOLS: list[tuple[dict[str, Any], tuple[int, int]]] = [
@@ -164,3 +164,18 @@ def test_an_unpool_whose_indices_are_in_doubt_is_refused_by_name() -> None:
     larger = model([node], inputs, ["y"], {"to": np.array([1, 1, 5, 5])})
     with pytest.raises(BadInput, match=r"MaxUnpool \(back\): its output_shape is \[1, 1, 5, 5\]"):
         importer.to_relax(larger, "net")
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_the_largest_of_minus_infinities_is_the_first_of_them(axes: int) -> None:
+    x = np.full((1, 2, *[5] * axes), -np.inf, np.float32)
+    x[:, 1] = 2.0
+    attributes = {"kernel_shape": [3] * axes, "strides": [2] * axes, "pads": [1] * 2 * axes}
+    nodes = [helper.make_node("MaxPool", ["x"], ["y", "places"], **attributes)]
+    net = model(nodes, {"x": x}, ["y", "places"], {})
+    found, places = answers(net, {"x": x})
+    assert np.array_equal(found, x[(..., *[slice(0, 3)] * axes)])
+    right, first = onnx_reference.run(net, {"x": x})
+    assert np.array_equal(found, right)
+    assert np.array_equal(places, first)
+    assert first.flat[0] == 0

@@ -86,19 +86,27 @@ def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_what_its_segments_compute_is_wrong(tmp_path: Path) -> None:
     problem, runs = check(tmp_path, TARGET, residual(), residual())
-    other = [replace(runs[0], composed=False)]
+    other = [replace(runs[0], composed=False), *runs[1:]]
     assert problem.error(other) == float("inf")
     assert "is not what its segments compute" in problem.report(other)
 
 
 def test_values_next_to_a_tie_may_be_either_and_no_others() -> None:
     net = Quantised((1, 6), 13)
-    model = net.model(net.whole_numbers("x", 1.0, 10)[0])
-    given = np.float32([[0.5, 0.49, 0.52, 0.4, -300, 300]])
+    model = net.model(net.whole_numbers("x", 1.5, 10)[0])
+    given = np.float32(1.5) * np.float32([[0.5, 0.49, 0.52, 0.4, -300, 300]])
     (answer,) = rules.of(model, {"x": given}, 1e-3).quantised
     assert answer.values.tolist() == [[10, 10, 11, 10, 0, 255]]
     assert answer.low.tolist() == [[10, 10, 10, 10, 0, 255]]
     assert answer.high.tolist() == [[11, 11, 11, 10, 0, 255]]
+
+
+def test_a_tie_of_an_inputs_own_value_and_a_power_of_two_goes_to_even() -> None:
+    net = Quantised((1, 3), 13)
+    model = net.model(net.whole_numbers("x", 0.5, 10)[0])
+    (answer,) = rules.of(model, {"x": np.float32([[0.25, 0.75, 0.74]])}, 1e-3).quantised
+    assert answer.values.tolist() == [[10, 12, 11]]
+    assert answer.low is None
 
 
 def calls(module: Any, form: Form = Form.MODEL, cpu: str = TARGET["mcpu"]) -> dict[str, int]:

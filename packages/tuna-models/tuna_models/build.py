@@ -36,6 +36,7 @@ from tuna_models import (
     indices,
     integer_finder,
     normalisations,
+    pooling,
     reducing,
     segments,
     slopes,
@@ -54,6 +55,7 @@ _LEGALIZATIONS = {
     **normalisations.LEGALIZATIONS,
     **reducing.LEGALIZATIONS,
     **hyperbolic.LEGALIZATIONS,
+    **pooling.LEGALIZATIONS,
 }
 
 

@@ -1,8 +1,9 @@
-"""Inputs on which an ONNX model reaches the edges that its own constants name. Imports onnx.
+"""The cases of a model's check: the right answers to random inputs and to those of `draws.py`, and
+to inputs that reach the edges which the model's own constants name. Imports onnx.
 
-Normal inputs pass a bound of 255 by, and hide whether an epsilon is there. So where a bound is not
-reached they are drawn larger, where an epsilon is added they are zero as well, and of masks a row
-is hidden whole. An answer to such inputs that holds NaN by the reference says nothing.
+Normal inputs pass a bound of 255 by, hide whether an epsilon is there, and hold no two equal
+values. Where the reference has NaN anything is right. Inputs on which it jumps by as little as
+kernels round say nothing, and are left out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from tuna.libraries.tvm.model_answers import Case
-from tuna_models import rules
+from tuna.configs.model import TOLERANCE
+from tuna.libraries.tvm.model_answers import Case, distance
+from tuna_models import draws, rules
+from tuna_models.onnx_graph import OnnxGraph
 from tuna_models.torch_importer import TorchModel
 
 #: Largest error on such inputs: of large values the digits behind the point are fewer, which an
@@ -27,6 +30,8 @@ EDGES = 1e-2
 _LONG_S = 30.0
 #: Largest bound that inputs are drawn for; masks have larger ones.
 _LARGEST = 1e6
+#: CPU seconds of the reference after which it computes no more inputs, if there are two.
+_BUDGET_S = 3.0
 #: How far inputs go beyond a bound.
 _BEYOND = 1.5
 #: Largest constant that counts as an epsilon.
@@ -37,8 +42,11 @@ _NORMALISING = {
     *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"),
     *("MeanVarianceNormalization", "LpNormalization", "SimplifiedLayerNormalization"),
 }
-#: Operators whose answer to equal values is one of many.
-_ORDERING = {"TopK", "ArgMax", "ArgMin", "NonMaxSuppression", "Unique", "Hardmax"}
+#: An epsilon by default, and the smallest factor of quiet inputs.
+_USUAL, _QUIETEST = 1e-5, 1e-3
+#: Parts by which inputs are moved to see whether answers stay, in fp32 and in fewer bits.
+_ULPS, _ULPS_OF_HALF = 2.0**-20, 2.0**-9
+_LARGE = "large"
 _COMPARING = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 
 
@@ -72,56 +80,53 @@ def bounds(model: Any) -> list[Bound]:
     return found
 
 
-def has_epsilon(model: Any) -> bool:
-    """Whether the model keeps values from zero by a small constant, and inputs of zeros have one
-    answer."""
+def epsilon(model: Any) -> float:
+    """The largest of the small constants by which the model keeps values from zero; 0 without."""
     constants = _constants(model)
-    if any(node.op_type in _ORDERING for node in model.graph.node):
-        return False
     read: dict[str, set[str]] = {}
     for node in model.graph.node:
         for name in node.input:
             read.setdefault(name, set()).add(node.op_type)
-    return any(
-        node.op_type in _NORMALISING
-        or (
-            node.op_type in ("Add", "Max", "Clip")
-            and read.get(node.output[0], set()) & _AT_ZERO
-            and any(0 < abs(value) <= _EPSILON for value in _values(node, constants))
-        )
-        for node in model.graph.node
-    )
+    found = [0.0]
+    for node in model.graph.node:
+        if node.op_type in _NORMALISING:
+            given = [each.f for each in node.attribute if each.name == "epsilon"]
+            found += given or [_USUAL]
+        elif node.op_type in ("Add", "Max", "Clip") and read.get(node.output[0], set()) & _AT_ZERO:
+            found += [value for value in _values(node, constants) if 0 < value <= _EPSILON]
+    return max(found)
 
 
 def cases(
     model: Any, inputs: Sequence[Mapping[str, Any]], values: Mapping[str, Any], near: float
 ) -> tuple[list[Case], str]:
-    """The right answers to drawn inputs, and to those at the edges; and in words what inputs there
-    are. `near` as in `rules.of`."""
-    wanted = [] if isinstance(model, TorchModel) else bounds(model)
+    """The right answers to drawn inputs, and to the others; and in words what inputs there are.
+    `near` as in `rules.of`."""
+    torch = isinstance(model, TorchModel)
+    wanted = [] if torch else bounds(model)
     started = time.monotonic()
     right = rules.of(model, values, near, [bound.operand for bound in wanted])
-    checked, words = [_case(values, right, "")], ["random"]
+    checked, words = [_case(values, right, "", near)], ["random"]
     missed = _missed(wanted, right)
-    if isinstance(model, TorchModel):
-        return checked, "random inputs"
     if time.monotonic() - started > _LONG_S:
         return checked, "random inputs alone, for the reference takes long"
-    factor = max((times for _, times in missed if times < math.inf), default=1.0)
-    sets = {f"{factor:.3g} times larger": _larger(values, factor)} if factor > 1 else {}
-    if has_epsilon(model):
-        sets["silent"] = _silent(values)
-    if (hidden := _hidden(inputs, values)) is not None:
-        sets["hidden"] = hidden
-    for title, edge_values in sets.items():
-        defined = _defined(model, edge_values, near, [bound for bound, _ in missed])
+    graph = None if torch else OnnxGraph(model)
+    reference = _Reference(model, near, graph is None or graph.jumps() or near > TOLERANCE)
+    started, left = time.process_time(), False
+    sets = _sets(model, graph, inputs, values, missed)
+    for title, others in draws.differing(sets, values):
+        if len(checked) > 1 and time.process_time() - started > _BUDGET_S:
+            left = True
+            break
+        defined = reference.answers(others, [bound for bound, _ in missed], title)
         if defined is None:
             continue
-        right = defined
-        missed = _missed([bound for bound, _ in missed], right)
-        checked.append(_case(edge_values, right, title))
+        missed = _missed([bound for bound, _ in missed], defined)
+        checked.append(_case(others, defined, title, near))
         words.append(title)
     text = " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) + " inputs"
+    if left:
+        text += f" (others are left out after {_BUDGET_S:.0f} CPU seconds)"
     if missed:
         bound, _ = missed[0]
         more = f" and of {len(missed) - 1} others" if len(missed) > 1 else ""
@@ -129,21 +134,84 @@ def cases(
     return checked, text
 
 
-def _defined(
-    model: Any, values: Mapping[str, Any], near: float, wanted: Sequence[Bound]
-) -> rules.Right | None:
-    """The right answers, None where the reference has none or NaN."""
-    try:
-        right = rules.of(model, values, near, [bound.operand for bound in wanted])
-    except Exception:  # its operators raise whatever they do
-        return None
-    undefined = (_is_real(each.values) and np.any(np.isnan(each.values)) for each in right.outputs)
-    return None if any(undefined) else right
+def _sets(
+    model: Any,
+    graph: OnnxGraph | None,
+    inputs: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Any],
+    missed: Sequence[tuple[Bound, float]],
+) -> Iterator[tuple[str, draws.Arrays]]:
+    """Yield titles and inputs, the most telling first: there may be no time for all."""
+    given = graph, inputs, values
+    factor = max((times for _, times in missed if times < math.inf), default=1.0)
+    if factor > 1:
+        yield f"{factor:.3g} times larger", draws.scaled(inputs, values, factor)
+    if graph is not None:
+        yield "hidden", draws.hidden(graph, inputs, values)
+    yield "silent", draws.silent(*given)
+    yield "extreme", draws.ends(*given)
+    yield "lowest", draws.lowest(*given)
+    yield "sparse", draws.sparse(*given)
+    yield "highest", draws.highest(*given)
+    if graph is not None:
+        yield "halfway", draws.halfway(graph, inputs, values)
+        if small := epsilon(model):
+            yield "quiet", draws.scaled(inputs, values, max(math.sqrt(small), _QUIETEST))
+        if not graph.narrows():
+            yield _LARGE, draws.scaled(inputs, values)
 
 
-def _case(values: Mapping[str, Any], right: rules.Right, title: str) -> Case:
-    near = EDGES if title else None
-    return Case(list(values.values()), right.outputs, right.quantised, title, near)
+@dataclass(frozen=True)
+class _Reference:
+    """The reference's answers to inputs that may be too much for it."""
+
+    model: Any
+    near: float
+    fragile: bool  #: True if an ulp before an operator may make a step behind it
+
+    def answers(
+        self, values: Mapping[str, Any], wanted: Sequence[Bound], title: str
+    ) -> rules.Right | None:
+        """The right answers, None where it has none, and where they say nothing."""
+        operands = [bound.operand for bound in wanted]
+        with np.errstate(all="ignore"):
+            try:
+                right = rules.of(self.model, values, self.near, operands)
+                if self.fragile or title == _LARGE:
+                    part = _ULPS if self.near <= TOLERANCE else _ULPS_OF_HALF
+                    moved = rules.of(self.model, draws.moved(values, part), self.near)
+                    if not _stay(right, moved, max(EDGES, self.near) / 4):
+                        return None
+            except Exception:  # its operators raise whatever they do
+                return None
+        known = [each.values for each in right.outputs]
+        real = [each for each in known if _is_real(each)]
+        if len(real) < len(known) and any(map(_has_nan, (*real, *right.operands.values()))):
+            return None  # whole numbers of NaN are any
+        if title == _LARGE and any(np.any(np.isinf(each)) for each in real):
+            return None  # another order of sums overflows elsewhere
+        if right.undefined or (known and len(real) == len(known) and all(map(_is_nan, real))):
+            return None
+        return right
+
+
+def _stay(right: rules.Right, moved: rules.Right, part: float) -> bool:
+    """Whether answers are where they were, to a part of the largest, but for those of which the
+    rules say what is right besides."""
+    for one, other in zip(right.outputs, moved.outputs, strict=True):
+        if _is_real(one.values):
+            defined = ~np.isnan(one.values)
+            if distance(other.values[defined], one.values[defined]) > part:
+                return False
+        elif one.allowed is None and one.low is None and np.any(one.values != other.values):
+            return False
+    return True
+
+
+def _case(values: Mapping[str, Any], right: rules.Right, title: str, near: float) -> Case:
+    tolerance = max(EDGES, near) if title else None
+    arrays = list(values.values())
+    return Case(arrays, right.outputs, right.quantised, title, tolerance, partial=bool(title))
 
 
 def _missed(wanted: Sequence[Bound], right: rules.Right) -> list[tuple[Bound, float]]:
@@ -156,38 +224,12 @@ def _is_real(values: Any) -> bool:
     return bool(np.asarray(values).dtype.kind == "f")
 
 
-def _larger(values: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The inputs with real ones so many times larger."""
-    return {
-        name: np.asarray(array * factor, array.dtype) if _is_real(array) else array
-        for name, array in values.items()
-    }
+def _has_nan(values: Any) -> bool:
+    return _is_real(values) and bool(np.any(np.isnan(values)))
 
 
-def _silent(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with real ones that are zero."""
-    return {
-        name: np.zeros_like(array) if _is_real(array) else array for name, array in values.items()
-    }
-
-
-def _hidden(
-    inputs: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The inputs with the last row of each mask hidden whole; None without a mask."""
-    masks = [each["name"] for each in inputs if _is_mask(each)]
-    if not masks:
-        return None
-    found = {name: array.copy() for name, array in values.items()}
-    for name in masks:
-        found[name].reshape(-1, found[name].shape[-1])[-1] = 0
-    return found
-
-
-def _is_mask(given: Mapping[str, Any]) -> bool:
-    kind = np.dtype(given["dtype"])
-    whole = kind.kind == "b" or (kind.kind in "iu" and kind.itemsize > 1)
-    return bool(whole and not given.get("bounds") and given["shape"] and min(given["shape"]) > 0)
+def _is_nan(values: Any) -> bool:
+    return _is_real(values) and bool(np.all(np.isnan(values))) and np.size(values) > 0
 
 
 def _constants(model: Any) -> dict[str, float]:

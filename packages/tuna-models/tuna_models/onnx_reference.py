@@ -14,7 +14,12 @@ import numpy as np
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_max_pool, op_resize
+from onnx.reference.ops import (
+    op_instance_normalization,
+    op_layer_normalization,
+    op_max_pool,
+    op_resize,
+)
 
 from tuna_models import quantised_reference, recurrent_reference
 from tuna_models.onnx_files import OWN_DOMAINS
@@ -76,6 +81,8 @@ def evaluator(model: Any) -> ReferenceEvaluator:
         ConvTranspose,
         GatherElements,
         GlobalMaxPool,
+        InstanceNormalization,
+        LayerNormalization,
         LRN,
         MaxPool,
         Resize,
@@ -129,6 +136,31 @@ class GlobalMaxPool(OpRun):
 
     def _run(self, x: Any) -> Any:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class InstanceNormalization(op_instance_normalization.InstanceNormalization):
+    """Of fp16 computed in fp32: in ONNX's reference squares overflow."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> Any:
+        found = super()._run(*map(_widened, inputs), **attributes)  # type: ignore[no-untyped-call]
+        return tuple(each.astype(inputs[0].dtype) for each in found)
+
+
+class LayerNormalization(op_layer_normalization.LayerNormalization):
+    """Of fp16 computed in fp32, as `stash_type` says: in ONNX's reference squares overflow."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> Any:
+        found = super()._run(*map(_widened, inputs), **attributes)  # type: ignore[no-untyped-call]
+        return tuple(each.astype(inputs[0].dtype) for each in found)
+
+
+def _widened(values: Any) -> Any:
+    half = values is not None and values.dtype == np.float16
+    return values.astype(np.float32) if half else values
 
 
 class LRN(OpRun):
@@ -270,22 +302,35 @@ def _cut(
 
 
 class MaxPool(op_max_pool.MaxPool):
-    """Vectorised, because ONNX's reference loops in Python, for most of the check of a ResNet."""
+    """Vectorised, because ONNX's reference loops in Python, for most of the check of a ResNet; and
+    of equal values next to the padding it has the place of the padding."""
 
     op_domain = ""
 
     def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
-        alone = len(self.output) == 1
-        if (
-            not alone
-            or attributes.get("ceil_mode")
-            or attributes.get("auto_pad") not in (None, "NOTSET")
-        ):
+        if attributes.get("ceil_mode") or attributes.get("auto_pad") not in (None, "NOTSET"):
             return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
+        if len(self.output) > 1:
+            return _first_largest(x, attributes)
         sums = None
         for window in _windows(x, attributes):
             sums = window.copy() if sums is None else np.maximum(sums, window, out=sums)
         return (sums,)
+
+
+def _first_largest(x: Any, attributes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The largest value of each window, and the place of the first of them in the flattened
+    input."""
+    order: Any = "F" if attributes.get("storage_order") else "C"
+    images, size = int(np.prod(x.shape[:2])), int(np.prod(x.shape[2:]))
+    places = np.arange(size).reshape(x.shape[2:], order=order)
+    places = (np.arange(images).reshape(*x.shape[:2], *(1,) * places.ndim) * size) + places
+    pairs = zip(_windows(x, attributes), _windows(places, attributes), strict=True)
+    largest, first = (part.copy() for part in next(pairs))
+    for window, place in pairs:
+        better = (place >= 0) & ((window > largest) | (first < 0))
+        largest, first = np.where(better, window, largest), np.where(better, place, first)
+    return largest, first
 
 
 def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:

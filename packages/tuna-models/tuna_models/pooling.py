@@ -4,17 +4,19 @@ the largest values, and what is computed by pools. Imports TVM."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
+from tuna.libraries.tvm.kernels.epilogue import maximum
 from tuna_models.conversion import Conversion, Converters, kind_of, shape_of
-from tuna_models.graph import constant
+from tuna_models.graph import constant, extents
 from tuna_models.obstacles import Unsupported
+from tuna_models.reducing import worst
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,15 @@ def _places(x: Any, windows: Sequence[PoolWindow], order: Sequence[int]) -> Any:
     strides, step = {}, 1
     for number in order:
         strides[number], step = step, step * windows[number].size
-    worst = tirx.min_value(x.dtype)
+    least = worst(str(x.dtype), largest=True)
 
     def better(a: Any, b: Any) -> Any:
         later = tirx.any(b[1] > a[1], a[0] < 0)
         return tirx.Select(later, b[0], a[0]), tirx.Select(later, b[1], a[1])
 
-    largest = te.comm_reducer(better, lambda at, value: (tirx.const(-1, at), tirx.min_value(value)))
+    largest = te.comm_reducer(
+        better, lambda at, value: (tirx.const(-1, at), worst(value, largest=True))
+    )
     taps = [te.reduce_axis((0, window.taps), f"tap{n}") for n, window in enumerate(windows)]
 
     def place(image: Any, channel: Any, *at: Any) -> Any:
@@ -138,7 +142,7 @@ def _places(x: Any, windows: Sequence[PoolWindow], order: Sequence[int]) -> Any:
         flat = (image * int(x.shape[1]) + channel).astype("int64") * step
         for number, w in enumerate(where):
             flat = flat + w.astype("int64") * strides[number]
-        value = tirx.if_then_else(inside, x(image, channel, *where), worst)
+        value = tirx.if_then_else(inside, x(image, channel, *where), least)
         return largest((tirx.if_then_else(inside, flat, tirx.const(-1, "int64")), value), axis=taps)
 
     shape = [*x.shape[:2], *(window.answers for window in windows)]
@@ -270,4 +274,48 @@ CONVERTERS: Converters = {
     "MaxUnpool": _max_unpool,
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2"), _reduced_in_fp32),
     **dict.fromkeys(("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"), _reduced_in_fp32),
+}
+
+
+def _largest(builder: Any, call: Any) -> Any:
+    """The largest value of each window; TVM's own is the least finite number where all are -inf."""
+    attributes, x = call.attrs, call.args[0]
+    answer, sizes = extents(call), (extents(x) or ())[2:]
+    assert answer is not None
+    assert attributes.layout == "NC" + "DHW"[-len(sizes) :]
+    axes = range(len(sizes))
+    taps, strides, dilations, pads = (
+        [int(number) for number in getattr(attributes, name)]
+        for name in ("pool_size", "strides", "dilation", "padding")
+    )
+    kind = str(x.ty.dtype)
+    reducer = te.comm_reducer(
+        maximum if kind.startswith("float") else lambda one, other: tirx.Max(one, other),
+        lambda _: worst(kind, largest=True),
+        name="max",
+    )
+    behind = [
+        max((answer[2 + n] - 1) * strides[n] + (taps[n] - 1) * dilations[n] + 1 - size - pads[n], 0)
+        for n, size in enumerate(sizes)
+    ]
+
+    def pooled(values: Any) -> Any:
+        padded = values
+        if any(pads) or any(behind):
+            ahead = [0, 0, *pads[: len(sizes)]]
+            padded = topi.nn.pad(values, ahead, [0, 0, *behind], worst(kind, largest=True))
+        at = [te.reduce_axis((0, tap), f"tap{n}") for n, tap in enumerate(taps)]
+
+        def value(*index: Any) -> Any:
+            where = [index[2 + n] * strides[n] + at[n] * dilations[n] for n in axes]
+            return reducer(padded(*index[:2], *where), axis=at)
+
+        return te.compute(answer, value, name="max_pool")
+
+    return builder.call_te(pooled, x, primfunc_name_hint=f"max_pool{len(sizes)}d")
+
+
+#: For `relax.transform.LegalizeOps`.
+LEGALIZATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    f"relax.nn.max_pool{axes}d": _largest for axes in (1, 2, 3)
 }

@@ -36,10 +36,10 @@ def extreme(builder: Any, x: Any, axes: Sequence[int], *, keep: bool, largest: b
     if not floating:
         better = tirx.Max if largest else tirx.Min
 
-    def worst(_: str) -> Any:
-        return _worst(kind, largest)
+    def start(_: str) -> Any:
+        return worst(kind, largest=largest)
 
-    reducer = te.comm_reducer(lambda left, right: better(left, right), worst, name=name)
+    reducer = te.comm_reducer(lambda left, right: better(left, right), start, name=name)
 
     def compute(values: Any) -> Any:
         inner = {axis: te.reduce_axis((0, shape[axis]), f"r{axis}") for axis in sorted(reduced)}
@@ -95,10 +95,10 @@ def index_of_extreme(
         return {at: te.reduce_axis((0, x.shape[at]), f"{name}{at}") for at in reduced}
 
     def extremes_at(*outside: Any) -> Any:
-        inner, worst = along("k"), _worst(kind, largest)
+        inner, least = along("k"), worst(kind, largest=largest)
         value = read(outside, inner)
         if floating and nan is Nan.PASSED:
-            value = tirx.Select(value > worst if largest else value < worst, value, worst)
+            value = tirx.Select(value > least if largest else value < least, value, least)
         return (te.max if largest else te.min)(value, axis=list(inner.values()))
 
     extremes = te.compute(shape, extremes_at, name="extremes")
@@ -134,7 +134,7 @@ def index_of_extreme(
     return te.compute(kept if keep else shape, index_at, name="index")
 
 
-def _worst(kind: str, largest: bool) -> Any:
+def worst(kind: str, *, largest: bool) -> Any:
     """The value that every other one of a type replaces as the largest, or the smallest."""
     if kind.startswith("float"):
         return tirx.const(-math.inf if largest else math.inf, kind)

@@ -21,6 +21,7 @@ from tuna.configs.model import SMALL, TOLERANCE
 from tuna.libraries import reference
 from tuna.libraries.tvm.model_answers import RightOutput
 from tuna_models import onnx_reference
+from tuna_models.onnx_graph import OnnxGraph
 from tuna_models.torch_importer import TorchModel
 
 #: Largest distance from a tie, in steps of eight bits, at which a quantised value may be the next
@@ -83,6 +84,7 @@ class Right:
     outputs: Sequence[RightOutput]
     quantised: Sequence[RightOutput] = ()  #: right values of the quantised tensors
     operands: Mapping[str, Any] = field(default_factory=dict)  #: values of other requested tensors
+    undefined: bool = False  #: True if a quantised tensor is rounded from NaN
 
 
 def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[str] = ()) -> Right:
@@ -92,7 +94,7 @@ def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[st
         found = zip(model.reference(inputs), names(model), strict=True)
         return Right([RightOutput(values, name) for values, name in found])
     graph = _Graph(model, inputs, near, operands)
-    return Right(graph.outputs(), graph.quantised(), graph.values)
+    return Right(graph.outputs(), graph.quantised(), graph.values, graph.undefined())
 
 
 def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, titles: str) -> str:
@@ -133,6 +135,7 @@ class _Graph:
         self, model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[str]
     ) -> None:
         self._model, self._near = model, near
+        self._graph = OnnxGraph(model)
         self._makers = {name: node for node in model.graph.node for name in node.output if name}
         read = [name for value in model.graph.output for name in self._behind(value.name)]
         self._answers, self._quantised, self.values = onnx_reference.evaluate(
@@ -165,6 +168,9 @@ class _Graph:
         neighbours."""
         found = []
         for name, (values, real, kind) in self._quantised.items():
+            if self._graph.is_quotient_exact(name):
+                found.append(RightOutput(values, name))
+                continue
             limits, reach = np.iinfo(values.dtype), 0.5 + _tie(kind, values.dtype)
             low, high = np.ceil(real - reach), np.floor(real + reach)
             low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
@@ -177,6 +183,10 @@ class _Graph:
                 )
             )
         return found
+
+    def undefined(self) -> bool:
+        """Whether a quantised tensor is rounded from NaN."""
+        return any(bool(np.any(np.isnan(real))) for _, real, _ in self._quantised.values())
 
     def _chain(self, name: str) -> tuple[Any, list[Any]]:
         """The operator that made whole numbers or truth values of real ones, or None, and those
@@ -212,6 +222,8 @@ class _Graph:
         if node is None or answer.values.dtype.kind == "f":
             return answer
         operands = [self.values[name] for name in node.input if name]
+        if self._near <= TOLERANCE and all(map(self._graph.is_exact, filter(None, node.input))):
+            return answer
         if node.op_type in _CHOOSING:
             return self._choices(answer, node, moved, operands[0])
         bounds = self._bounds(node, operands)

@@ -39,14 +39,16 @@ class RightOutput:
     high: Any = None  #: largest whole numbers that are right as well
     allowed: Any = None  #: true where an index of the last axis is right as well; None: not indices
 
-    def compare(self, found: Any, tolerance: float) -> Difference:
-        """Compare with a tensor; `tolerance` is of floating-point values."""
+    def compare(self, found: Any, tolerance: float, *, partial: bool = False) -> Difference:
+        """Compare with a tensor; `tolerance` is of floating-point values. With `partial` anything
+        is right where the right value is NaN."""
         right = np.asarray(self.values)
         if found.shape != right.shape or found.dtype != right.dtype:
             kinds = (f"{array.dtype} of shape {array.shape}" for array in (found, right))
             return Difference(float("inf"), why="is {}, and should be {}".format(*kinds))
         if right.dtype.kind in "fc":
-            error = distance(found, right)
+            defined = ~np.isnan(right) if partial else ...
+            error = distance(found[defined], right[defined])
             why = f"differs by {error:.2g} of its largest value, more than {tolerance:.2g}"
             if error == float("inf"):
                 why = "has infinities or NaN in other places than it should"
@@ -103,6 +105,7 @@ class Case:
     title: str = ""  #: title of the inputs, such as `silent`
     #: maximum error of floating-point outputs; None: that of `Answers`
     tolerance: float | None = None
+    partial: bool = False  #: True: NaN stands for values that are undefined
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,11 @@ class Answers:
                             differs = array ^ answer.values if part in _BOUNDS else array
                             arrays[key] = np.asarray(differs)
             names = {kind: [answer.name for answer in of] for kind, of in tensors.items()}
-            facts = {"title": case.title, "tolerance": case.tolerance}
+            facts = {
+                "title": case.title,
+                "tolerance": case.tolerance,
+                "partial": case.partial,
+            }
             cases.append({"inputs": len(case.inputs), **facts, **names})
         text = json.dumps({"cases": cases, "tolerance": self.tolerance})
         with open(path, "wb") as file:
@@ -161,6 +168,7 @@ class Answers:
                 answers(number, "cut", case["cut"]),
                 case["title"],
                 case["tolerance"],
+                case["partial"],
             )
             for number, case in enumerate(facts["cases"])
         ]
@@ -257,7 +265,7 @@ class ModelProblem(Problem):
                 diffs.append((first, "the model", Difference(float("inf"), why=why)))
             pairs += [("output", *pair) for pair in zip(case.outputs, run.outputs, strict=False)]
             for kind, right, array in pairs:
-                difference = right.compare(array, tolerance)
+                difference = right.compare(array, tolerance, partial=case.partial)
                 diffs.append((first, f"the {kind} {right.name}{of}", difference))
             if not run.composed:
                 why = "is not what its segments compute, one after the other"
