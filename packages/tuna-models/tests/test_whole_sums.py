@@ -218,6 +218,33 @@ def scaled_sums() -> Graph:
     return net
 
 
+def averages() -> Graph:
+    """Averages that are ties in many places, of bytes in both layouts."""
+    net = Graph()
+    image, grid = bytes_of(net.random, np.uint8, 3, 24, 8, 8), (0.037, np.uint8(77))
+    x = net.dequantised(net.given(image), *grid)
+    whole = image.astype(np.int64) - 77
+    rows = whole.reshape(3, 24, 4, 2, 4, 2)
+    largest = net.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    of_four = net.add("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
+    padded = {"kernel_shape": [1, 2], "strides": [1, 6], "pads": [0, 1, 0, 0]}
+    for y, steps in (
+        (of_four, rows.mean((3, 5))),
+        (net.add("GlobalAveragePool", x), rows.mean((2, 3, 4, 5))[..., None, None]),
+        (net.add("GlobalAveragePool", largest), rows.max((3, 5)).mean((2, 3))[..., None, None]),
+        (
+            net.add("AveragePool", x, **padded, count_include_pad=1),
+            np.stack([whole[..., 0] / 2, whole[..., 5:7].sum(-1) / 2], -1),
+        ),
+    ):
+        tensor = net.add(
+            "QuantizeLinear", y, net.constant(np.float32(grid[0])), net.constant(grid[1])
+        )
+        net.answer(tensor, TensorProto.UINT8, (steps, 77))
+    net.answer(of_four, TensorProto.FLOAT, rows.mean((3, 5)) * np.float64(np.float32(grid[0])))
+    return net
+
+
 def sums_without_kernels() -> Graph:
     """What no kernel of bytes takes: weights whose zero points leave more than eight bits, two
     variables, and transposed convolutions."""
@@ -262,6 +289,7 @@ def sums_without_kernels() -> Graph:
         (scaled_sums, TARGET["mcpu"]),
         (scaled_sums, "haswell"),
         (sums_without_kernels, TARGET["mcpu"]),
+        (averages, TARGET["mcpu"]),
     ],
 )
 def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(

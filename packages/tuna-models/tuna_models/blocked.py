@@ -317,8 +317,7 @@ def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
 def global_average(
     extents: tuple[int, ...], channels: int, kind: str = FP32, found: str = FP32
 ) -> Any:
-    """The mean of each channel as N, C, 1, 1 of type `found`; sums of whole numbers are exact, and
-    those of others fp32."""
+    """The mean of each channel as N, C, 1, 1 of type `found`; of whole numbers their exact sum."""
     batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype=kind)
     h, w = te.reduce_axis((0, height), "h"), te.reduce_axis((0, width), "w")
@@ -332,7 +331,7 @@ def global_average(
 
     def mean(n: Any, c: Any, _h: Any, _w: Any) -> Any:
         total = sums[n, tirx.floordiv(c, block), tirx.floormod(c, block)]
-        return _as(found, _as(FP32, total) * scale)
+        return _as(found, total * scale if wide == FP32 else total)
 
     y = te.compute((batch, channels, 1, 1), mean, name=_OUT)
     sch = Schedule(stages.module_of([x, y]))

@@ -7,6 +7,7 @@ other operators read, fp32, is made from these by each of them: what lies in mem
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import PRELU, RESIDUAL
 from tuna.libraries.tvm.kernels.packing import channels_in_blocks, column_blocks
 from tuna.libraries.tvm.problems import packed
-from tuna_models import block_operators, blocked, byte_functions
+from tuna_models import block_operators, blocked, byte_functions, whole_sums
 from tuna_models.elementwise import IMAGES
 from tuna_models.emit import Chosen, Emitter, name_of
 from tuna_models.fences import fence
@@ -320,7 +321,7 @@ class IntegerEmitter(Emitter):
         return True
 
     def _byte_mean(self, node: Node) -> bool:
-        """Emit the mean of images of bytes."""
+        """Emit the mean of images of bytes, and its quotients by the scales of roundings."""
         source, shape = node.args[0], extents(node.var)
         grid, base = self._integers.grids.get(source), self._integers.bases.get(source)
         if grid is None or base not in self._byte_blocks or shape is None:
@@ -329,10 +330,15 @@ class IntegerEmitter(Emitter):
         if found is None:
             return False
         op, emit, function = relax.op, self._builder.emit, self._of_blocks(found, _BYTES)
-        mean = self._call(function, [self._byte_blocks[base]], found.plain)
-        centered = emit(op.subtract(mean, _scalar(grid.stored_zero)))
-        found = emit(op.multiply(centered, _scalar(grid.scale)))
-        self._plain[node.var] = self._shaped(found, shape)
+        count = math.prod((extents(source) or ())[2:])
+        total = self._call(function, [self._byte_blocks[base]], found.plain)
+        centered = emit(op.subtract(total, _scalar(count * grid.stored_zero)))
+        for read, factor in whole_sums.multiples(
+            node.var, grid, self._graph, self._integers
+        ).items():
+            multiplied = emit(op.multiply(centered, _scalar(factor / count)))
+            self._plain[read] = self._shaped(multiplied, shape)
+            self._inside.add(read)
         return True
 
 

@@ -1,5 +1,5 @@
-"""Products and convolutions of whole numbers that no kernel of bytes takes, in exact sums of fp32.
-Imports TVM.
+"""Products, convolutions and averages of whole numbers that no kernel of bytes takes, in exact sums
+of fp32. Imports TVM.
 
 Those of int32, as MatMulInteger and ConvInteger are: fp32 has every whole number up to 2^24. So
 many products of bytes are added up by a kernel of fp32 that the sum stays below; sums of several
@@ -7,6 +7,9 @@ such parts are added in int32.
 
 Those of the real values of two quantised tensors: the whole numbers are summed, and the sum is
 multiplied by both scales once. Rounded products of real values would be off by 1e-4 of a step.
+
+Averages of the real values of a quantised tensor: the mean of whole numbers is multiplied once by
+the scale, over that of the rounding that follows. A mean of four is a tie in one of four places.
 
 Kernels of Winograd's are not exact, and take no part.
 """
@@ -26,6 +29,7 @@ from tuna_models.integers import Grid, Integers
 
 #: Operators that sum up products, with the axis of the weights that the answer has.
 _SUMMED = {"matmul": -1, "nn.conv1d": 0, "nn.conv2d": 0, "nn.conv3d": 0, "nn.conv2d_transpose": 1}
+_AVERAGED = {"nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"}
 #: Largest sum that fp32 is sure to hold, and largest whole number of a byte less a zero point
 _EXACT, _BYTE = 1 << 24, 255
 
@@ -33,11 +37,16 @@ _EXACT, _BYTE = 1 << 24, 255
 def written_out(graph: Graph, taken: Container[Any], integers: Integers) -> tuple[Graph, set[Any]]:
     """Return the graph with such operators in fp32, but for those with variables in `taken`, and
     the variables of their parts; what has too many taps for that stays in int32."""
-    nodes, parts = list[Node](), set[Any]()
+    nodes, parts, replaced = list[Node](), set[Any](), set[Any]()
     makers = {node.var: node for node in graph.nodes}
     for node in graph.nodes:
         written = None
-        if node.op in _SUMMED and node.var not in taken:
+        if node.var in replaced:
+            continue
+        if node.op in _AVERAGED and node.args[0] in integers.grids:
+            written = _Averaged(node, graph.whole, makers, integers.grids).scaled(graph, integers)
+            replaced.update(each.var for each in written)
+        elif node.op in _SUMMED and node.var not in taken:
             if str(node.var.ty.dtype) == "int32":
                 written = _Writer(node).run()
             else:
@@ -47,7 +56,7 @@ def written_out(graph: Graph, taken: Container[Any], integers: Integers) -> tupl
         else:
             nodes += written
             parts.update(each.var for each in written if each.op == node.op)
-    if not parts:
+    if not parts and not replaced:
         return graph, parts
     return graph.with_nodes(nodes), parts
 
@@ -125,6 +134,29 @@ class _Scaled(_Nodes):
         scale = relax.const(self._grids[var].scale, "float32")
         steps = self._emit(relax.op.divide(var, scale), shape, "float32")
         return self._emit(relax.op.round(steps), shape, "float32")
+
+
+class _Averaged(_Scaled):
+    """Writes an average of the real values of a quantised tensor as one of its whole numbers."""
+
+    def scaled(self, graph: Graph, integers: Integers) -> list[Node]:
+        """The operators, the last ones with the variables that `multiples` names."""
+        (x,), shape = self._node.args, extents(self._node.var)
+        assert shape is not None
+        mean = self._called([self._centered(x)], shape)
+        found = multiples(self._node.var, self._grids[x], graph, integers)
+        return self._nodes + [
+            Node(var, relax.op.multiply(mean, relax.const(factor, "float32")))
+            for var, factor in found.items()
+        ]
+
+
+def multiples(var: Any, grid: Grid, graph: Graph, integers: Integers) -> dict[Any, float]:
+    """The variables that are multiples of an average `var` of whole numbers on a grid, and by how
+    much: that of their real values, and its quotients by the scales of roundings."""
+    roundings = (integers.roundings.get(user.var) for user in graph.users.get(var, ()))
+    read = {each.nodes[0].var: grid.scale / each.grid.scale for each in roundings if each}
+    return {var: grid.scale, **read}
 
 
 class _Writer(_Nodes):
