@@ -350,3 +350,29 @@ def test_ranges_below_the_least_number_are_of_zeros() -> None:
     net.answer(name, TensorProto.UINT8, np.zeros(3, np.uint8))
     for made in (net.run(TARGET["mcpu"]), net.reference()):
         assert made[0].tolist() == [0, 0, 0]
+
+
+def test_zero_points_and_scales_may_be_known_when_the_model_runs() -> None:
+    """Of signed and unsigned bytes, around images too; the kernels of bytes take them."""
+    net = Graph()
+    scale = net.given(np.asarray(0.0123, np.float32))
+    for kind, zero in ((np.uint8, 201), (np.int8, -77)):
+        middle = net.given(np.asarray(zero, kind))
+        image = bytes_of(net.random, kind, 1, 24, 6, 7)
+        w = net.random.integers(-128, 128, (40, 24, 3, 3)).astype(np.int8)
+        bias = net.random.normal(size=(40, 1, 1)).astype(np.float32)
+        y = net.add("ConvInteger", net.given(image), net.constant(w), middle, pads=[1] * 4)
+        y = net.add("Mul", net.add("Cast", y, to=TensorProto.FLOAT), scale)
+        y = net.add("Add", y, net.constant(bias))
+        exact = convolved(image, w, zero, 1) * np.float64(np.float32(0.0123)) + bias
+        net.answer(y, TensorProto.FLOAT, exact)
+        a, b = bytes_of(net.random, kind, 7, 60), w.reshape(-1, 24)[:60]
+        y = net.add("MatMulInteger", net.given(a), net.constant(b), middle)
+        y = net.add("Mul", scale, net.add("Cast", y, to=TensorProto.FLOAT))
+        exact = (a.astype(np.int64) - zero) @ b.astype(np.int64)
+        net.answer(y, TensorProto.FLOAT, exact * np.float64(np.float32(0.0123)))
+    target = tvm.target.Target(TARGET)
+    planned = build.plan(importer.to_relax(net.model, "net"), TaskKernels(target, {}), target)
+    assert not planned.left_in_fp32
+    for found, (*_, right) in zip(net.run(TARGET["mcpu"]), net.outputs, strict=True):
+        np.testing.assert_allclose(found, right, rtol=3e-7, atol=3e-6)

@@ -203,7 +203,7 @@ class IntegerEmitter(Emitter):
         given = [self._byte_input(group, chosen), relax.const(chosen.pack(group.weights))]
         given += self._factors(group)
         if group.has_scalars:
-            given.append(relax.const(group.scalars()))
+            given.append(self._scalars(group))
         kind = _BYTES if group.rounded else "float32"
         convolution = isinstance(group.core, ConvConfig)
         added = dict[str, Any]()
@@ -265,18 +265,33 @@ class IntegerEmitter(Emitter):
         assert shape is not None
         columns = shape and shape[-1] > 1
         scale = self._shaped(scale, (shape[-1],) if columns else ())
-        multiplied = emit(op.multiply(scale, relax.const(group.scales.astype(np.float32))))
         bias = np.zeros(len(group.scales)) if group.bias is None else group.bias
-        return [self._dynamic_start(group), multiplied, relax.const(bias.astype(np.float32))]
+        factors = [group.scales.astype(np.float32), bias.astype(np.float32)]
+        if isinstance(group.core, ConvConfig):
+            factors = [self._channels(values) for values in factors]
+        multiplied, added = (relax.const(values) for values in factors)
+        return [self._dynamic_start(group), emit(op.multiply(scale, multiplied)), added]
 
     def _dynamic_start(self, group: IntegerGroup) -> Any:
         """Z of a zero point that may be a variable."""
-        op, emit, sums = relax.op, self._builder.emit, group.sums.astype(np.int32)
+        sums = group.sums.astype(np.int32)
         if not isinstance(group.zero, relax.Var):
             return relax.const(self._starts(group, -int(group.zero) * sums))
+        taken = relax.const(self._starts(group, -sums))
+        return self._builder.emit(relax.op.multiply(self._stored_zero(group), taken))
+
+    def _stored_zero(self, group: IntegerGroup) -> Any:
+        """The byte that stands for zero, in int32, where that is known when the model runs."""
         signed = self._integers.signed[self._integers.bases[group.input]]
-        zero = emit(op.add(self._shaped(self.plain(group.zero), ()), relax.const(128 * signed)))
-        return emit(op.multiply(zero, relax.const(self._starts(group, -sums))))
+        zero, offset = self._shaped(self.plain(group.zero), ()), relax.const(128 * signed)
+        return self._builder.emit(relax.op.add(zero, offset))
+
+    def _scalars(self, group: IntegerGroup) -> Any:
+        """P as the kernel takes it."""
+        if not isinstance(group.zero, relax.Var):
+            return relax.const(group.scalars())
+        zero = self._builder.emit(relax.op.astype(self._stored_zero(group), "float32"))
+        return self._shaped(zero, (1,))
 
     def _starts(self, group: IntegerGroup, values: Any) -> Any:
         """A whole number for each channel or column, in blocks."""

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import BIAS, CASTS, TaskConfig
-from tuna.configs.values import DataType, Direction
+from tuna.configs.values import DataType
 from tuna_models import convolutions, groups, integers
 from tuna_models.graph import Graph, Node, constant_of, extents
 from tuna_models.groups import FusionGroup
@@ -58,7 +58,7 @@ class _Finder:
         if node.op == "matmul":
             group = self._product(node, centered)
         else:
-            group = self._convolution(node) if centered is None else "its scale is no constant"
+            group = self._convolution(node, centered)
         if isinstance(group, IntegerGroup):
             group = self._complete(group, dynamic=centered is not None)
         if isinstance(group, str):
@@ -76,27 +76,32 @@ class _Finder:
             self.taken.update(member.var for member in addition.nodes)
             self.found.additions.append(addition)
 
-    def _convolution(self, node: Node) -> IntegerGroup | str:
-        layer = convolutions.find(node, self.graph, self.block)
-        if layer is None:
-            return "no kernel takes it"
-        if layer.core.direction is not Direction.FORWARD:
+    def _convolution(self, node: Node, centered: tuple[Any, Any] | None) -> IntegerGroup | str:
+        if node.op.endswith("transpose"):
             return "it is transposed"
-        grid = self.found.integers.grids.get(layer.input)
-        if grid is None:
-            return "its input is no tensor of bytes"
+        if constant_of(node.args[1]) is None:
+            return "both factors are variables"
         whole = integers.weights_of(self.graph, node.args[1], 0)
         if isinstance(whole, str):
             return whole
-        numbers = convolutions.find(node, self.graph, self.block, whole[0])
-        assert numbers is not None
-        window = layer.window and replace(layer.window, value=grid.stored_zero)
+        layer = convolutions.find(node, self.graph, self.block, whole[0])
+        if layer is None:
+            return "no kernel takes it"
+        scale, grid = 1.0, self.found.integers.grids.get(layer.input)
+        if centered is None and grid is not None:
+            centered, scale = (layer.input, grid.stored_zero), grid.scale
+        if centered is None or (grid is None and not layer.input.same_as(node.args[0])):
+            return "its input is no tensor of bytes"
+        source, zero = centered
+        if layer.window is not None and isinstance(zero, relax.Var):
+            return "what is around its input is no constant"
+        window = layer.window and replace(layer.window, value=zero)
         return IntegerGroup(
             replace(layer.core, data_type=DataType.INT8),
-            layer.input,
-            numbers.weights.astype(np.int8),
-            grid.scale * whole[1],
-            grid.stored_zero,
+            source,
+            layer.weights.astype(np.int8),
+            scale * whole[1],
+            zero,
             window=window,
             nodes=list(layer.nodes),
         )
@@ -151,7 +156,8 @@ class _Finder:
         given = extents(scale) if isinstance(scale, relax.Var) else None
         if given is None or extents(user.var) != shape:
             return False
-        if math.prod(given) not in (1, shape[-1]) or math.prod(given) != (given or (1,))[-1]:
+        columns = shape[-1] if isinstance(group.core, GemmConfig) else 1
+        if math.prod(given) not in (1, columns) or math.prod(given) != (given or (1,))[-1]:
             return False
         group.scale = scale
         group.nodes += [cast, user]
