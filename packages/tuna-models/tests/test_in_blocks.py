@@ -83,6 +83,20 @@ def test_average_pools_work_on_blocks(attributes: dict[str, Any]) -> None:
     assert error_of(model, found, image(1, 8, 7, 8)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("mode", "coordinates"),
+    [("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")],
+)
+def test_images_are_resized_in_blocks(mode: str, coordinates: str) -> None:
+    net = Net((2, 8, 6, 7))
+    x, scales = net.relu(net.conv("x", 8, 20, 1)), net.constant((1.0, 1.0, 3.0, 2.0))
+    way = {"coordinate_transformation_mode": coordinates, "nearest_mode": "floor"}
+    x = net.add("Resize", x, "", scales, mode=mode, **way)
+    found = planned(model := net.model(net.conv(x, 20, 8, 1)))
+    assert others(found) == {"to_blocks": 1, "resized": 1, "from_blocks": 1}
+    assert error_of(model, found, image(2, 8, 6, 7)) < 1e-5
+
+
 def test_a_batch_normalisation_behind_channels_put_together_works_on_blocks() -> None:
     net = Net((2, 8, 5, 6))
     whole = net.add("Concat", *(net.conv("x", 8, outs, 1, norm=False) for outs in (20, 7)), axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 import tvm
 from command_lines import Ended
 from compiled import check
+from onnx import helper
 from quantised_nets import Quantised, bytes_alone, dynamic, operators, residual, stem
 from test_plan import TARGET
 
@@ -162,19 +164,50 @@ def test_quantised_tensors_that_several_functions_read_are_bytes_in_memory(tmp_p
     gate = net.add("Sigmoid", net.rounded(net.quantised_conv(gate, 32, size=1), 0.02))
     y = net.rounded(net.add("Mul", y, net.rounded(gate, 1 / 255, 0)), 0.02)
     model = net.model(net.rounded(net.quantised_conv(y, 16, 32), 0.05))
+    assert _computed_on_bytes(model, tmp_path)["global_average"] == 1
+
+
+@pytest.mark.parametrize("widths", [(16, 32), (12, 20)])
+def test_bytes_are_resized_put_together_and_taken_apart(
+    widths: tuple[int, int], tmp_path: Path
+) -> None:
+    """Whether parts begin at a block of channels or inside of one."""
+    net, total = Quantised((1, 16, 6, 7), 13), sum(widths)
+    y = net.rounded(net.quantised_conv(net.rounded("x", 0.03), total, 16), 0.04)
+    net.nodes.append(helper.make_node("Split", [y, net.whole(widths)], ["a", "b"], axis=1))
+    cut = net.add("Slice", y, net.whole((-widths[1],)), net.whole((99,)), net.whole((1,)))
+    # of the tensors to put together one has the scale of the answer
+    grids = {"a": 0.05, "b": 0.04, cut: 0.04}
+    parts = [net.rounded(part, scale) for part, scale in grids.items()]
+    y = net.rounded(net.add("Concat", *parts, axis=1), 0.05)
+    y = net.rounded(net.quantised_conv(y, 24, total + widths[1]), 0.04)
+    scales, way = net.constant((1.0, 1.0, 2.0, 2.0)), {"nearest_mode": "floor"}
+    y = net.add("Resize", y, "", scales, coordinate_transformation_mode="asymmetric", **way)
+    y = net.rounded(net.quantised_conv(net.rounded(y, 0.04), 16, 24), 0.05)
+    calls = _computed_on_bytes(net.model(y), tmp_path)
+    assert (calls["resized"], calls["concatenation"]) == (1, 1)
+    assert calls["channels"] == (3 if widths[0] % 16 == 0 else 1)
+
+
+def _computed_on_bytes(model: Any, folder: Path) -> dict[str, int]:
+    """Calls of the built model by function, of which those on blocks of channels read and write
+    bytes alone; its answers are right."""
     target = tvm.target.Target(TARGET)
     planned = build.plan(importer.to_relax(model, "net"), TaskKernels(target, {}), target)
-    large = {
-        (name, str(param.ty.dtype))
+    kinds = {
+        str(param.ty.dtype)
         for name in planned.functions
         for param in planned.module[name].params
-        if [int(extent) for extent in param.shape][:1] == [1] and len(param.shape) == 5
+        if len(param.shape) == 5 and int(param.shape[0]) == 1
     }
-    assert {kind for _, kind in large} == {"uint8"}
-    assert planned.calls["global_average"] == 1
-    problem, runs = check(tmp_path, TARGET, model, model)
+    assert kinds == {"uint8"}
+    problem, runs = check(folder, TARGET, model, model)
     assert runs[0].composed
     assert problem.error(runs) <= 1e-3, problem.report(runs)
+    found = Counter[str]()
+    for name, count in planned.calls.items():
+        found[name.rstrip("0123456789")] += count
+    return found
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")

@@ -1,5 +1,5 @@
 """Finds the function on blocks of channels that computes an operator of a model: pooling, averages,
-padding, and channels put together or taken apart. Imports TVM.
+padding, resizing, and channels put together or taken apart. Imports TVM.
 
 Operators on single values need none: they are the same in blocks (`elementwise.py`).
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax
 
-from tuna_models import blocked, pads
+from tuna_models import block_resizing, blocked, pads
 from tuna_models.graph import RESHAPES, Graph, Node, extents
 
 
@@ -129,6 +129,25 @@ def _channels(source: Any, first: int, shape: tuple[int, ...], block: int) -> Bl
     return BlockFunction("channels", (extended, first // block, blocks), make, [source])
 
 
+def resized(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction | None:
+    """The function of a resized image, of values of any type where they are the nearest ones."""
+    given, attrs = extents(node.args[0]), node.attrs
+    if given is None or len(given) != 4 or attrs.layout != "NCHW" or given[:2] != shape[:2]:
+        return None
+    extended = blocked.blocked_extents(given, block)
+    way = block_resizing.Resizing(
+        str(attrs.method),
+        str(attrs.coordinate_transformation_mode),
+        str(attrs.rounding_method),
+        float(attrs.cubic_alpha),
+        int(attrs.cubic_exclude),
+    )
+    if way.coordinates == "tf_crop_and_resize":
+        return None
+    make = partial(block_resizing.resized, extended, shape[2:], way)
+    return BlockFunction("resized", (extended, shape[2:], way), make, node.args[:1])
+
+
 def _padded(source: Any, padding: pads.Padding, block: int) -> BlockFunction | None:
     shape = extents(source)
     if shape is None or len(shape) != 4 or not padding.only_spatial:
@@ -155,4 +174,5 @@ _FINDERS: dict[str, Callable[[Node, tuple[int, ...], int], BlockFunction | None]
     "mean": mean,
     "concat": _concat,
     "strided_slice": _slice,
+    "image.resize2d": resized,
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
@@ -52,6 +53,7 @@ class IntegerEmitter(Emitter):
         self._inside |= found.taken
         self._bytes: dict[Any, Any] = {}  #: by base, in the model's layout
         self._byte_blocks: dict[Any, Any] = {}
+        self._of_bytes = {"mean": self._byte_mean, "concat": self._byte_concat}
         self._derived = set[Any]()  #: variables whose values are made from bytes
         self._aliases = defaultdict[Any, list[Any]](list)
         for var, base in found.integers.bases.items():
@@ -129,7 +131,7 @@ class IntegerEmitter(Emitter):
             self._byte_sum(addition)
         elif node.var in self._integers.moving and self._moved(node):
             self._derive(node.var)
-        elif node.op == "mean" and self._byte_mean(node):
+        elif node.op in self._of_bytes and self._of_bytes[node.op](node):
             return
         elif node.var not in self._derived:
             super()._emit(node)
@@ -319,10 +321,14 @@ class IntegerEmitter(Emitter):
 
     def _moved(self, node: Node) -> bool:
         """Emit an operator that moves bytes."""
-        source, shape = node.args[0], extents(node.var)
+        shape = extents(node.var)
         assert shape is not None
-        if node.op == "nn.max_pool2d":
-            found = block_operators.max_pool(node, shape, self._block)
+        if node.op in ("", "strided_slice"):
+            self._cut_out(node, shape)
+            return True
+        source = node.args[0]
+        if node.op in _OF_IMAGES:
+            found = _OF_IMAGES[node.op](node, shape, self._block)
             assert found is not None
             function = self._of_blocks(found, _BYTES)
             sizes = blocked.blocked_extents(shape, self._block)
@@ -333,6 +339,51 @@ class IntegerEmitter(Emitter):
         else:
             moved = relax.op.permute_dims(self.bytes(source), node.attrs.axes)
             self._bytes[node.var] = self._builder.emit(moved)
+        return True
+
+    def _cut_out(self, node: Node, shape: tuple[int, ...]) -> None:
+        """Emit a part of bytes: a slice, or one of the parts of a split."""
+        cut = node if node.op else self._graph.maker(node.value.tuple_value)
+        assert cut is not None
+        found = block_operators.find(node, self._graph, self._block)
+        if found is not None and self._reads_blocks(found.sources):
+            sizes = blocked.blocked_extents(shape, self._block)
+            function = self._of_blocks(found, _BYTES)
+            read = [self.byte_blocks(source) for source in found.sources]
+            self._byte_blocks[node.var] = self._call(function, read, sizes, _BYTES)
+            return
+        args = [self.bytes(cut.args[0]), *cut.args[1:]]
+        value = self._builder.emit(
+            tvm.ir.Call(cut.value.op, args, cut.value.attrs, cut.value.ty_args)
+        )
+        if not node.op:
+            value = self._builder.emit(relax.TupleGetItem(value, int(node.value.index)))
+        self._bytes[node.var] = value
+
+    def _byte_concat(self, node: Node) -> bool:
+        """Emit channels put together that are rounded behind, each tensor before."""
+        user = self._graph.sole_user(node.var)
+        rounding = user and self._integers.roundings.get(user.var)
+        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if not rounding or not found or not shape or not self._reads_blocks(found.sources):
+            return False
+        *before, last = rounding.nodes
+        parts = list[Any]()
+        for source in found.sources:
+            if self._integers.grids.get(source) == rounding.grid:
+                parts.append(self.byte_blocks(source))
+                continue
+            value = self._operand(source)
+            for each in rounding.nodes:
+                args = [value, *map(self._operand, each.args[1:])]
+                call = tvm.ir.Call(each.value.op, args, each.value.attrs, each.value.ty_args)
+                value = self._builder.emit(call)
+            parts.append(self._as_bytes(last.var, value))
+        sizes = blocked.blocked_extents(shape, self._block)
+        function = self._of_blocks(found, _BYTES)
+        self._byte_blocks[last.var] = self._call(function, parts, sizes, _BYTES)
+        self._inside |= {each.var for each in before}
+        self._derive(last.var)
         return True
 
     def _byte_mean(self, node: Node) -> bool:
@@ -355,6 +406,10 @@ class IntegerEmitter(Emitter):
             self._plain[read] = self._shaped(multiplied, shape)
             self._inside.add(read)
         return True
+
+
+#: Operators whose values are some of those of an image
+_OF_IMAGES = {"nn.max_pool2d": block_operators.max_pool, "image.resize2d": block_operators.resized}
 
 
 def _kind(var: Any) -> str:

@@ -96,12 +96,17 @@ def find(graph: Graph) -> Integers:
         elif node.op == "multiply":
             _real(found, node, makers)
         elif node.op in _MOVING:
-            _moved(found, node)
+            _moved(found, node, node.args[0])
+        elif isinstance(node.value, relax.TupleGetItem):
+            split = makers.get(node.value.tuple_value)
+            if split is not None and split.op == "split":
+                _moved(found, node, split.args[0])
     return found
 
 
 #: Operators whose values are some of those of their only tensor
-_MOVING = {"nn.max_pool2d", "permute_dims", *RESHAPES}
+_MOVING = {"nn.max_pool2d", "image.resize2d", "strided_slice", "permute_dims", *RESHAPES}
+_OF_IMAGES = {"nn.max_pool2d", "image.resize2d"}
 
 
 def _add_typed(found: Integers, var: Any) -> None:
@@ -181,12 +186,13 @@ def _real(found: Integers, node: Node, makers: Mapping[Any, Node]) -> None:
         found.add(node.var, found.bases[source], grid)
 
 
-def _moved(found: Integers, node: Node) -> None:
+def _moved(found: Integers, node: Node, source: Any) -> None:
     """Add the whole numbers that an operator moves."""
-    source = node.args[0]
     if not isinstance(source, relax.Var) or source not in found.bases:
         return
-    if extents(node.var) is None or (node.op == "nn.max_pool2d" and node.attrs.layout != "NCHW"):
+    if extents(node.var) is None or (node.op in _OF_IMAGES and node.attrs.layout != "NCHW"):
+        return
+    if node.op == "image.resize2d" and node.attrs.method != "nearest_neighbor":
         return
     found.add(node.var, node.var, found.grids.get(source))
     found.signed[node.var] = _signed(found, source)
