@@ -94,6 +94,14 @@ def table(net: Net, size: int) -> str:
             ),
             (0, 2),
         ),
+        (
+            indexed(
+                lambda net, x: net.add("Unsqueeze", x, net.whole([2])),
+                lambda net, x: net.add("Equal", x, net.whole(range(9))),
+                lambda net, x: net.add("Cast", x, to=FLOAT),
+            ),
+            (0, 8),
+        ),
         (indexed(lambda net, x: net.add("Cast", x, to=FLOAT)), None),
         (
             indexed(

@@ -1,9 +1,10 @@
 """Inputs of a model, from a file or drawn at random within their bounds, and the error of its
 outputs. Imports TVM.
 
-A token id is drawn below the size of the embedding that it indexes, a length up to the number that
-it is compared with, a whole divisor above zero; other integers and truth values are masks. An input
-is a mapping as in a manifest (`manifest.ModelTensor`).
+A token id is drawn below the size of the embedding that it indexes, or within the range whose
+numbers it is compared with, a length up to the number that it is compared with, a whole divisor
+above zero; other integers and truth values are masks. An input is a mapping as in a manifest
+(`manifest.ModelTensor`).
 """
 
 from __future__ import annotations
@@ -165,6 +166,13 @@ class _Followed:
                 if (limits := self._numbers(other)) is not None and limits[0] < limits[1]:
                     for number in self._of(arg):
                         self._lengths[number].append((1, limits[1] + 1))
+        if node.op == "equal":  # to each index of a range: a one-hot row, as JAX writes it
+            for arg, other in (args, args[::-1]):
+                values = constant_of(other)
+                if values is not None and _is_range(values):
+                    for number, (low, high) in self._of(arg).items():
+                        first, last = int(values.min()), int(values.max())
+                        self._indices[number].append((first - low, last - high))
         if node.op in _DIVIDING and "int" in str(getattr(node.var.ty, "dtype", "")):
             for number, (low, _) in self._of(args[1]).items():
                 self._divisors[number].append((1 - low, _DIVISORS - low))
@@ -222,6 +230,12 @@ class _Followed:
         ):
             return None
         return int(constant.min()), int(constant.max())
+
+
+def _is_range(values: Any) -> bool:
+    """Whether an array has each of three and more whole numbers in a row once."""
+    ordered = np.sort(values, axis=None)
+    return ordered.size > 2 and ordered.dtype.kind in "iuf" and bool(np.all(np.diff(ordered) == 1))
 
 
 def _parts(expression: Any) -> Iterator[Any]:
