@@ -218,8 +218,16 @@ def scaled_sums() -> Graph:
     return net
 
 
+def _doubled(values: Any, axis: int) -> Any:
+    """Twice as many values, three quarters of the nearest one and a quarter of the next."""
+    last = values.shape[axis] - 1
+    places = np.arange(2 * values.shape[axis])
+    others = np.clip(places // 2 + 2 * (places % 2) - 1, 0, last)
+    return 0.75 * values.take(places // 2, axis) + 0.25 * values.take(others, axis)
+
+
 def averages() -> Graph:
-    """Averages that are ties in many places, of bytes in both layouts."""
+    """Averages and larger images with ties in many places, of bytes in both layouts."""
     net = Graph()
     image, grid = bytes_of(net.random, np.uint8, 3, 24, 8, 8), (0.037, np.uint8(77))
     x = net.dequantised(net.given(image), *grid)
@@ -227,9 +235,11 @@ def averages() -> Graph:
     rows = whole.reshape(3, 24, 4, 2, 4, 2)
     largest = net.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
     of_four = net.add("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
+    twice = net.constant(np.array([1, 1, 2, 2], np.float32))
     padded = {"kernel_shape": [1, 2], "strides": [1, 6], "pads": [0, 1, 0, 0]}
     for y, steps in (
         (of_four, rows.mean((3, 5))),
+        (net.add("Resize", x, "", twice, mode="linear"), _doubled(_doubled(whole, 2), 3)),
         (net.add("GlobalAveragePool", x), rows.mean((2, 3, 4, 5))[..., None, None]),
         (net.add("GlobalAveragePool", largest), rows.max((3, 5)).mean((2, 3))[..., None, None]),
         (

@@ -8,8 +8,9 @@ such parts are added in int32.
 Those of the real values of two quantised tensors: the whole numbers are summed, and the sum is
 multiplied by both scales once. Rounded products of real values would be off by 1e-4 of a step.
 
-Averages of the real values of a quantised tensor: the mean of whole numbers is multiplied once by
-the scale, over that of the rounding that follows. A mean of four is a tie in one of four places.
+Averages of the real values of a quantised tensor, and its linear interpolation: the mean of whole
+numbers is multiplied once by the scale, over that of the rounding that follows. A mean of four is a
+tie in one of four places.
 
 Kernels of Winograd's are not exact, and take no part.
 """
@@ -43,7 +44,7 @@ def written_out(graph: Graph, taken: Container[Any], integers: Integers) -> tupl
         written = None
         if node.var in replaced:
             continue
-        if node.op in _AVERAGED and node.args[0] in integers.grids:
+        if _is_average(node) and node.args[0] in integers.grids:
             written = _Averaged(node, graph.whole, makers, integers.grids).scaled(graph, integers)
             replaced.update(each.var for each in written)
         elif node.op in _SUMMED and node.var not in taken:
@@ -141,14 +142,19 @@ class _Averaged(_Scaled):
 
     def scaled(self, graph: Graph, integers: Integers) -> list[Node]:
         """The operators, the last ones with the variables that `multiples` names."""
-        (x,), shape = self._node.args, extents(self._node.var)
+        (x, *rest), shape = self._node.args, extents(self._node.var)
         assert shape is not None
-        mean = self._called([self._centered(x)], shape)
+        mean = self._called([self._centered(x), *rest], shape)
         found = multiples(self._node.var, self._grids[x], graph, integers)
         return self._nodes + [
             Node(var, relax.op.multiply(mean, relax.const(factor, "float32")))
             for var, factor in found.items()
         ]
+
+
+def _is_average(node: Node) -> bool:
+    """Whether an operator adds up its values with weights."""
+    return node.op in _AVERAGED or (node.op == "image.resize2d" and node.attrs.method == "linear")
 
 
 def multiples(var: Any, grid: Grid, graph: Graph, integers: Integers) -> dict[Any, float]:
