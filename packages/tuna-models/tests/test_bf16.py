@@ -267,6 +267,13 @@ def test_a_refusal_names_the_layers_that_are_off_alone(allowed: float, said: str
     assert "Conv v0" in sentence or "Conv v3" in sentence
 
 
+def test_a_refusal_does_not_name_a_product_that_is_in_fp32() -> None:
+    net = Net((1, 8, 1))
+    phases = net.add("MatMul", "x", net.constant([[0.3, 0.7]]))
+    model = net.model(net.add("MatMul", net.add("Sin", phases), net.constant(normal(2, 4))))
+    assert list(rounding.errors(model, {"x": 1e3 * normal(1, 8, 1)})) == ["MatMul v2"]
+
+
 def test_the_precision_makes_an_import_another_version_and_fp32_leaves_them_as_they_were() -> None:
     plain = Manifest(
         file="f",
