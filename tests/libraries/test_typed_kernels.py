@@ -169,6 +169,23 @@ def test_a_kernel_rounds_ties_to_even_and_keeps_nan(columns: int) -> None:
         np.testing.assert_array_equal(found[np.isinf(row)], row[np.isinf(row)])
 
 
+@pytest.mark.parametrize("columns", [64, 65])
+def test_sums_of_a_product_alone_round_ties_to_even(columns: int) -> None:
+    targets = [target for target in runnable() if "bf16" in machine.from_target(target).words]
+    if not targets:
+        pytest.skip("this CPU has no avx512_bf16")
+    core = GemmConfig(m=2, n=columns, k=2, data_type=DataType.BF16)
+    task = TaskConfig(core=core, layouts="layer")
+    made, problem = problems.with_family(task, "gemm", Mode.LAYER, targets[0]), reference.make(task)
+    assert made is not None
+    a = np.array([[1, 2**-8], [1 + 2**-7, 2**-8]], problem.inputs[0].dtype)
+    given = [*made.inputs(a, np.ones_like(problem.inputs[1])), made.output(problem.blank())]
+    tensors = [tvm.runtime.tensor(array) for array in given]
+    tvm.tirx.build(made.candidate(0).mod, target=targets[0])["main"](*tensors)
+    found = made.answer(tensors[-1].numpy()).astype(np.float32).reshape(2, columns)
+    np.testing.assert_array_equal(found, np.repeat([[1], [1 + 2**-6]], columns, axis=1))
+
+
 PLAIN_CONV = ConvConfig(1, 24, 6, 6, 40, 3, 3, 1, 1)
 DEPTHWISE = ConvConfig(1, 40, 6, 5, 40, 3, 1, 1, 0, group_count=40)
 PRODUCT = GemmConfig(m=7, n=40, k=30)

@@ -6,4 +6,4 @@ intrinsics."""
 #: toolchain, so that results of other kernels belong to another environment: a record is the steps
 #: from a kernel's definition to its schedule, the index of a point in its space, and says nothing
 #: of the order of packed weights.
-VERSION = 13
+VERSION = 14
