@@ -57,7 +57,7 @@ class _Runner:
         self.process.stdin.write(f"{file}\n")
         self.process.stdin.flush()
         assert json.loads(self.process.stdout.readline()) == []
-        with np.load(file) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             return [arrays[name] for name in arrays.files]
 
 
