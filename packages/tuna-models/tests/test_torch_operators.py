@@ -75,6 +75,16 @@ def interpolations(x: Any) -> Any:
     )
 
 
+def samples(x: Any) -> Any:
+    grid = torch.stack([x[:, 0, :5, :6], x[:, 1, :5, :6]], -1) * 0.8
+    return (
+        functional.grid_sample(x, grid, "bilinear", "zeros", False),
+        functional.grid_sample(x, grid, "nearest", "border", False),
+        functional.grid_sample(x, grid, "bilinear", "reflection", True),
+        functional.grid_sample(x, grid, "bicubic", "border", True),
+    )
+
+
 def reductions(x: Any) -> Any:
     return (
         functional.group_norm(x, 4),
@@ -92,6 +102,23 @@ def reductions(x: Any) -> Any:
     )
 
 
+def arithmetic(x: Any) -> Any:
+    y, whole, places = x.flip(1), (x * 9).to(torch.int64), torch.tensor([3, 0, 1])
+    return (
+        torch.add(x, y, alpha=2.5),
+        torch.sub(whole, whole.flip(2), alpha=3),
+        torch.rsub(x, y, alpha=2),
+        torch.add(x, 3, alpha=2),
+        torch.pow(whole, whole.abs() % 3),
+        torch.log1p(x.abs() * 1e-5),
+        torch.log1p(x.abs()),
+        torch.expm1(x * 1e-4),
+        x[:, -2],
+        x[0, places, :, places],
+        x[:, places, :, places],
+    )
+
+
 def in_half(x: Any) -> Any:
     """Sums beyond the largest number of fp16, 65,504."""
     half = x.half()
@@ -99,7 +126,9 @@ def in_half(x: Any) -> Any:
     return half.mean(), many.mean(), many.mean(1), many.sum(1) / 9, torch.softmax(half, -1)
 
 
-@pytest.mark.parametrize("function", [activations, pools, interpolations, reductions, in_half])
+@pytest.mark.parametrize(
+    "function", [activations, pools, interpolations, samples, reductions, arithmetic, in_half]
+)
 def test_operators_answer_as_pytorch_does(function: Any) -> None:
     torch.manual_seed(1)
     x = torch.randn(1, 8, 12, 12)

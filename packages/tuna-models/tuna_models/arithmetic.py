@@ -117,6 +117,22 @@ def _is_infinite(node: Conversion) -> Any:
     return found[0] if len(found) == 1 else node.emit(relax.op.logical_or(*found))
 
 
+def twice_artanh(node: Conversion, part: Any) -> Any:
+    """Return 2 artanh of values up to a third, by its series."""
+    kind = kind_of(part)
+
+    def number(value: float) -> Any:
+        return relax.const(value, kind)
+
+    square = node.emit(relax.op.multiply(part, part))
+    terms = 8 if kind == "float32" else 17
+    series = number(2 / (2 * terms + 1))
+    for term in reversed(range(terms)):
+        higher = node.emit(relax.op.multiply(square, series))
+        series = node.emit(relax.op.add(higher, number(2 / (2 * term + 1))))
+    return node.emit(relax.op.multiply(part, series))
+
+
 def _softplus(node: Conversion) -> Any:
     """Return log(1 + e^x) to the last digits, as max(x, 0) + log(1 + e) with e = e^-|x|.
 
@@ -131,13 +147,7 @@ def _softplus(node: Conversion) -> Any:
 
     small = node.emit(relax.op.exp(node.emit(relax.op.negative(node.emit(relax.op.abs(x))))))
     part = node.emit(relax.op.divide(small, node.emit(relax.op.add(small, number(2.0)))))
-    square = node.emit(relax.op.multiply(part, part))
-    terms = 8 if wide == "float32" else 17
-    series = number(2 / (2 * terms + 1))
-    for term in reversed(range(terms)):
-        higher = node.emit(relax.op.multiply(square, series))
-        series = node.emit(relax.op.add(higher, number(2 / (2 * term + 1))))
-    series = node.emit(relax.op.multiply(part, series))
+    series = twice_artanh(node, part)
     positive = node.emit(relax.op.maximum(x, number(0.0)))
     return node.cast(node.emit(relax.op.add(positive, series)), kind)
 

@@ -91,8 +91,12 @@ def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[st
     """The right answers of a model, and the values of `operands`; `near` is `tolerance`'s
     number."""
     if isinstance(model, TorchModel):
-        found = zip(model.reference(inputs), names(model), strict=True)
-        return Right([RightOutput(values, name) for values, name in found])
+        answers = zip(model.reference(inputs), names(model), strict=True)
+        tensors = model.quantised(inputs).items()
+        return Right(
+            [RightOutput(values, name) for values, name in answers],
+            [_beside_ties(name, values, real, np.float32) for name, (values, real) in tensors],
+        )
     graph = _Graph(model, inputs, near, operands)
     return Right(graph.outputs(), graph.quantised(), graph.values, graph.undefined())
 
@@ -166,23 +170,12 @@ class _Graph:
     def quantised(self) -> list[RightOutput]:
         """The right whole numbers of each quantised tensor, those near a tie with their
         neighbours."""
-        found = []
-        for name, (values, real, kind) in self._quantised.items():
-            if self._graph.is_quotient_exact(name):
-                found.append(RightOutput(values, name))
-                continue
-            limits, reach = np.iinfo(values.dtype), 0.5 + _tie(kind, values.dtype)
-            low, high = np.ceil(real - reach), np.floor(real + reach)
-            low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
-            found.append(
-                RightOutput(
-                    values,
-                    name,
-                    np.minimum(low.astype(values.dtype), values),
-                    np.maximum(high.astype(values.dtype), values),
-                )
-            )
-        return found
+        return [
+            RightOutput(values, name)
+            if self._graph.is_quotient_exact(name)
+            else _beside_ties(name, values, real, kind)
+            for name, (values, real, kind) in self._quantised.items()
+        ]
 
     def undefined(self) -> bool:
         """Whether a quantised tensor is rounded from NaN."""
@@ -283,6 +276,20 @@ class _Graph:
         # the axis of the choices back to its place, before that of all indices
         allowed = np.moveaxis(allowed, -2, axis if node.op_type == "TopK" else -2)
         return replace(answer, allowed=allowed.reshape(*answer.values.shape, lines.shape[-1]))
+
+
+def _beside_ties(name: str, values: Any, real: Any, kind: Any) -> RightOutput:
+    """The whole numbers of a quantised tensor, those near a tie with their neighbours; `real` are
+    the values of type `kind` that were rounded, in steps."""
+    limits, reach = np.iinfo(values.dtype), 0.5 + _tie(kind, values.dtype)
+    low, high = np.ceil(real - reach), np.floor(real + reach)
+    low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
+    return RightOutput(
+        values,
+        name,
+        np.minimum(low.astype(values.dtype), values),
+        np.maximum(high.astype(values.dtype), values),
+    )
 
 
 def _source(name: str, moved: Sequence[Any]) -> str:

@@ -14,7 +14,7 @@ own (`fences.py`): the shipped model computes the same, bit by bit, as the one i
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,12 @@ def returning(model: Any) -> Any:
 
 def marked(module: Any, model: Any) -> Any:
     """The Relax module of a model that `returning` made."""
-    main = module["main"]
-    module["main"] = main.with_attr(_ATTRIBUTE, names(model.graph))
+    return named(module, names(model.graph))
+
+
+def named(module: Any, tensors: Sequence[str]) -> Any:
+    """The module with the names of its last results, which are quantised tensors."""
+    module["main"] = module["main"].with_attr(_ATTRIBUTE, list(tensors))
     return module
 
 

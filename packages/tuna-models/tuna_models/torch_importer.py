@@ -12,8 +12,17 @@ import tvm
 
 from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing
-from tuna_models import torch_operators, torch_recurrent, torch_types
+from tuna_models import (
+    segments,
+    torch_operators,
+    torch_packages,
+    torch_quantised,
+    torch_recurrent,
+    torch_types,
+)
 from tuna_models.arguments import chosen_extents, refuse_obstacles
+from tuna_models.graph import with_whole
+from tuna_models.torch_quantised import Quantised
 
 #: The first bytes of a .pt2 file, which is a zip archive.
 MAGIC = b"PK\x03\x04"
@@ -54,23 +63,56 @@ class TorchModel:
             answer = self.program.module()(*(torch.from_numpy(array) for array in inputs.values()))
         return [part.numpy() for part in ([answer] if isinstance(answer, torch.Tensor) else answer)]
 
+    def quantised(self, inputs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """PyTorch's own values of the quantised tensors by their names, and the real ones before
+        they were rounded, in steps."""
+        import torch
+
+        module, found = self.program.module(), list[tuple[Any, Any]]()
+        nodes = set(torch_quantised.rounding(module.graph))
+        names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
+        if not nodes:
+            return {}
+
+        interpreter = torch.fx.Interpreter(module)
+        run = interpreter.run_node
+
+        def recorded(node: Any) -> Any:
+            answer = run(node)
+            if node in nodes:
+                given = interpreter.fetch_args_kwargs_from_env(node)
+                found.append((answer.numpy(), torch_quantised.real_values(node, *given)))
+            return answer
+
+        interpreter.run_node = recorded
+        with torch.no_grad():
+            interpreter.run(*(torch.from_numpy(array) for array in inputs.values()))
+        return dict(zip(names, found, strict=True))
+
     def to_relax(self, name: str) -> tvm.IRModule:
-        """Convert to Relax; raises BadInput with every operator that cannot be imported."""
+        """Convert to Relax; raises BadInput with every operator that cannot be imported.
+
+        The last results of a quantised one are its quantised tensors (`segments.py`).
+        """
         from tvm.relax.frontend.torch import from_exported_program
 
-        program = _decomposed(self.program, name)
+        program = _returning(_decomposed(self.program, name))
         refuse_obstacles(name, _unsupported(program), {})
         self._fix_extents(program)
+        shared = Quantised.of(program)
         try:
-            return from_exported_program(
+            module = from_exported_program(
                 program,
                 unwrap_unit_return_tuple=True,
                 custom_convert_map={
                     **torch_recurrent.converters(program),
                     **torch_operators.converters_for(name),
+                    **torch_quantised.converters_for(name, program, shared),
                 },
                 run_ep_decomposition=False,
             )
+            names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
+            return with_whole(segments.named(module, names), shared.wholes)
         except BadInput:
             raise
         except Exception as error:  # TVM raises whatever its converters do
@@ -101,10 +143,14 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
         raise LibraryMissing(
             "Programs of torch.export need PyTorch.", hint=install_extra("tvm", "onnx", "torch")
         ) from None
-    try:
-        program = torch.export.load(io.BytesIO(path.read_bytes()))
-    except Exception as error:  # torch, zipfile and the file system each have their own
-        raise BadInput(f"{name} is not a program of torch.export: {_last_line(error)}") from None
+    data = path.read_bytes()
+    torch_packages.register(name, data)
+    with torch_packages.LoadWarnings() as warnings:
+        try:
+            program = torch.export.load(io.BytesIO(data))
+        except Exception as error:  # torch and zipfile each have their own
+            reason = warnings.last[:300] or _last_line(error)
+            raise BadInput(f"{name} is not a program of torch.export: {reason}") from None
     exported = {label: extents for label, extents, _ in _inputs(program)}
     sizes, chosen = chosen_extents(name, exported, shapes, batch, fixed=True)
     if any(isinstance(extent, str) for extents in chosen.values() for extent in extents):
@@ -114,9 +160,24 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
 
 def _decomposed(program: Any, name: str) -> Any:
     try:
-        return torch_types.written_out(torch_recurrent.decomposed(program, torch_operators.KINDS))
+        kept = {*torch_operators.KINDS, *torch_quantised.CONVERTERS}
+        return torch_types.written_out(torch_recurrent.decomposed(program, kept))
     except Exception as error:  # torch raises whatever its decompositions do
         raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+
+
+def _returning(program: Any) -> Any:
+    """The decomposed program, which returns its quantised tensors after its own answers."""
+    from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+
+    tensors = torch_quantised.rounding(program.graph)
+    (output,) = program.graph.find_nodes(op="output")
+    output.args = ((*output.args[0], *tensors),)
+    program.graph_signature.output_specs.extend(
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=str(node.name)), None)
+        for node in tensors
+    )
+    return program
 
 
 def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:
@@ -135,7 +196,7 @@ def _unsupported(program: Any) -> dict[str, list[str]]:
     """The calls of each operator that TVM's importer does not know."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    own = {*torch_recurrent.KINDS, *torch_operators.KINDS}
+    own = {*torch_recurrent.KINDS, *torch_operators.KINDS, *torch_quantised.CONVERTERS}
     known = {*ExportedProgramImporter().convert_map, *own}
     found: dict[str, list[str]] = {}
     for node in program.graph.nodes:

@@ -33,9 +33,10 @@ def decomposed(program: Any, kept: Collection[str]) -> Any:
         kept = {*kept, *KINDS}
     for name in kept:
         operator, overload = name.split(".")
-        packet = getattr(torch.ops.aten, operator, None)
-        if packet is not None and overload in packet.overloads():
-            table.pop(getattr(packet, overload), None)
+        for space in ("aten", "torchao"):
+            packet = getattr(getattr(torch.ops, space), operator, None)
+            if packet is not None and overload in packet.overloads():
+                table.pop(getattr(packet, overload), None)
     return program.run_decompositions(table)
 
 

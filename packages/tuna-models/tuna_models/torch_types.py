@@ -32,6 +32,7 @@ def written_out(program: Any) -> Any:
 
     graph = program.graph
     for node in list(graph.nodes):
+        _multiply_by_alpha(graph, node)
         _sum_in_fp32(graph, node)
         kind = _computed(node)
         if kind is None:
@@ -56,6 +57,26 @@ def written_out(program: Any) -> Any:
             comparison.args = (node, 0)
             node.meta["val"] = node.meta["val"].to(kind)
     return program
+
+
+def _multiply_by_alpha(graph: Any, node: Any) -> None:
+    """Multiply one operand of a sum or difference by `alpha`, which TVM's importer drops."""
+    import torch
+
+    alpha = node.kwargs.get("alpha", 1) if node.op == "call_function" else 1
+    place = {"add": 1, "sub": 1, "rsub": 0}.get(_name(node)) if alpha != 1 else None
+    if place is None:
+        return
+    args, answer = list(node.args), node.meta["val"]
+    if isinstance(args[place], torch.fx.Node):
+        with graph.inserting_before(node):
+            operand = _converted(graph, args[place], answer.dtype)
+            args[place] = graph.call_function(torch.ops.aten.mul.Scalar, (operand, alpha))
+        args[place].meta["val"] = operand.meta["val"].to(answer.dtype)
+    else:
+        args[place] *= alpha
+    node.args = tuple(args)
+    node.kwargs = {name: given for name, given in node.kwargs.items() if name != "alpha"}
 
 
 def _sum_in_fp32(graph: Any, node: Any) -> None:
