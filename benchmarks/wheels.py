@@ -159,6 +159,7 @@ def _judge_whole(work: _Work, row: Row, library: Path) -> None:
     shapes = {name: array.shape for name, array in _shaped(work).items()}
     verdict = quantised.judge(work.file, shapes, cases, work.trained.values)
     row.wrong = bool(verdict.refused or verdict.more or verdict.counts["wrong"])
+    row.wrong |= quantised.ties_per_100000(verdict.counts) > quantised.MAX_TIES
     row.text = str(verdict)
 
 
