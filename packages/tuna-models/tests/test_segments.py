@@ -189,6 +189,20 @@ def test_bytes_are_resized_put_together_and_taken_apart(
     assert calls["channels"] == (3 if widths[0] % 16 == 0 else 1)
 
 
+def test_segments_begin_at_what_they_are_given_where_sums_read_whole_numbers() -> None:
+    """A transposed convolution sums these, and is multiplied by the scale behind."""
+    net = Quantised((1, 16, 9, 9), 13)
+    y = net.rounded(net.relu(net.quantised_conv(net.rounded("x", 0.03), 32, 16)), 0.02, 0)
+    weights = net.quantised_weights(32, 16, 2, 2, axis=1)
+    y = net.rounded(net.add("ConvTranspose", y, weights, strides=[2, 2]), 0.03)
+    model = net.model(net.rounded(net.quantised_conv(y, 16, 16), 0.05))
+    target = tvm.target.Target(TARGET)
+    kernels = TaskKernels(target, {})
+    planned = build.plan(importer.to_relax(model, "net"), kernels, target, Form.SEGMENTS)
+    text = planned.module["main"].script(show_meta=False)
+    assert all(f"(cut{place}," in text for place in range(3))
+
+
 def _computed_on_bytes(model: Any, folder: Path) -> dict[str, int]:
     """Calls of the built model by function, of which those on blocks of channels read and write
     bytes alone; its answers are right."""

@@ -21,6 +21,7 @@ from tuna_models.graph import (
     RESHAPES,
     Graph,
     Node,
+    constant_of,
     extents,
     substitute,
 )
@@ -97,6 +98,25 @@ class Emitter(BlockEmitter):
             self._plain[var] = self._cuts[var]
             if in_blocks:
                 self.blocks(var)
+            self._cut_centered(var)
+
+    def _cut_centered(self, var: Any) -> None:
+        """Make the whole numbers that real values are multiples of from what a segment is given,
+        where sums of whole numbers read these."""
+        product = self._graph.maker(var)
+        if product is None or product.op != "multiply":
+            return
+        centered, scale = product.args
+        if constant_of(scale) is None or len(self._graph.users.get(centered, ())) < 2:
+            return
+        difference = self._graph.maker(centered)
+        if difference is None or difference.op != "subtract":
+            return
+        in_blocks = self._blocks.pop(centered, None) is not None
+        quotient = self._builder.emit(relax.op.divide(self._plain[var], scale))
+        self._plain[centered] = self._builder.emit(relax.op.round(quotient))
+        if in_blocks:
+            self.blocks(centered)
 
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
