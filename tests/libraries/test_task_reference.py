@@ -37,11 +37,12 @@ def sums(x: Any, w: Any, padding: int) -> Any:
 
 def test_bytes_are_summed_exactly_and_padded_with_the_zero_point() -> None:
     problem = problem_of(CONV, "dequantize")
-    x, w, factor, offset, scalars = problem.inputs
+    x, w, start, factor, offset, scalars = problem.inputs
     kinds = [str(array.dtype) for array in problem.inputs]
-    assert kinds == ["uint8", "int8", "float32", "float32", "float32"]
+    assert kinds == ["uint8", "int8", "int32", "float32", "float32", "float32"]
     of_channel = (slice(None), *(np.newaxis,) * 2)
-    found = sums(x, w, int(scalars[0])) * factor[of_channel] + offset[of_channel]
+    found = sums(x, w, int(scalars[0])) + start[of_channel]
+    found = found * factor[of_channel] + offset[of_channel]
     np.testing.assert_array_equal(problem.expected, found)
     assert (problem.answer_type, problem.tolerance) == ("float32", 0.0)
     plain = problem_of(CONV)
@@ -68,7 +69,7 @@ def test_fp32_computes_a_task_of_bytes_without_rounding(core: ConvConfig | GemmC
     for parts in (("relu", "residual"), ("residual",), ("quantize",)):
         problem = problem_of(core, "dequantize", *parts)
         assert problem.tolerance == 0.0
-        factor, offset = problem.inputs[2:4]
+        factor, offset = problem.inputs[3:5]
         np.testing.assert_array_equal(np.log2(factor) % 1, 0.0)
         np.testing.assert_array_equal(offset / factor % 1, 0.0)
 
