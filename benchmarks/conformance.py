@@ -12,8 +12,8 @@ has it. `--data` reads the cases of an older wheel of onnx from its folder
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import multiprocessing
 import re
 import subprocess
 import sys
@@ -30,6 +30,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from benchmarks import forked
 from benchmarks.harness import Outcome
 from tuna.errors import BadInput
 
@@ -213,31 +214,7 @@ def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
 
 def judged(cases: Sequence[Case]) -> list[Verdict]:
     """Judge cases in a forked process; a case that ends it, or takes too long, is raw."""
-    verdicts: list[Verdict] = []
-    while len(verdicts) < len(cases):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        left = cases[len(verdicts) :]
-        process = multiprocessing.get_context("fork").Process(target=_tell, args=(left, theirs))
-        process.start()
-        theirs.close()
-        try:
-            while len(verdicts) < len(cases) and ours.poll(_TIMEOUT_S):
-                verdicts.append(ours.recv())
-            if len(verdicts) < len(cases):
-                verdicts.append(Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s"))
-        except EOFError:
-            process.join()
-            verdicts.append(Verdict("raw", f"the process ended with {process.exitcode}"))
-        finally:
-            process.kill()
-            process.join()
-            ours.close()
-    return verdicts
-
-
-def _tell(cases: Sequence[Case], pipe: Any) -> None:
-    for case in cases:
-        pipe.send(judge(case))
+    return forked.judged(judge, cases, functools.partial(Verdict, "raw"), _TIMEOUT_S)
 
 
 def runtime_verdicts(python: str, cases: Sequence[Case]) -> list[Verdict]:

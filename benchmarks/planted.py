@@ -14,8 +14,8 @@ stderr, with the inputs that were drawn.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -24,10 +24,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from benchmarks import planted_faults, planted_layers  # noqa: F401  their faults are in FAULTS
+from benchmarks import forked, planted_faults, planted_layers  # noqa: F401  faults are in FAULTS
 from benchmarks.harness import Outcome
 from benchmarks.planted_models import Subject, Verdict, right_models
 from benchmarks.planting import FAULTS
@@ -104,31 +103,7 @@ def _checked(subject: Subject, folder: Path) -> Verdict:
 
 def judged(subjects: Sequence[Subject]) -> list[Verdict]:
     """Judge models in a forked process; a model that ends it, or takes too long, is raw."""
-    verdicts: list[Verdict] = []
-    while len(verdicts) < len(subjects):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        left = subjects[len(verdicts) :]
-        process = multiprocessing.get_context("fork").Process(target=_tell, args=(left, theirs))
-        process.start()
-        theirs.close()
-        try:
-            while len(verdicts) < len(subjects) and ours.poll(_TIMEOUT_S):
-                verdicts.append(ours.recv())
-            if len(verdicts) < len(subjects):
-                verdicts.append(Verdict("raw", f"no answer within {_TIMEOUT_S:.0f} s"))
-        except EOFError:
-            process.join()
-            verdicts.append(Verdict("raw", f"the process ended with {process.exitcode}"))
-        finally:
-            process.kill()
-            process.join()
-            ours.close()
-    return verdicts
-
-
-def _tell(subjects: Sequence[Subject], pipe: Any) -> None:
-    for subject in subjects:
-        pipe.send(judge(subject))
+    return forked.judged(judge, subjects, functools.partial(Verdict, "raw"), _TIMEOUT_S)
 
 
 def _all(subjects: Sequence[Subject]) -> list[Verdict]:
