@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -166,6 +167,28 @@ def test_every_unfinished_job_is_canceled_and_finished_ones_stay(
     again = job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
     assert (again.states, again.chunks) == ({}, set())
     assert _claim(engine, session_id) + _claim(engine, session_id, "measure") == []
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_jobs_that_come_back_from_a_worker_meanwhile_are_canceled_too(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Those that wait were looked for already, and nothing is left of those in the queue."""
+    session_id, move, returned = make_jobs(engine, 1), job_actions._move, list[str]()
+    chunks = _claim(engine, session_id)
+
+    def moved_late(engine_: sa.Engine, selection: JobSelection, where: Any, *rest: Any) -> int:
+        count = move(engine_, selection, where, *rest)
+        if not returned:
+            returned.extend(chunk.id for chunk in chunks)
+            with writing(engine) as connection:
+                release(connection, returned, max_attempts=3)
+        return count
+
+    monkeypatch.setattr(job_actions, "_move", moved_late)
+    jobs = [item.job_id for item in chunks[0].items] if named else []
+    job_actions.cancel(engine, LIBRARY, JobSelection(session_id, jobs=jobs))
+    assert states(engine) == {"canceled": 10}
 
 
 def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Drain) -> None:

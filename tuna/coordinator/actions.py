@@ -20,12 +20,12 @@ from tuna.errors import NotFound
 from tuna.jobs import rounds
 from tuna.jobs.states import check, is_open, waiting
 from tuna.libraries.base import Library
-from tuna.libraries.steps import find_step
+from tuna.libraries.steps import every_step, find_step
 from tuna.vocabulary import BASELINE, GoldenState, State
 
 #: Maximum of jobs changed in one transaction, so that claiming and draining can run concurrently
 _BATCH = 20_000
-#: States in the order of the transitions, so that a later query finds a job which advances
+#: States in the order of the transitions, so that a later statement finds a job which advances
 #: meanwhile
 _ORDER = (
     State.NEW,
@@ -110,42 +110,48 @@ def cancel(engine: sa.Engine, library: Library, selection: JobSelection) -> Canc
     """Cancel every job that is not finished; late results of its attempts are refused. A search
     opens no more rounds."""
     done = Canceled()
-    while _cancel_once(engine, library, selection, done):
-        pass  # a job that a worker returned meanwhile is found by the next round
+    with reading(engine) as connection:
+        _require(connection, selection)
+    pairs = [
+        (step.name, state)
+        for state in _ORDER
+        for step in every_step(library)
+        if is_open(state, step.resource)  # `compiled` after the last CPU step is finished
+    ]
+    # until none is open: a job may go on, or come back from a worker, between two statements
+    while _any(engine, selection, pairs):
+        for step, state in pairs:
+            values = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None}
+            count = _move(engine, selection, _at(selection, step, state), values, done.chunks)
+            if count:
+                done.states[state.value] = done.states.get(state.value, 0) + count
     transaction(engine, rounds.load, selection.session_id, library)  # ends searches
     return done
 
 
-def _cancel_once(
-    engine: sa.Engine, library: Library, selection: JobSelection, done: Canceled
-) -> int:
-    moved = 0
-    groups = _groups(engine, selection)
-    for step, state in sorted(
-        (g for g in groups if g[1] in _ORDER), key=lambda g: _ORDER.index(g[1])
-    ):
-        if not is_open(state, find_step(library, step).resource):
-            continue  # `compiled` after the last CPU step is finished
-        values = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None}
-        count = _move(engine, selection, _at(selection, step, state), values, done.chunks)
-        if count:
-            done.states[state.value] = done.states.get(state.value, 0) + count
-        moved += count
-    return moved
+def _any(engine: sa.Engine, selection: JobSelection, pairs: Sequence[tuple[str, State]]) -> bool:
+    """Whether the selection has a job in any of these (step, state), at one moment."""
+    where: list[Any] = [sa.or_(*(sa.and_(*_at(selection, *pair)) for pair in pairs))]
+    with reading(engine) as connection:
+        return any(
+            connection.execute(sa.select(Job.id).where(*narrowed).limit(1)).first()
+            for narrowed in _narrowed(selection, where)
+        )
 
 
 def _groups(engine: sa.Engine, selection: JobSelection) -> list[tuple[str, State]]:
     with reading(engine) as connection:
-        if selection.tag is not None:
-            configs.require_tag(connection, selection.tag)
-        _require_jobs(connection, selection)
+        _require(connection, selection)
         return [
             (step, State(state))
             for state, step in overview.groups(connection, selection.session_id)
         ]
 
 
-def _require_jobs(connection: sa.Connection, selection: JobSelection) -> None:
+def _require(connection: sa.Connection, selection: JobSelection) -> None:
+    """Raise NotFound for a tag or jobs that are not there."""
+    if selection.tag is not None:
+        configs.require_tag(connection, selection.tag)
     of_session = sa.select(Job.id).where(Job.session_id == selection.session_id)
     wanted = set(selection.jobs)
     missing = sorted(wanted - values_among(connection, of_session, Job.id, wanted))
@@ -172,6 +178,13 @@ def _at(selection: JobSelection, step: str, state: State) -> list[Any]:
     return where
 
 
+def _narrowed(selection: JobSelection, where: list[Any]) -> list[list[Any]]:
+    """The conditions for each part of the jobs that are named, or for all."""
+    if not selection.jobs:
+        return [where]
+    return [[*where, Job.id.in_(part)] for part in parts(selection.jobs)]
+
+
 def _move(
     engine: sa.Engine,
     selection: JobSelection,
@@ -181,8 +194,7 @@ def _move(
 ) -> int:
     """Update the jobs in batches; adds their chunks to `chunks`."""
     moved = 0
-    for part in parts(selection.jobs) if selection.jobs else [()]:
-        narrowed = [*where, Job.id.in_(part)] if part else where
+    for narrowed in _narrowed(selection, where):
         last: int | None = 0
         while last is not None:
             count, high, found = transaction(engine, _move_batch, narrowed, last, values)
