@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import httpx
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
+from web_service import served
 
 from tuna import api
 from tuna.artifacts.store import Artifacts
@@ -32,8 +32,6 @@ from tuna.queue.connection import make_celery
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases, new_id
 from tuna.queue.messages import Chunk, Report, ReportKind
-from tuna.services.listening import BoundedServer, Listener
-from tuna.services.ports import listen
 from tuna.settings import Settings, get_settings
 from tuna.workers.runner import Runner
 from tuna_remote import joining
@@ -74,18 +72,12 @@ class GatewaySite:
     def serving(self, port: int = 0) -> Iterator[GatewayApp]:
         """A gateway in a thread; `url` is its address."""
         app = GatewayApp(self.engine, self.client, make_celery(self.settings), self.settings)
-        (listening,) = listen("127.0.0.1", port)
-        server = BoundedServer(Listener([listening], app.asgi(), server_context(self.tls_secret)))
-        self.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        with listening:
-            thread = threading.Thread(target=server.run, daemon=True)
-            thread.start()
-            try:
+        try:
+            with served(app.asgi(), server_context(self.tls_secret), port) as taken:
+                self.url = f"https://127.0.0.1:{taken}"
                 yield app
-            finally:
-                server.should_exit = server.force_exit = True
-                thread.join(10)
-                app.close()
+        finally:
+            app.close()
 
     def token(self, role: str = "compile", ttl_s: float = 60.0) -> JoinToken:
         return JoinToken.parse(joining.create_token(role, ttl_s, self.url))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 import uvicorn
 from anyio import to_thread
 from starlette.responses import JSONResponse
@@ -85,6 +86,20 @@ class _Bounded(H11Protocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; a handler that works on its beginning sends nothing more."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        state = self.conn.our_state
+        if state is h11.IDLE or (state is h11.SEND_RESPONSE and self.scope["method"] != "HEAD"):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        return False  # uvicorn would log that a package is missing
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +15,10 @@ import pytest
 from fastapi.testclient import TestClient
 from jobs_builder import make_jobs
 from structlog.testing import capture_logs
-from web_service import serving
+from web_service import served, serving
 
 from tuna import api
 from tuna.services import listening
-from tuna.services.listening import BoundedServer, Listener
-from tuna.services.ports import listen
 from tuna_serve.web import guard
 
 HOST = "127.0.0.1:8080"
@@ -31,15 +28,9 @@ Connect = Callable[[], socket.socket]
 @pytest.fixture
 def connect(client: TestClient) -> Iterator[Connect]:
     """`connect()`: a connection to the service, which runs in a thread."""
-    (listening_socket,) = listen("127.0.0.1", 0)
-    server = BoundedServer(Listener([listening_socket], client.app, None))
-    with listening_socket, contextlib.ExitStack() as stack:
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        address = listening_socket.getsockname()
+    with served(client.app) as port, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", port)
         yield lambda: stack.enter_context(socket.create_connection(address, 60))
-        server.should_exit = server.force_exit = True
-        thread.join(60)
 
 
 def _head(method: str, path: str, token: str = "", length: int = 1000) -> bytes:

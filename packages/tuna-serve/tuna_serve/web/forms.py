@@ -34,18 +34,21 @@ class FormReader:
         self._name = ""  #: name of the part; empty for the file
         self._received: list[bytes] = []
         self._is_whole = False
-        self._parser = MultipartParser(
-            options[b"boundary"],
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._header_name,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_end,
-                "on_part_data": self._data,
-                "on_end": self._end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": self._header_name,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_end,
+                    "on_part_data": self._data,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise BadInput(f"The boundary of the form is invalid: {error}") from None
 
     async def read(self, body: AsyncIterator[bytes]) -> None:
         """Read a body; raises BadInput for what is not a form, and what `Upload.write` raises."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
 import anyio
@@ -69,6 +68,8 @@ class Guard:
         """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             return
+        if scope["method"] == "HEAD":  # answered wherever GET is
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,7 +112,7 @@ class Guard:
         if origin is not None:
             return origin.lower() in self._origins
         site = headers.get("sec-fetch-site")
-        return site in (None, "same-origin") and not SimpleCookie(headers.get("cookie", ""))
+        return site in (None, "same-origin") and not headers.get("cookie")
 
 
 class BodyTooLarge(Exception):
@@ -153,6 +154,17 @@ class _Body:
         request = Request(self._scope)
         if await request.app.state.visitors.visitor(request) is None:
             raise HTTPException(401, "no valid token", {"WWW-Authenticate": "Bearer", **_CLOSES})
+
+
+def _without_body(send: Send) -> Send:
+    """Return what ends an answer with its head; who streams the rest learns that nobody reads."""
+
+    async def head_alone(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body"})
+
+    return head_alone
 
 
 async def _answer(send: Send, status: int, why: str) -> None:
