@@ -59,10 +59,12 @@ def _default_home() -> Path:
 
 #: Settings of distributions beside the core: a file may have them where these are not installed.
 OF_DISTRIBUTIONS = {
+    "tuna-models": ("model_memory_mib", "model_cpu_s"),
     "tuna-serve": (
-        *("request_mib", "submit_open", "submit_trials", "submit_mib", "submit_priority"),
+        *("request_mib", "request_memory_mib", "request_cpu_s", "service_memory_mib"),
+        *("submit_open", "submit_trials", "submit_mib", "submit_priority"),
         *("space_mib", "space_token_mib"),
-    )
+    ),
 }
 #: Names in the settings file that only a distribution knows which is not installed, with its name.
 _ignored: dict[str, str] = {}
@@ -265,7 +267,7 @@ class Settings(_FileAndVariables):
         ge=0,
         description=(
             "memory of one such process; 0: what the library sets, for most 8192, else this"
-            " machine's"
+            " machine's or container's"
         ),
     )
     sandbox_file_mib: int = Field(

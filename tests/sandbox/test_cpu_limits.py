@@ -40,6 +40,13 @@ def test_a_child_that_uses_no_cpu_for_as_long_hangs(child: Child) -> None:
         child.call({"op": "wait", "seconds": 600}, 1, cpu_limit=True)
 
 
+def test_a_call_ends_after_its_cpu_seconds_and_the_next_has_as_many(child: Child) -> None:
+    for _ in range(2):
+        child.call({"op": "burn", "seconds": 0.6, "cpu_s": 1}, 60)
+    with pytest.raises(ChildCrashed, match="the child ended with SIGXCPU"):
+        child.call({"op": "burn", "seconds": 600, "cpu_s": 1}, 60)
+
+
 def test_on_a_busy_machine_a_slow_build_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of a core: 10 s of CPU time take 100 s, and 20 times the limit is the end."""
     clock = [0.0]

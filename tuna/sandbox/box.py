@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import shutil
 import sys
@@ -27,6 +26,7 @@ import structlog
 from tuna.common.settings_file import settings_paths
 from tuna.errors import ServiceError
 from tuna.sandbox import landlock, seccomp
+from tuna.sandbox.control_groups import memory_bytes as machine_memory_bytes
 from tuna.sandbox.discovery import vendors
 from tuna.settings import Settings, get_settings
 
@@ -130,10 +130,9 @@ def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
     if box is None:
         return {"RLIMIT_DATA": memory_bytes} if memory_bytes else {}
     settings = get_settings()
-    machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     limits = {
         "RLIMIT_NOFILE": _OPEN_FILES,
-        "RLIMIT_DATA": settings.sandbox_memory_mib << 20 or memory_bytes or machine_bytes,
+        "RLIMIT_DATA": settings.sandbox_memory_mib << 20 or memory_bytes or machine_memory_bytes(),
         "RLIMIT_FSIZE": settings.sandbox_file_mib << 20,
         "RLIMIT_NPROC": settings.sandbox_processes,
     }

@@ -5,7 +5,8 @@ tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD IMPORT...` answers one J
 A request has an `op`, which names a function in the module's `HANDLERS`; the other fields are its
 keyword arguments and its result is the answer. One with a number `fork` is answered by the fork of
 the process with that number, which is made if there is none and lives until a request with another
-number comes. The first line says that the limits hold; after it the process imports each IMPORT, so
+number comes. `cpu_s` are CPU seconds that the answer may take; they end the process by SIGXCPU.
+The first line says that the limits hold; after it the process imports each IMPORT, so
 that a later request need not wait for that.
 
 LIMITS is the number of a file descriptor, for an argument cannot be longer than 128 KiB, with a
@@ -117,6 +118,8 @@ def _serve(handlers: Handlers, requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> None:
     number = request.pop("number")
+    if cpu_s := request.pop("cpu_s", 0):
+        self_limits.limit_cpu_time(cpu_s)
     try:
         answer = {"number": number, "result": handlers[request.pop("op")](**request)}
     except Exception as error:  # the boundary of the process: the parent decides what it means

@@ -7,11 +7,12 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from tuna.common.messages import counted
 from tuna.common.setting_values import parse_cpus
 from tuna.errors import BadInput
+from tuna.sandbox.control_groups import cpu_quota, kernel_text
 from tuna.settings import Settings, get_settings
 
 _SETTING = "TUNA_EVAL_CPUS"
@@ -20,42 +21,6 @@ _SETTING = "TUNA_EVAL_CPUS"
 def available_cpus() -> tuple[int, ...]:
     """The cores that this process may use, ascending."""
     return tuple(sorted(os.sched_getaffinity(0)))
-
-
-def cpu_quota(
-    groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
-) -> float | None:
-    """CPU seconds a second that the control groups of this process allow; None: no limit.
-
-    The least of its group and those above, as a container's runtime sets it: `cpu.max` of cgroup
-    v2, `cpu.cfs_quota_us` over `cpu.cfs_period_us` of v1 (Linux, admin-guide/cgroup-v2 and
-    scheduler/sched-bwc). A container may see its own group as the root.
-    """
-    limits: list[float] = []
-    paths = [line.split(":", 2)[1:] for line in _text(groups).splitlines()]
-    for controller, top, point in _cpu_hierarchies(mounts):
-        named = (PurePosixPath(path) for names, path in paths if controller in names.split(","))
-        for path in named:
-            group = path.relative_to(top) if path.is_relative_to(top) else PurePosixPath()
-            for folder in (point / each for each in (group, *group.parents)):
-                v1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-                words = (_text(folder / "cpu.max") or " ".join(v1)).split()
-                if len(words) == 2 and words[0] not in ("max", "-1"):
-                    limits.append(int(words[0]) / int(words[1]))
-    return min(limits, default=None)
-
-
-def _cpu_hierarchies(mounts: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield the controller (empty for cgroup v2), the group at the top and the mount point of each
-    hierarchy that may limit CPU time (proc(5), mountinfo).
-
-    A folder may name a hierarchy's controllers in another order than /proc/self/cgroup does, and
-    hold the groups below one of them alone.
-    """
-    for line in _text(mounts).splitlines():
-        fields, (kind, _, options) = (part.split(" ", 5)[:6] for part in line.split(" - ", 1))
-        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-            yield "cpu" if kind == "cgroup" else "", fields[3], Path(fields[4])
 
 
 def usable_count() -> int:
@@ -194,14 +159,6 @@ def deal(
 
 def _cpus(path: Path) -> tuple[int, ...]:
     try:
-        return parse_cpus(_text(path).strip())
+        return parse_cpus(kernel_text(path).strip())
     except ValueError:
         return ()
-
-
-def _text(path: Path) -> str:
-    """The text of a file of the kernel's; empty where it is absent."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -66,11 +67,22 @@ def ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def end(process: subprocess.Popen[bytes]) -> int:
-    """Kill it with all that it started, reap it and return its return code."""
-    if process.returncode is None:
-        kill_tree(process.pid)
-    return process.wait()
+@dataclass(frozen=True)
+class Ended:
+    """End of a process."""
+
+    returncode: int  #: as `subprocess.Popen.returncode`
+    peak_bytes: int  #: Most memory that it had at a time, or that its parent had before; 0: unknown
+
+
+def end(process: subprocess.Popen[bytes]) -> Ended:
+    """Kill it with all that it started, and reap it."""
+    if process.returncode is not None:
+        return Ended(process.returncode, 0)
+    kill_tree(process.pid)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Ended(process.returncode, usage.ru_maxrss << 10)
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

@@ -70,6 +70,8 @@ class ChildTimeout(ChildFault):
 class ChildCrashed(ChildFault):
     """The child ended, or was killed for what it answered."""
 
+    peak_bytes = 0  #: Most memory that it had at a time; 0: unknown
+
 
 class ChildGarbled(ChildCrashed):
     """The child wrote no valid answer and was killed."""
@@ -143,7 +145,7 @@ def run(
     variables = dict(child_env() if env is None else env)
     if box is not None:
         box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], variables)))
-    process = _start(["exec", *argv], variables, box, cpus, cwd)
+    process = _start(["exec", *argv], variables, box, cpus, cwd, boxes.resources(box, None))
     output = _OutputTail(process)
     deadline, timed_out = time.monotonic() + timeout_s, False
     try:
@@ -157,7 +159,7 @@ def run(
             select.select(output.readers, [], [], wait_s)
             output.read()
     finally:
-        returncode = end(process)
+        returncode = end(process).returncode
         output.read()
         output.close()
     name = None if timed_out else signal_name(returncode)
@@ -215,17 +217,20 @@ class Child:
         cwd: Path | str | None = None,
         box: Box | None = _CLOSED,
         imports: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         """`imports` are imported before the first call; folders of `box` must exist by then.
+        `limits` go before those of the settings, by the names of module `resource`.
 
         The other options are those of `run`.
         """
         self.box, self.env, self.memory_bytes = box, env, memory_bytes
+        self.limits = dict(limits or {})
         self.cpus, self.cwd = cpus, cwd
         self.module, self.imports = module, imports
         self.starts = 0  #: number of processes that were started
         self._process: subprocess.Popen[bytes] | None = None
-        self._number = 0
+        self._number = self._peak_bytes = 0
 
     @property
     def alive(self) -> bool:
@@ -293,7 +298,7 @@ class Child:
         """Kill the process and its group, if there is one; a later call starts another."""
         if self._process is None:
             return
-        end(self._process)
+        self._peak_bytes = end(self._process).peak_bytes
         self._process = None
         self._output.read()
         self._output.close()
@@ -307,9 +312,8 @@ class Child:
             serve = ["serve", self.module, str(theirs_read), str(theirs_write), *self.imports]
             fds = (theirs_read, theirs_write)
             env = child_env() if self.env is None else self.env
-            self._process = _start(
-                serve, env, self.box, self.cpus, self.cwd, self.memory_bytes, fds
-            )
+            limits = boxes.resources(self.box, self.memory_bytes) | self.limits
+            self._process = _start(serve, env, self.box, self.cpus, self.cwd, limits, fds)
         except BaseException:
             os.close(self._requests)
             os.close(self._answers)
@@ -398,7 +402,9 @@ class Child:
         if gone:
             code = process.returncode
             status = f" with {signal_name(code) or f'exit code {code}'}"
-        raise ChildCrashed(f"the child ended{status}", self._output.text())
+        fault = ChildCrashed(f"the child ended{status}", self._output.text())
+        fault.peak_bytes = self._peak_bytes
+        raise fault
 
 
 def limits_file() -> IO[str]:
@@ -416,14 +422,14 @@ def _start(
     box: Box | None,
     cpus: Sequence[int] | None,
     cwd: Path | str | None,
-    memory_bytes: int | None = None,
+    resources: Mapping[str, int],
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     forbid_inspection()
     limits = {
         "parent": os.getpid(),
         "cpus": list(cpus or ()),
-        "resources": boxes.resources(box, memory_bytes),
+        "resources": dict(resources),
         "box": boxes.facts(box, env),
     }
     start = bare_command if command[0] == "exec" else module_command  # a module needs its packages

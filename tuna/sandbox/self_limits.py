@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -71,6 +73,16 @@ def lower_limit(number: int, most: int) -> None:
     _, hard = resource.getrlimit(number)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(number, (most, most))
+
+
+def limit_cpu_time(more_s: int) -> None:
+    """End this process by SIGXCPU once it has used so many CPU seconds more, all threads
+    together."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = math.ceil(time.process_time()) + more_s
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
 
 
 def _prctl(option: int, value: int) -> None:

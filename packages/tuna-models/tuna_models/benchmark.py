@@ -18,9 +18,10 @@ from tuna.errors import BadInput, ServiceError
 from tuna.libraries.repeats import Timing, timing
 from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sandbox.processes import Child, ChildFailed, ChildFault, ChildTimeout, child_env
 from tuna_models import arguments
 from tuna_models.arguments import Argument
+from tuna_models.limits import ModelLimits
 from tuna_models.process import accepted
 
 #: Rounds in which each model is timed once: enough for a 95 % interval without the ends.
@@ -106,12 +107,14 @@ class BenchmarkProcess:
             readable=[path.resolve() for path in (*models, *([recorded] if recorded else []))],
             network=place.tracker is not None,
         )
+        self._limits = ModelLimits.of_settings()
         self._child = Child(
             "tuna_models.benchmark_child",
             env=child_env(variables),
             cpus=place.cpus,
             box=box,
             cwd=self._home.name,
+            limits=self._limits.resources,
         )
 
     def open(self, function: str, lease_s: float) -> str:
@@ -169,17 +172,17 @@ class BenchmarkProcess:
             raise _not_valid(self._place, first_fault(error.errors())) from error
         except ChildTimeout as error:
             raise ServiceError(f"{self._place} did not answer within {limit_s:g} s.") from error
-        except ChildFailed as error:
-            reason = str(error).splitlines()[0]  # TVM's traceback follows
-            raise BadInput(f"The models cannot be run on {self._place}: {reason}") from error
-        except ChildCrashed as error:
+        except ChildFault as error:
+            what = f"The process that runs models on {self._place}"
+            if refusal := self._limits.refusal(what, error, len(self._place.cpus) or 1):
+                raise refusal from error
+            if isinstance(error, ChildFailed):
+                reason = str(error).splitlines()[0]  # TVM's traceback follows
+                raise BadInput(f"The models cannot be run on {self._place}: {reason}") from error
             lines = error.tail.strip().splitlines()
             # on this machine a model itself may have crashed it
             fault = BadInput if self._place.tracker is None else ServiceError
-            raise fault(
-                f"The process that runs models on {self._place} ended: {error}.",
-                hint=lines[-1] if lines else "",
-            ) from error
+            raise fault(f"{what} ended: {error}.", hint=lines[-1] if lines else "") from error
 
     def close(self) -> None:
         """End the child, and its session with it."""

@@ -212,7 +212,8 @@ class _Draft:
         self._rules: dict[str, WrittenAnswers] = {}
         self._tolerance = TOLERANCE
         self._unanswered: str | None = None  #: None: not asked yet
-        self._process.call(ChildAnswer, "begin_answer", **self._asked(REFERENCE, ""))
+        if process.limits.forks:
+            process.call(ChildAnswer, "begin_answer", **self._asked(REFERENCE, ""))
 
     def plan(self, records: Records, *, compare: bool) -> Plan:
         """Plan the model with the best of the records; with `compare` others are timed too."""

@@ -47,6 +47,7 @@ from tuna_models.child_answers import (
     WeightFiles,
     WrittenAnswers,
 )
+from tuna_models.limits import raise_memory_error
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 from tuna_models.process import refusing
 from tuna_models.program import Program
@@ -233,6 +234,7 @@ def _answer(
         else:
             cases, titles = edges.cases(source, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
+        raise_memory_error(error)
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
         return WrittenAnswers(unanswered=reason)
     Answers(cases, near).write(Path(output))
@@ -260,6 +262,7 @@ def operators(model: Mapping[str, Any], answers: str) -> Sentence:
     try:
         return Sentence(sentence=alone.sentence(source, cases, right.tolerance))
     except Exception as error:  # the reference raises whatever its operators do
+        raise_memory_error(error)
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
         return Sentence(sentence=f"Its operators were not built alone ({reason}).")
 

@@ -20,6 +20,7 @@ from onnx import numpy_helper
 from tuna.configs.model import TOLERANCE
 from tuna.libraries.tvm.model_answers import Case, distance
 from tuna_models import draws, rules
+from tuna_models.limits import raise_memory_error
 from tuna_models.onnx_graph import OnnxGraph
 from tuna_models.torch_importer import TorchModel
 
@@ -182,7 +183,8 @@ class _Reference:
                     moved = rules.of(self.model, draws.moved(values, part), self.near)
                     if not _stay(right, moved, max(EDGES, self.near) / 4):
                         return None
-            except Exception:  # its operators raise whatever they do
+            except Exception as error:  # its operators raise whatever they do
+                raise_memory_error(error)
                 return None
         known = [each.values for each in right.outputs]
         real = [each for each in known if _is_real(each)]

@@ -20,6 +20,7 @@ from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError, TunaEr
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 from tuna_models.child_answers import ChildAnswer
+from tuna_models.limits import ModelLimits, raise_memory_error
 
 Answer = TypeVar("Answer", bound=ChildAnswer)
 
@@ -42,11 +43,12 @@ class ModelProcess:
         writable: Sequence[Path] = (),
         readable: Sequence[Path] = (),
         cpus: Sequence[int] | None = None,
+        limits: ModelLimits | None = None,
     ) -> None:
         """`target` is the JSON of a TVM target; threads are its cores, or as many as `cpus`.
 
         `model` names the model in messages. `writable` are the folders in which the child works,
-        `readable` foreign files that it needs.
+        `readable` foreign files that it needs. `limits` are by default those of the settings.
         """
         if importlib.util.find_spec("onnx") is None:
             raise LibraryMissing(
@@ -58,7 +60,14 @@ class ModelProcess:
         variables = dict.fromkeys(names, str(self.threads)) | {"TVM_BIND_THREADS": "0"}
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(writable=(Path(self._home.name), *writable), readable=readable)
-        self._child = Child("tuna_models.child", env=child_env(variables), cpus=cpus, box=box)
+        self.limits = limits or ModelLimits.of_settings()
+        self._child = Child(
+            "tuna_models.child",
+            env=child_env(variables),
+            cpus=cpus,
+            box=box,
+            limits=self.limits.resources,
+        )
 
     def start(self, model: str) -> None:
         """Start the child if there is none, which imports TVM while the caller goes on; it works on
@@ -71,7 +80,8 @@ class ModelProcess:
         """Return the child's answer to an operation, which is of this kind; raises BadInput with
         what it refused, or with how it ended."""
         with self._faults():
-            answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
+            request = {"op": op, "cpu_s": self.limits.cpu_s * self.threads, **arguments}
+            answer = self._child.call(request, _TIMEOUT_S)
         return kind.model_validate(accepted(answer))
 
     @contextlib.contextmanager
@@ -79,17 +89,17 @@ class ModelProcess:
         """Raise BadInput in place of a fault of the child."""
         try:
             yield
-        except ChildFailed as error:
-            reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
-            cause = RuntimeError(error.tail)
-            raise BadInput(
-                f"The model {self._model} cannot be processed: {reason}.", hint=_HINT
-            ) from cause
         except ChildFault as error:
             cause = RuntimeError(error.tail)
-            raise BadInput(
-                f"The process that compiles {self._model} ended: {error}.", hint=_HINT
-            ) from cause
+            what = f"The process that works on the model {self._model}"
+            if refusal := self.limits.refusal(what, error, self.threads):
+                raise refusal from cause
+            if isinstance(error, ChildFailed):
+                reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
+                said = f"The model {self._model} cannot be processed: {reason}."
+            else:
+                said = f"The process that compiles {self._model} ended: {error}."
+            raise BadInput(said, hint=_HINT) from cause
 
     def close(self) -> None:
         """End the child."""
@@ -114,6 +124,7 @@ def refusing(
             found = handler(**arguments)
             return found.model_dump() if isinstance(found, ChildAnswer) else found
         except TunaError as error:
+            raise_memory_error(error)
             return {"refused": str(error), "hint": error.hint, "kind": type(error).__name__}
 
     return answer

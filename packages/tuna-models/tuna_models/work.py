@@ -24,6 +24,7 @@ from tuna.settings import get_settings
 from tuna.workers.launch import LastingWorkers
 from tuna_models import store
 from tuna_models.choice import ResultScope
+from tuna_models.limits import ModelLimits
 from tuna_models.manifest import Manifest
 from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
@@ -119,13 +120,15 @@ def open_work(
     model: str | None = None,
     output: Path | None = None,
     events: RunEvents = _SILENT,
+    limits: ModelLimits | None = None,
 ) -> Iterator[ModelWork]:
     """The work on models in a session, or in that of all models on this machine.
 
     Where TUNA_EVAL_CPUS does not say how many, that one is for as many cores as the `model` was
     imported for; with `model=""`, for one that is to be imported, for all that this process can
     keep busy; without it for one. Libraries are made beside `output`, the file of one that is to be
-    written. Raises NotFound, and BadInput for a session of another library than TVM.
+    written. `limits` are the child's, by default those of the settings. Raises NotFound, and
+    BadInput for a session of another library than TVM.
     """
     if output is not None and not output.parent.is_dir():
         raise BadInput(f"The folder {output.parent} does not exist.")
@@ -141,7 +144,7 @@ def open_work(
         here = get_library("tvm").environment().machine_key
         own, lasting = environment.machine_key == here, stack.enter_context(LastingWorkers())
         place = (output.parent, f".{output.name[:99]}.") if output else ()
-        workshop = stack.enter_context(Workshop(*place))
+        workshop = stack.enter_context(Workshop(*place, limits=limits))
         yield ModelWork(environment, own, lasting, session_id, events, workshop)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tuna.api.services import artifacts_of_models
 from tuna.errors import NotFound
 from tuna_models import files
+from tuna_models.limits import ModelLimits
 from tuna_models.process import ModelProcess
 from tuna_models.store import StoredModel
 
@@ -20,9 +21,17 @@ from tuna_models.store import StoredModel
 class Workshop:
     """A folder and a child, made when they are needed, and ended with a `with` block of this."""
 
-    def __init__(self, parent: Path | None = None, prefix: str = "tuna-") -> None:
-        """The folder is in `parent`, by default that of temporary files."""
+    def __init__(
+        self,
+        parent: Path | None = None,
+        prefix: str = "tuna-",
+        *,
+        limits: ModelLimits | None = None,
+    ) -> None:
+        """The folder is in `parent`, by default that of temporary files; `limits` are the child's,
+        by default those of the settings."""
         self._stack = contextlib.ExitStack()
+        self._limits = limits
         self._parent, self._prefix = parent, prefix
         self._folder: Path | None = None
         self._process: ModelProcess | None = None
@@ -45,7 +54,9 @@ class Workshop:
     def process(self, target: str, model: str) -> ModelProcess:
         """The child, which has started to import TVM; `target` as `ModelProcess` has it."""
         if self._process is None:
-            self._process = ModelProcess(target, model, writable=(self.folder,))
+            self._process = ModelProcess(
+                target, model, writable=(self.folder,), limits=self._limits
+            )
             self._stack.callback(self.end_process)
         self._process.start(model)
         return self._process

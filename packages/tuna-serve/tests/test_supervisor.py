@@ -62,6 +62,28 @@ def look_until_ended(looking: RequestSupervisor, request: TuningRequest) -> int:
     return code
 
 
+@pytest.mark.parametrize(
+    ("service_mib", "running"), [("100", 1), ("4096", 2), ("6143", 2), ("6144", 3)]
+)
+def test_as_many_requests_are_worked_on_as_the_services_memory_has_room_for(
+    service_mib: str,
+    running: int,
+    ask: Ask,
+    runs: Runs,
+    looking: RequestSupervisor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TUNA_SERVICE_MEMORY_MIB", service_mib)
+    get_settings.cache_clear()
+    runs("import time; time.sleep(600)")
+    for number in range(4):
+        ask(number + 1)
+    looking._look()
+    assert [work.process is not None for work in looking._works.values()] == [
+        number < running for number in range(4)
+    ]
+
+
 def test_a_canceled_request_ends_with_its_process(
     ask: Ask, runs: Runs, looking: RequestSupervisor
 ) -> None:

@@ -14,9 +14,31 @@ class ServiceSettings(SettingsSection):
         640,
         ge=1,
         le=1023,
+        description="largest file of a request of the service",
+    )
+    request_memory_mib: int = Field(
+        2048,
+        ge=1,
         description=(
-            "largest file of a request of the service; what imports a model needs a few times that"
-            " memory"
+            "memory of the process that imports, plans and links the model of a request, which"
+            " needs a few times the file's size"
+        ),
+    )
+    service_memory_mib: int = Field(
+        4096,
+        ge=1,
+        description=(
+            "the same of all requests that are worked on at a time, at least one; others wait"
+            " their turn"
+        ),
+    )
+    request_cpu_s: int = Field(
+        300,
+        ge=1,
+        le=1_000_000,
+        description=(
+            "CPU seconds of one step of that process, such as the import, for each core that it"
+            " uses"
         ),
     )
     submit_open: int = Field(8, ge=1, description="open requests of one token with the role submit")
@@ -37,6 +59,11 @@ class ServiceSettings(SettingsSection):
     space_token_mib: int = Field(
         4096, ge=1, description="entries that one token may have put into its space"
     )
+
+    @property
+    def requests_at_a_time(self) -> int:
+        """Number of requests that are worked on at a time."""
+        return max(1, self.service_memory_mib // self.request_memory_mib)
 
 
 def service_settings() -> ServiceSettings:

@@ -22,6 +22,7 @@ from tuna_models.api.tuning import tune_model as tune_model
 from tuna_models.checks import Checks as Checks
 from tuna_models.documents import model_document as model_document
 from tuna_models.documents import tasks_document as tasks_document
+from tuna_models.limits import ModelLimits as ModelLimits
 from tuna_models.onnx_files import check_upload as check_upload
 from tuna_models.store import StoredModel as StoredModel
 from tuna_models.tuning_order import CLOSE as CLOSE

@@ -30,6 +30,7 @@ from tuna_serve.requests.asked import Asked
 from tuna_serve.requests.layers_work import cancel_jobs, set_priority, solvers_of
 from tuna_serve.requests.uploads import uploaded_before, working_folder
 from tuna_serve.requests.watch import Watch, begin_tuning, current
+from tuna_serve.settings import service_settings
 
 
 class BudgetUsed(Exception):
@@ -49,14 +50,22 @@ class ModelRequestWork:
     def run(self) -> None:
         """Work until the request is over; raises RequestCanceled, and TunaError for what makes it
         fail."""
-        if not self._request.tag:
-            self._import()
-        layers = self._tasks()
-        missing = self._missing(layers)
-        accepted = self._request.state is RequestState.ACCEPTED
-        self._watch = Watch(self._request, get_library("tvm"))
+        models, settings = api_of("models"), service_settings()
+        limits = models.ModelLimits(
+            min(settings.request_memory_mib, settings.service_memory_mib),
+            settings.request_cpu_s,
+            forks=False,
+            memory_setting="the owner of the service sets TUNA_REQUEST_MEMORY_MIB",
+            cpu_setting="the owner of the service sets TUNA_REQUEST_CPU_S",
+        )
         events = RunEvents(on_progress=lambda _: self._look())
-        with api_of("models").open_work(self._session_id, events=events) as work:
+        with models.open_work(self._session_id, events=events, limits=limits) as work:
+            if not self._request.tag:
+                self._import(work)
+            layers = self._tasks()
+            missing = self._missing(layers)
+            accepted = self._request.state is RequestState.ACCEPTED
+            self._watch = Watch(self._request, get_library("tvm"))
             if accepted and not missing and self._asked.target_ms is None:
                 self._build(work, RequestState.KNOWN, layers)
                 return
@@ -71,7 +80,7 @@ class ModelRequestWork:
         """Look at the request while jobs are worked on; raises RequestCanceled, BudgetUsed."""
         self._watch.now_and_then(BudgetUsed if self._tuning else None)
 
-    def _import(self) -> None:
+    def _import(self, work: Any) -> None:
         """Import the file in the box; its tasks become layers under a tag."""
         with writing(open_database()) as connection:
             requests.write(connection, self._request.id, progress={"step": "import"})
@@ -88,7 +97,7 @@ class ModelRequestWork:
                 path,
                 batch=self._asked.batch,
                 shapes=self._asked.shapes,
-                session_id=self._session_id,
+                work=work,
             )
         with writing(open_database()) as connection:
             requests.write(connection, self._request.id, tag=found.model.tag)

@@ -27,11 +27,12 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import process, uploads
+from tuna_serve.settings import service_settings
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two looks, and requests that are worked on at a time.
-_EVERY_S, _AT_A_TIME = 0.5, 2
+#: Seconds between two looks.
+_EVERY_S = 0.5
 #: Seconds between two looks for files that killed processes left.
 _SWEEP_EVERY_S = 60.0
 #: Seconds before a request is tried again whose servers, or whose lock, were not available
@@ -143,7 +144,7 @@ class RequestSupervisor:
                 times = f"{work.restarts.ends} times (code {code})"
                 return process.fail(request.id, f"The process that worked on it ended {times}.")
         running = sum(one.process is not None for one in self._works.values())
-        if work.is_due and running < _AT_A_TIME:
+        if work.is_due and running < service_settings().requests_at_a_time:
             work.start(process.__name__, str(os.getpid()), str(request.id))
 
     def _keep_coordinator(self) -> None:
