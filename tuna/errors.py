@@ -57,3 +57,4 @@ class StorageFull(TunaError):
     """No space is left where Tuna has to write."""
 
     exit_code = 8
+    hint = "free some space and run it again"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from shared_data import needed_program
 
 from tuna import settings
+from tuna.cli.main import guarded
+from tuna.errors import StorageFull
 from tuna.plugins import Plugins
 from tuna.settings import get_settings
 
@@ -282,6 +287,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_done(
         assert ended.code == 2, ended
     assert list(empty_folder.iterdir()) == []
     assert len(json.loads(loaded("tuna", "status", "--json").out)) == 1
+
+
+def test_a_full_disk_has_an_exit_code_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def write() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/srv/tuna/logs")
+
+    assert guarded(write, []) == StorageFull.exit_code
+    assert capsys.readouterr().err == (
+        "Error: No space left on device: /srv/tuna/logs.\n  free some space and run it again\n"
+    )
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import redis
 import sqlalchemy as sa
 from private_servers import redis_server, with_password
 from shared_data import needed_program
+from sqlalchemy import event
 
 from tuna.api import checks as doctor
 from tuna.api.checks import servers
@@ -171,6 +173,26 @@ def test_both_databases_are_well(engine: sa.Engine) -> None:
         assert "+0.0 s" in found["database clock"].text or "-0.0 s" in found["database clock"].text
 
 
+def test_a_database_that_cannot_be_written_must_change(sqlite_engine: sa.Engine) -> None:
+    event.listen(sqlite_engine, "connect", lambda db, _: db.execute("PRAGMA query_only = ON"))
+    sqlite_engine.dispose()
+    found = _by_name(doctor.of_sql(sqlite_engine))
+    assert (found["database"].ok, found["database rows"].ok) == (True, False)
+    assert "attempt to write a readonly database" in found["database rows"].text
+
+
+def test_a_check_that_a_read_only_disk_ends_keeps_what_it_found() -> None:
+    def look() -> Iterator[Finding]:
+        yield Finding("redis", True, "redis 8.0.0")
+        raise OSError(errno.EROFS, "Read-only file system", "/srv/run/redis.users")
+
+    text = "Read-only file system: /srv/run/redis.users"
+    assert doctor._answered("redis", look) == [
+        Finding("redis", True, "redis 8.0.0"),
+        Finding("redis", False, text, "set TUNA_HOME"),
+    ]
+
+
 def test_a_mariadb_that_loses_commits_in_a_power_cut(mariadb_engine: sa.Engine) -> None:
     with mariadb_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
@@ -196,13 +218,12 @@ def test_a_table_with_another_collation(mariadb_engine: sa.Engine) -> None:
     assert _by_name(doctor.of_sql(mariadb_engine))["database collation"].ok, "the hint mends it"
 
 
-def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine) -> None:
+@pytest.mark.parametrize("rights", ["SELECT, INSERT, UPDATE, DELETE", "SELECT, INSERT, UPDATE"])
+def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine, rights: str) -> None:
     user, database = f"u{uuid.uuid4().hex[:10]}", mariadb_engine.url.database
     with mariadb_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE USER {user}@localhost IDENTIFIED BY 'x'")
-        connection.exec_driver_sql(
-            f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@localhost"
-        )
+        connection.exec_driver_sql(f"GRANT {rights} ON {database}.* TO {user}@localhost")
         poor_url = mariadb_engine.url.set(username=user, password="x")  # noqa: S106
         poor = make_engine(poor_url.render_as_string(hide_password=False))
         try:
@@ -210,8 +231,12 @@ def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine) -> None:
         finally:
             poor.dispose()
             connection.exec_driver_sql(f"DROP USER {user}@localhost")
-    assert (found["database tables"].ok, found["database tables"].warning) == (True, True)
-    assert "tuna db upgrade" in found["database tables"].hint
+    if "DELETE" in rights:
+        assert (found["database tables"].ok, found["database tables"].warning) == (True, True)
+        assert "tuna db upgrade" in found["database tables"].hint
+    else:
+        assert not found["database rows"].ok
+        assert "DELETE command denied" in found["database rows"].text
     assert found["database rights"].text == "on Tuna's database only"
     assert _by_name(doctor.of_sql(mariadb_engine))["database rights"].warning, (
         "root may do anything"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
+from tuna.db import database
 from tuna.db.engine import is_outage, make_engine, reading, transaction, writing
 from tuna.errors import DatabaseError, StorageFull
 
@@ -17,6 +20,22 @@ def test_a_table_that_is_full_is_said_in_a_sentence(mariadb_url: str) -> None:
     with pytest.raises(StorageFull, match="No space is left for the database mysql"):
         _fill_a_table(engine)
     engine.dispose()
+
+
+@pytest.mark.parametrize("pages", [1, 20, 60])
+def test_a_disk_that_is_full_while_tables_are_made_is_said_in_a_sentence(
+    tmp_path: Path, pages: int
+) -> None:
+    engine = make_engine(f"sqlite:///{tmp_path / 'little.sqlite'}")
+    event.listen(engine, "connect", lambda db, _: db.execute(f"PRAGMA max_page_count = {pages}"))
+    with pytest.raises(StorageFull, match="No space is left for the database sqlite") as full:
+        database.upgrade(engine)
+    assert full.value.hint == "free some space and run it again"
+    engine.dispose()
+    again = make_engine(engine.url)  # there is space again
+    database.upgrade(again)
+    assert database.revision(again) == database.HEAD
+    again.dispose()
 
 
 def _fill_a_table(engine: sa.Engine) -> None:

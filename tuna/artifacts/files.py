@@ -12,7 +12,6 @@ Keys in Redis, all under `tuna:{<namespace>}:`
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 import time
 import uuid
@@ -25,7 +24,7 @@ import fsspec
 import redis
 from fsspec.implementations.local import LocalFileSystem
 
-from tuna.common.files import NotPlain, read_plain
+from tuna.common.files import NotPlain, is_full, read_plain
 from tuna.common.messages import install_extra
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 from tuna.services import redis_client
@@ -198,7 +197,7 @@ class UrlFiles:
         except Exception as error:  # each fsspec implementation raises its own classes
             if isinstance(error, FileNotFoundError) and done == "read":
                 raise
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 raise StorageFull(f"No space is left in the {self._noun} {self._root}.") from error
             reason = getattr(error, "strerror", None) or str(error)
             raise StoreUnavailable(

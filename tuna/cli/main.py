@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tuna.common.version import __version__
-from tuna.errors import BadInput, TunaError
+from tuna.errors import BadInput, StorageFull, TunaError
 from tuna.plugins import Plugins
 from tuna.sandbox.self_limits import forbid_inspection
 
@@ -235,12 +235,7 @@ def guarded(
     except OSError as error:
         if "--debug" in words or error.strerror is None:
             raise
-        hint = _HINTS.get(error.errno or 0, "")
-        _complain(
-            f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror,
-            hint,
-        )
-        return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
+        return _refused_by_system(error)
     finally:
         _warn_of_other_settings()
     return answer if isinstance(answer, int) else 0
@@ -260,6 +255,17 @@ def _warn_of_other_settings() -> None:
             click.echo(f"Warning: unknown setting {name}; did you mean {near}?", err=True)
         for sentence in settings.ignored_settings():
             click.echo(f"Warning: {sentence}", err=True)
+
+
+def _refused_by_system(error: OSError) -> int:
+    """Print the system's sentence with a hint, and return the exit code."""
+    from tuna.common.files import is_full, system_message  # imports more than `tuna --help`
+
+    full = is_full(error)
+    _complain(system_message(error), StorageFull.hint if full else _HINTS.get(error.errno or 0, ""))
+    if full:
+        return StorageFull.exit_code
+    return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
 
 
 def _complain(sentence: str, hint: str = "") -> None:

@@ -24,6 +24,8 @@ from typing import BinaryIO
 from tuna.errors import BadInput, StorageFull, TunaError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: What SQLite, Redis, fsspec and other programs say without an error number
+_FULL_TEXTS = ("disk is full", "No space left", "quota exceeded")
 #: Maximum of links that are followed, as in the kernel
 _MAX_LINKS = 40
 _AT_FDCWD = -100
@@ -36,6 +38,19 @@ def text_encoding(head: bytes) -> str:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
+
+
+def is_full(error: BaseException) -> bool:
+    """True if a disk, a quota or a limit of a file's size (`ulimit -f`) left no space."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(text in str(error) for text in _FULL_TEXTS)
+
+
+def system_message(error: OSError) -> str:
+    """Return the system's sentence, with the file that it is about."""
+    place = f": {str(error.filename)[:200]}" if error.filename else ""
+    return f"{error.strerror or error}{place}"
 
 
 class NotPlain(OSError):
@@ -84,7 +99,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     if not path.name:
         raise BadInput(f"{path} is not a file name.")
-    with _errors(path), _directory_of(path):
+    with write_errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:
             # Creates the file with the permissions of the user's umask.
@@ -101,7 +116,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty directory beside `path`, which it replaces if the block succeeds."""
-    with _errors(path), _directory_of(path):
+    with write_errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:
             temporary.mkdir()
@@ -120,14 +135,14 @@ def _temporary(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _errors(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
+    """Raise StorageFull or BadInput in place of what the system says of `path`, which is
+    written."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        if error.errno in _FULL if isinstance(error, OSError) else "full" in str(error):
-            raise StorageFull(
-                f"No space is left to write {path}.", hint="free some space and run it again"
-            ) from error
+        if is_full(error):
+            raise StorageFull(f"No space is left to write {path}.") from error
         reason = isinstance(error, OSError) and error.strerror
         raise BadInput(f"{path} cannot be written: {reason or error}.") from error
 

@@ -156,7 +156,7 @@ def upgrade(engine: sa.Engine) -> None:
     from alembic import command
     from alembic.config import Config
 
-    with engine.connect() as connection, _upgrade_lock(connection):
+    with reading(engine) as connection, _upgrade_lock(connection):
         found = revision(engine)
         _refuse_newer(engine, found)
         if found == HEAD:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 
+from tuna.common import files
 from tuna.errors import BadInput, DatabaseError, StorageFull
 
 P = ParamSpec("P")
@@ -205,17 +206,15 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
     except DBAPIError as error:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
-        if _is_full(error, text) or ("disk I/O error" in text and _disk_is_full(engine)):
+        if _is_full(error) or ("disk I/O error" in text and _disk_is_full(engine)):
             raise StorageFull(f"No space is left for the database {where}.") from error
         if _is_unusable(engine, error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_reason(text)}.") from error
         raise
 
 
-def _is_full(error: DBAPIError, text: str) -> bool:
-    return _code(error) in _FULL_CODES or any(
-        sign in text for sign in ("disk is full", "No space left", "quota exceeded")
-    )
+def _is_full(error: DBAPIError) -> bool:
+    return _code(error) in _FULL_CODES or (error.orig is not None and files.is_full(error.orig))
 
 
 def _disk_is_full(engine: sa.Engine) -> bool:

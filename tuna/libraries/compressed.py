@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import errno
 import io
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tuna.common.files import atomic_file, text_encoding
+from tuna.common.files import atomic_file, is_full, text_encoding
 from tuna.errors import BadInput, StorageFull
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
             with _opened(path, limit_bytes) as source, open(plain, "wb") as out:
                 shutil.copyfileobj(source, out, _CHUNK_BYTES)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 raise StorageFull(f"No space is left in {directory} to unpack {path}.") from error
             raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
         yield plain

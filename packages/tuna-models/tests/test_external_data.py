@@ -4,6 +4,7 @@ folder are refused."""
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import onnx
 import pytest
 from command_lines import Ended
 
-from tuna.errors import BadInput
+from tuna.errors import BadInput, StorageFull
 from tuna_models import files, importer
 
 
@@ -44,6 +45,16 @@ def moved(path: Path, **fields: Any) -> None:
     for key, value in there.items():
         tensor.external_data.add(key=key, value=value)
     path.write_bytes(found.SerializeToString())
+
+
+def test_weights_without_space_are_said_in_a_sentence(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a quota has it
+    try:
+        with pytest.raises(StorageFull, match=r"No space is left to write .*w/net\.data"):
+            files.lay_out(tmp_path / "net.onnx", b"model", {"w/net.data": bytes(200)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")

@@ -28,7 +28,7 @@ from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import CONFIG_CHARS, ConfigTag, Job
-from tuna.errors import BadInput, NotFound
+from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.libraries.registry import get_library
 from tuna.sandbox.cores import available_cpus, usable_count
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
@@ -140,6 +140,25 @@ def test_what_goes_wrong_in_the_child_is_told_in_a_sentence(
     assert str(refused.value) == told
     assert refused.value.hint == "run it as tuna --debug to see where"
     assert "the traceback" in str(refused.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ChildFailed("OSError: [Errno 28] No space left on device.", "the traceback"),
+        ChildCrashed("ended by SIGABRT", "LLVM ERROR: IO failure: No space left on device"),
+    ],
+    ids=["failed", "crashed"],
+)
+def test_a_child_without_space_is_no_fault_of_the_model(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(Child, "call", fail)
+    with ModelProcess("{}", "net") as process, pytest.raises(StorageFull, match="to build net"):
+        process.call(ChildAnswer, "check")
 
 
 def test_a_model_that_is_not_there_and_a_file_of_another_form_are_refused(

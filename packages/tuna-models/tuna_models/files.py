@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tuna.common.files import atomic_file
+from tuna.common.files import atomic_file, write_errors
 from tuna.errors import BadInput
 from tuna.vocabulary import MAX_BYTES
 
@@ -85,13 +85,12 @@ def read_beside(model: Path, location: str) -> bytes:
 
 
 def lay_out(path: Path, data: bytes, beside: Mapping[str, bytes]) -> None:
-    """Write a model to `path`, and its weights where it looks for them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    for location, weights in beside.items():
-        place = path.parent / location
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(weights)
+    """Write a model to `path`, and its weights where it looks for them; raises StorageFull."""
+    places = {path: data, **{path.parent / place: weights for place, weights in beside.items()}}
+    for place, content in places.items():
+        with write_errors(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
 
 
 class BuildCache:

@@ -15,8 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from tuna.common.files import is_full
 from tuna.common.messages import install_extra
-from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError, TunaError
+from tuna.errors import BadInput, LibraryMissing, NotFound, ServiceError, StorageFull, TunaError
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 from tuna_models.child_answers import ChildAnswer
@@ -28,7 +29,7 @@ Answer = TypeVar("Answer", bound=ChildAnswer)
 _TIMEOUT_S = 1800.0
 _HINT = "run it as tuna --debug to see where"
 _KINDS: Mapping[str, type[TunaError]] = {
-    kind.__name__: kind for kind in (BadInput, NotFound, ServiceError)
+    kind.__name__: kind for kind in (BadInput, NotFound, ServiceError, StorageFull)
 }
 
 
@@ -86,11 +87,13 @@ class ModelProcess:
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
-        """Raise BadInput in place of a fault of the child."""
+        """Raise BadInput, or StorageFull, in place of a fault of the child."""
         try:
             yield
         except ChildFault as error:
             cause = RuntimeError(error.tail)
+            if is_full(error) or is_full(cause):
+                raise StorageFull(f"No space is left to build {self._model}.") from cause
             what = f"The process that works on the model {self._model}"
             if refusal := self.limits.refusal(what, error, self.threads):
                 raise refusal from cause

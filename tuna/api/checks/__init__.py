@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from tuna.api.checks.findings import Finding, judge
 from tuna.api.checks.machine import of_machine
 from tuna.api.checks.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
-from tuna.common.files import make_home
+from tuna.common.files import make_home, system_message
 from tuna.common.messages import install_extra
 from tuna.common.version import DISTRIBUTION, __version__
 from tuna.configs.kind import KINDS
@@ -91,15 +91,20 @@ def _once(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _answered(what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return the findings, the last of which says what ended the check."""
+    findings: list[Finding] = []
     try:
-        return list(look())
+        findings.extend(look())
+    except OSError as error:  # a disk that is full or mounted read-only
+        findings.append(Finding(what, False, system_message(error), "set TUNA_HOME"))
     except (TunaError, redis.RedisError, DBAPIError) as error:
         hint = (
             "start it, or correct its URL"
             if isinstance(error, ServiceError)
             else getattr(error, "hint", "")
         )
-        return [Finding(what, False, str(error).splitlines()[0], hint)]
+        findings.append(Finding(what, False, str(error).splitlines()[0], hint))
+    return findings
 
 
 def of_installation() -> Iterator[Finding]:

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tuna.api.checks.findings import Finding, judge, judge_clock, judge_version
-from tuna.db.engine import reading
-from tuna.errors import StoreUnavailable
+from tuna.db.engine import reading, writing
+from tuna.errors import StoreUnavailable, TunaError
 from tuna.queue import connection as services
 from tuna.queue.announcements import namespaces, with_store
 from tuna.queue.results import memory_of
@@ -39,6 +39,11 @@ def of_sql(engine: sa.Engine) -> Iterator[Finding]:
         found = list((_of_sqlite if engine.dialect.name == "sqlite" else _of_mysql)(connection))
     yield Finding("database", True, f"{where}, schema {database.revision(engine)}")
     yield from found
+    if (fault := _write_fault(engine)) is not None:
+        hint = "let its user INSERT, UPDATE and DELETE, mount it writable, or set TUNA_HOME"
+        yield Finding("database rows", False, str(fault), fault.hint or hint)
+        return
+    yield Finding("database rows", True, "can be written")
     yield _table_rights(engine)
 
 
@@ -118,6 +123,23 @@ def _collation(connection: sa.Connection) -> Finding:
     hint = f"names A and a would be the same: SET foreign_key_checks = 0; {change}"
     text = f"{', '.join(other)} differ" if other else _COLLATION
     return judge("database collation", bool(other), text, hint)
+
+
+def _write_fault(engine: sa.Engine) -> TunaError | None:
+    """Return why no row can be written. Nothing is: a database looks at rights, mounts and locks
+    also for statements without rows."""
+    from tuna.db.models import Job
+
+    none = sa.select(*Job.__table__.columns).where(sa.false())
+    names = list(Job.__table__.columns.keys())
+    try:
+        with writing(engine) as connection:
+            connection.execute(sa.insert(Job).from_select(names, none, include_defaults=False))
+            connection.execute(sa.update(Job).where(sa.false()).values(state=Job.state))
+            connection.execute(sa.delete(Job).where(sa.false()))
+    except TunaError as error:
+        return error
+    return None
 
 
 def _table_rights(engine: sa.Engine) -> Finding:

@@ -134,7 +134,8 @@ def build_model(
     if not facts.cached:
         _store_time(built, facts.verdict.measured)
     target = json.loads(manifest.target)
-    Path(f"{output}.json").write_text(json.dumps(_for_programs(built, target), indent=1) + "\n")
+    with atomic_file(Path(f"{output}.json")) as temporary:
+        temporary.write_text(json.dumps(_for_programs(built, target), indent=1) + "\n")
     return built
 
 

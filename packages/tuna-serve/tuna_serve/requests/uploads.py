@@ -4,7 +4,6 @@ artifact store."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import io
@@ -24,7 +23,7 @@ import structlog
 
 from tuna.api.services import artifacts_of_models
 from tuna.artifacts.store import Artifacts
-from tuna.common.files import make_home, own_folder
+from tuna.common.files import is_full, make_home, own_folder
 from tuna.configs.sources import api_of
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -35,7 +34,6 @@ from tuna_serve.settings import service_settings
 
 log = structlog.get_logger(__name__)
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Name of a file that is in the store too: the digest, before what makes the name its own.
 _STORED = re.compile(r"([0-9a-f]{64})\.[0-9a-f]{16}", re.ASCII)
 #: Seconds after which a file of nobody was left by a process that was killed.
@@ -183,7 +181,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if is_full(error):
             raise StorageFull("No space is left for the file.") from None
         raise
 
