@@ -406,7 +406,7 @@ def test_a_curve_says_in_words_what_it_shows(build: DatabaseBuilder, tmp_path: P
         (formats.spread(0.2), "±20 %"),
         (formats.size(0), "0 B"),
         (formats.size(13_714_688), "13.1 MiB"),
-        (formats.size(2**50), "1048576.0 GiB"),
+        (formats.size(2**50), "1.0 PiB"),
         (formats.duration(59.94), "59.9 s"),
         (formats.duration(59.999), "1 min 0 s"),
         (formats.duration(441.0), "7 min 21 s"),

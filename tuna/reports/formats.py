@@ -49,8 +49,8 @@ def size(value: int | None) -> str:
         return _DASH
     if value < 1024:
         return f"{value} B"
-    power = min(3, int(math.log(value, 1024)))
-    return f"{value / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
+    power = min(6, int(math.log(value, 1024)))
+    return f"{value / 1024**power:,.1f} {'KMGTPE'[power - 1]}iB"
 
 
 def duration(seconds: float | None) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tuna_models import loops
+from tuna_models import costs, loops
+from tuna_models.answers import answer_bytes
 from tuna_models.arguments import TYPES
 from tuna_models.bodies import Inside, names_read, subgraphs, version_of
 from tuna_models.onnx_reference import evaluator
@@ -24,21 +25,8 @@ from tuna_models.whole_constants import MOVING, Product, is_final, product_of, w
 
 #: Most values of a constant whose values take part in the inference of shapes.
 _LARGEST = 1 << 12
-#: Most bytes of a computed constant, unless its inputs have as many, as reordered weights do, and
-#: of one that is decoded from a type such as int4, which only constants have.
-_LARGEST_BYTES, _LARGEST_DECODED_BYTES = 16 << 20, 2 << 30
-#: Most operators of an unrolled loop.
-_LARGEST_LOOP = 1 << 14
 #: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
 _AXES_ARE_INPUTS = 13
-_RANDOM = {
-    "RandomNormal",
-    "RandomUniform",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-}
 
 
 def fold(model: Any) -> Any:
@@ -76,6 +64,7 @@ def _computed(
         if tensor.name not in read:
             read[tensor.name] = numpy_helper.to_array(tensor)
     known, constants = read | empty, {*read, *inputs}
+    opset = version_of(model, "")
     constants |= {node.output[0] for node in model.graph.node if is_final(node)}
     for node in model.graph.node:
         if node.op_type == "Shape" and node.input[0] in shapes:
@@ -85,12 +74,15 @@ def _computed(
         elif node.op_type == "CastLike" and node.input[0] in known and node.output[0] in types:
             known[node.output[0]] = np.asarray(known[node.input[0]]).astype(types[node.output[0]])
         elif node.op_type == "Constant" or _is_decided(node, known):
-            values = _run(model, node, known)
             given = [np.asarray(known[name]) for name in node.input if name]
-            most = max(_LARGEST_BYTES, sum(array.nbytes for array in given))
-            if any(str(array.dtype) not in TYPES for array in given):
-                most = _LARGEST_DECODED_BYTES
-            if node.op_type != "Constant" and any(np.asarray(v).nbytes > most for v in values):
+            most = max(costs.KEPT_BYTES, sum(array.nbytes for array in given))
+            # a type such as int4, which only constants have, is decoded whatever that takes
+            if node.op_type == "Constant" or any(str(array.dtype) not in TYPES for array in given):
+                most = costs.memory_bytes()
+            if answer_bytes(node, known, opset) > most:
+                continue
+            values = _run(model, node, known)
+            if any(np.asarray(value).nbytes > most for value in values):
                 continue
             known.update(zip(node.output, values, strict=False))
             product = _product(model, node, known, products)
@@ -158,14 +150,14 @@ def without_weights(model: Any) -> Any:
 
 
 def _is_decided(node: Any, known: dict[str, Any]) -> bool:
-    if node.op_type in _RANDOM or any(subgraphs(node)):
+    if node.op_type in costs.RANDOM or any(subgraphs(node)):
         return False
     return bool(node.input) and all(name in known for name in node.input if name)
 
 
 def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
     """The outputs of one operator; none where the reference cannot compute it, or at random."""
-    if node.op_type in _RANDOM:
+    if node.op_type in costs.RANDOM:
         return []
     names = [name for name in dict.fromkeys(node.input) if name]
     inputs = [
@@ -264,7 +256,7 @@ def _loop(around: _Around, node: Any) -> list[Any] | None:
     no values to stack."""
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
     _, _, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
-    most = _LARGEST_LOOP // max(len(body.node), 1)
+    most = costs.MAX_OPERATORS // max(len(body.node), 1)
     count = loops.iterations(node, body, around.known, around.run, most)
     states = len(body.input) - 2
     kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
@@ -299,7 +291,7 @@ def _scan(around: _Around, node: Any) -> list[Any] | None:
         return None  # before opset 9 the first input are lengths of sequences
     axes, ways = axes or [0] * scanned, ways or [0] * scanned
     count = around.shapes[sources[0]][axes[0]]
-    if count * len(body.node) > _LARGEST_LOOP or count < 1:
+    if count * len(body.node) > costs.MAX_OPERATORS or count < 1:
         return None
     carried, nodes = list(node.input[:states]), list[Any]()
     kept: list[list[str]] = [[] for _ in range(results)]

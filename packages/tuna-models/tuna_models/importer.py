@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from tuna.errors import BadInput
-from tuna_models import obstacles, opsets, qoperators, segments, torch_importer
+from tuna_models import costs, obstacles, opsets, qoperators, segments, torch_importer
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna_models.bodies import all_nodes, names_read, subgraphs
 from tuna_models.converters import Importer, NotConverted
@@ -81,11 +81,13 @@ def read_onnx(
     model = _graph(path)
     opsets.refuse_undefined(path.name, model)
     _forget_inferred(model.graph)
-    _load_weights(model, path)
-    model = qoperators.written_out(in_order(model))
+    model = in_order(model)
     _check_types(path.name, real_inputs(model))
     sizes = _fix_shapes(path.name, model, shapes, batch)
     _fix_values(path.name, model, values or {})
+    costs.refuse_costly(path.name, model, path.stat().st_size)
+    _load_weights(model, path)
+    model = qoperators.written_out(model)
     open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
     # branches are decided when all shapes are known
     operators = unsupported(inline(model).graph.node, branches=False)

@@ -6,6 +6,9 @@ are replaced by this body, with the node's attributes and their defaults in it.
 
 from __future__ import annotations
 
+import functools
+import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,9 +53,10 @@ def inline(model: Any) -> Any:
     return model
 
 
-def known_operators() -> set[str]:
+@functools.cache
+def known_operators() -> frozenset[str]:
     """Return the names of ONNX's own operators that can be converted."""
-    return {*onnx_frontend._get_convert_map(), *OWN, "Constant"}
+    return frozenset({*onnx_frontend._get_convert_map(), *OWN, "Constant"})
 
 
 def unsupported(nodes: Iterable[Any], *, branches: bool = True) -> dict[str, list[str]]:
@@ -78,29 +82,42 @@ def _title(node: Any) -> str:
 def in_order(model: Any) -> Any:
     """Return the model with its operators behind those whose values they read; raises BadInput if
     there is no such order."""
-    ready = {value.name for value in model.graph.input}
-    ready |= {tensor.name for tensor in model.graph.initializer}
-    ready |= {tensor.values.name for tensor in model.graph.sparse_initializer}
-    makers = {name: node for node in model.graph.node for name in node.output if name}
-    ordered, waiting = list[Any](), list(model.graph.node)
-    while waiting:
-        later = list[Any]()
-        for node in waiting:
-            if any(name in makers and name not in ready for name in names_read(node)):
-                later.append(node)
-            else:
-                ordered.append(node)
-                ready.update(node.output)
-        if len(later) == len(waiting):
-            names = ", ".join(node.name or node.output[0] for node in later[:5])
-            raise BadInput(f"Operators of the model wait for each other: {names}.")
-        waiting = later
-    if all(node is other for node, other in zip(ordered, model.graph.node, strict=True)):
+    graph, nodes = model.graph, model.graph.node
+    given = {each.name for each in (*graph.input, *graph.initializer)}
+    given |= {"", *(tensor.values.name for tensor in graph.sparse_initializer)}
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output}
+    makers = {name: place for name, place in makers.items() if name not in given}
+    made = set[str]()
+    for node in nodes:
+        if any(name in makers and name not in made for name in names_read(node)):
+            break
+        made.update(node.output)
+    else:
         return model
+    waits, readers = [0] * len(nodes), defaultdict[int, list[int]](list)
+    for place, node in enumerate(nodes):
+        before = {makers[name] for name in names_read(node) if name in makers}
+        waits[place] = len(before)
+        for maker in before:
+            readers[maker].append(place)
+    ready = [place for place, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    ordered = list[int]()
+    while ready:
+        place = heapq.heappop(ready)
+        ordered.append(place)
+        for reader in readers[place]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    if len(ordered) < len(nodes):
+        waiting = [node for node, count in zip(nodes, waits, strict=True) if count][:5]
+        names = ", ".join(node.name or node.output[0] for node in waiting)
+        raise BadInput(f"Operators of the model wait for each other: {names}.")
     copy = type(model)()
     copy.CopyFrom(model)
     del copy.graph.node[:]
-    copy.graph.node.extend(ordered)
+    copy.graph.node.extend(nodes[place] for place in ordered)
     return copy
 
 

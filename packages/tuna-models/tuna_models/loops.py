@@ -29,7 +29,7 @@ def iterations(
     if going and not np.asarray(known[going]).item():
         return 0
     limit = int(np.asarray(known[trips]).item()) if trips else most + 1
-    if _goes_on(body):
+    if goes_on(body):
         return limit if limit <= most else None
     return _counted(body, carried, known, run, min(limit, most + 1), most)
 
@@ -87,7 +87,7 @@ def _slice(body: Any, states: Mapping[str, str], condition: str) -> tuple[set[st
     return needed, [each for each in body.node if needed.intersection(each.output)]
 
 
-def _goes_on(body: Any) -> bool:
+def goes_on(body: Any) -> bool:
     """Whether no iteration ends the loop."""
     makers = {name: node for node in body.node for name in node.output}
     name = body.output[0].name
