@@ -265,7 +265,8 @@ def _run(requests: socket.socket, paths: list[str]) -> None:
         os.setsid()  # Ctrl-C is not for it
         return _run(theirs, paths)
     theirs.close()
-    with forking(ForkServer(ours)):
+    server = ForkServer(ours)
+    with forking(server), forking(server if "tvm" in sys.modules else None, CHILD):
         _execute(words, paths)
 
 

@@ -1,0 +1,1 @@
+"""Drills: hostile and broken inputs, run as a user runs them, under limits."""

@@ -1,0 +1,79 @@
+"""The zoo of `scripts/drill files`: the same files each time, and rules that find what they are
+for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.drills import files, served, zoo
+from benchmarks.drills.judging import RULES, Run, faults
+from benchmarks.drills.zoo import FILE, Expected, Numbered, Specimen
+
+_REFUSED = Specimen({FILE: b""}, ("Conv", "conv_1|weight"))
+_GOOD = replace(_REFUSED, says=(), expected=Expected.ACCEPTED)
+_RUN = Run(2, "Error: the operator Conv (conv_1) has strides of 0.\n", 1.0, 1 << 28, 0, ())
+
+
+def test_every_kind_makes_the_same_file_again() -> None:
+    numbered = [each for each in zoo.chosen(7, len(zoo.KINDS)) if each.kind != "too_many_nodes"]
+    for each in numbered:
+        assert each.make().files == each.make().files, each
+    other = Numbered("cut_off", 1, 8)
+    assert other.make().files != replace(other, seed=9).make().files
+    assert served.requests(random.Random(3)) == served.requests(random.Random(3))
+
+
+def test_the_zoo_has_the_files_that_the_drill_promises() -> None:
+    specimens = [each.make() for each in zoo.chosen(7, len(zoo.KINDS))]
+    good = sum(each.expected is Expected.ACCEPTED for each in specimens)
+    assert len(zoo.KINDS) > 100
+    assert good >= 0.05 * len(specimens)
+    assert [str(each) for each in zoo.chosen(7, 3, "noise")] == ["noise:0", "noise:1", "noise:2"]
+    assert [str(each) for each in zoo.chosen(7, 3, "noise:5")] == ["noise:5"]
+
+
+@pytest.mark.parametrize(
+    ("specimen", "run", "rule"),
+    [
+        (_REFUSED, _RUN, None),
+        (_REFUSED, replace(_RUN, text="Error: the operator Conv (c) is wrong."), "unnamed"),
+        (_REFUSED, replace(_RUN, code=0), "accepted_wrongly"),
+        (_GOOD, replace(_RUN, code=0), None),
+        (_GOOD, _RUN, "refused_wrongly"),
+        (_REFUSED, replace(_RUN, code=1), "exit_codes"),
+        (_REFUSED, replace(_RUN, code=-9), "exit_codes"),
+        (_REFUSED, replace(_RUN, rows=2), "left_rows"),
+        (_REFUSED, replace(_RUN, files=["artifacts/02"]), "left_files"),
+        (_REFUSED, replace(_RUN, peak_bytes=(2 << 30) + 1), "over_memory"),
+        (_REFUSED, replace(_RUN, seconds=60.5), "over_time"),
+        *(
+            (_REFUSED, replace(_RUN, text=f"{_RUN.text} {text}"), rule)
+            for text, rule in [
+                ("Traceback (most recent call last):", "tracebacks"),
+                ("KeyError: 77", "tracebacks"),
+                ("[ShapeInferenceError] (1) vs (2)", "tracebacks"),
+                ("Wire format was corrupt.", "bare_texts"),
+                ("'NoneType' object has no attribute 'ty'", "bare_texts"),
+                ("x cannot be imported: 'sw'.", "bare_texts"),
+                ("x cannot be imported: 999.", "bare_texts"),
+                ("TVM: src/ir/x.cc:12", "bare_texts"),
+                ("\x1b[2J", "control_characters"),
+                ("\u202egnp", "control_characters"),
+                ("n" * 3000, "long"),
+            ]
+        ),
+    ],
+)
+def test_a_run_breaks_a_rule(specimen: Specimen, run: Run, rule: str | None) -> None:
+    assert [fault.rule for fault in faults(specimen, run)] == ([rule] if rule else [])
+    assert rule is None or rule in RULES
+
+
+def test_the_drill_says_how_a_fault_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = (Numbered("noise", 3, 9), "import", _RUN, list(faults(_GOOD, _RUN)))
+    files.shown(verdict)
+    assert "scripts/drill files --seed 9 --only noise:3\n" in capsys.readouterr().err
+    assert files.outcome([verdict], 1.0).missed == {"refused_wrongly"}
