@@ -132,16 +132,16 @@ class Scene:
         facts = {"functions": answers.stem, "parts_ms": {}, "device": "", "noisy": False}
         return MeasuredModel(1, **figures, **facts, error=error, right=right, report=fault)
 
-    def judged(self) -> Verdict:
-        """The verdict on the model's answer."""
+    def judged(self, folder: Path = Path("folder")) -> Verdict:
+        """The verdict on the model's answer, of a build in the folder."""
         facts = {"opset": "17", "tasks": (), "inputs": (), "shapes": {}, "values": {}}
-        manifest = SimpleNamespace(**facts, precision=Precision.FP32)
-        workshop = SimpleNamespace(file_of=lambda _: Path("folder/net.onnx"))
+        manifest = SimpleNamespace(**facts, precision=Precision.FP32, digest="1")
+        workshop = SimpleNamespace(file_of=lambda _: folder / "net.onnx")
         work = SimpleNamespace(workshop=workshop)
         build = SimpleNamespace(
             checks=Checks(), manifest=manifest, winograd=True, work=work, model=None
         )
-        draft = checked_build._Draft(build, self, Path("folder"))  # type: ignore[arg-type]
+        draft = checked_build._Draft(build, self, folder)  # type: ignore[arg-type]
         return draft.judged(PLAN)
 
 
@@ -179,6 +179,30 @@ def test_a_runtime_that_differs_from_a_right_model_is_said_to(
     assert facts.errors == {"reference": 1e-6, "onnxruntime": 0.0069}
     near = facts.model_copy(update={"contenders": Contenders(errors={"onnxruntime": 1e-4})})
     assert near.remark == ""
+
+
+def test_a_build_that_begins_again_is_judged_by_the_answers_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference has time for fewer inputs on a busy machine: the job was another one then."""
+    monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
+    judged_by = []
+
+    class Timed(Scene):
+        def call(self, kind: type[ChildAnswer], op: str, **arguments: Any) -> ChildAnswer:
+            if op == "answer":
+                Path(arguments["output"]).write_text(f"inputs of the build {len(judged_by)}")
+            return super().call(kind, op, **arguments)
+
+        def _measured(self, *given: Any) -> Any:
+            judged_by.append(given[3].read_text())
+            return super()._measured(*given)
+
+    scene, rules = Timed(monkeypatch, {"reference": 1e-6}), set()
+    for name in ("killed", "again"):
+        (tmp_path / name).mkdir()
+        rules.add(scene.judged(tmp_path / name).rule)
+    assert (judged_by, scene.asked, rules) == (2 * ["inputs of the build 0"], [""], {"equal"})
 
 
 @pytest.mark.parametrize("unanswered", [FAILED, ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from tuna import errors
 from tuna_models import api
 from tuna_models.cli import tune
+from tuna_models.cli.model import show_built
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 TypeIn = Callable[..., Any]
@@ -83,3 +85,21 @@ def test_a_model_that_is_not_built_says_how_it_is(
         "1 task is not measured, with the kernel of a similar one or a predicted one" in ended.out
     )
     assert "`tuna model build net -o net.so`" in ended.out
+
+
+def test_a_time_of_a_busy_machine_is_said_to_be_noisy(capsys: pytest.CaptureFixture[str]) -> None:
+    facts: dict[str, Any] = dict.fromkeys(field.name for field in fields(api.BuiltModel))
+    empty = {key: {} for key in ("tasks", "shares", "refused", "absent", "errors", "wall_ms")}
+    manifest = SimpleNamespace(whole_numbers=0, left_in_fp32={})
+    numbers = {"runtime_share": 0.0, "cores": 1, "device": "CPU", "path": "m.so"}
+    facts |= {**empty, **numbers, "model": SimpleNamespace(manifest=manifest)}
+    for noisy in ([], ["tuna"]):
+        show_built(
+            api.BuiltModel(**{**facts, "times_ms": {"tuna": [0.05, 1.03, 2.31]}, "noisy": noisy})
+        )
+        said = capsys.readouterr().out
+        mark = "~" if noisy else ""
+        assert f"tuna: 1.03{mark} ms (0.05 to 2.31) on CPU" in said
+        assert ("~ 1 time is noisy: the machine was busy while it was measured" in said) is bool(
+            noisy
+        )

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,11 @@ class _Draft:
     """A build in work, with the child that plans and links it, and the right answers."""
 
     def __init__(self, build: Build, process: ModelProcess, folder: Path) -> None:
-        """Begin to write the reference's answers into the folder of the build."""
+        """Take the reference's answers that an earlier build had, or begin to write them.
+
+        The number of inputs depends on how fast the reference is at the time. So answers that are
+        written anew may be others, for which the job of an interrupted build would not count.
+        """
         manifest, checks = build.manifest, build.checks
         self._build, self._process, self._folder = build, process, folder
         path = build.work.workshop.file_of(build.model)
@@ -212,7 +217,15 @@ class _Draft:
         self._rules: dict[str, WrittenAnswers] = {}
         self._tolerance = TOLERANCE
         self._unanswered: str | None = None  #: None: not asked yet
-        if process.limits.forks:
+        self._cache = BuildCache(get_settings().home / "cache" / "answers", ".npz")
+        versions = [version(package) for package in ("numpy", "onnx")]
+        self._key = key_of(
+            {"model": manifest.digest, "inputs": checks.inputs_key, "versions": versions}
+        )
+        kept = self._cache.find(self._key, self._answers(REFERENCE))
+        if kept is not None:
+            self._unanswered = self._taken(REFERENCE, WrittenAnswers.model_validate(kept))
+        elif process.limits.forks:
             process.call(ChildAnswer, "begin_answer", **self._asked(REFERENCE, ""))
 
     def plan(self, records: Records, *, compare: bool) -> Plan:
@@ -237,6 +250,10 @@ class _Draft:
         """
         if self._unanswered is None:
             self._unanswered = self._written(REFERENCE, "")
+            if not self._unanswered:
+                with contextlib.suppress(TunaError, OSError):  # a full disk
+                    facts = self._rules[REFERENCE].model_dump()
+                    self._cache.keep(self._key, self._answers(REFERENCE), facts)
         build, results, doubts = self._build, dict[str, MeasuredModel](), dict[str, float]()
         job = build.work, build.model, self._folder
         if not self._unanswered:
@@ -299,6 +316,10 @@ class _Draft:
     def _written(self, name: str, by: str) -> str:
         """Write the answers of the reference or of a runtime; returns why there are none."""
         answers = self._process.call(WrittenAnswers, "answer", **self._asked(name, by))
+        return self._taken(name, answers)
+
+    def _taken(self, name: str, answers: WrittenAnswers) -> str:
+        """Compare with these answers from now on; returns why there are none."""
         if not answers.unanswered:
             self._rules[name], self._tolerance = answers, answers.tolerance
         return answers.unanswered

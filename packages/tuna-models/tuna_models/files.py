@@ -1,5 +1,5 @@
-"""Files of a model: the one that a user names, its weights beside it (external data), and the
-libraries that were built of it."""
+"""Files of a model: the one that a user names, its weights beside it (external data), the
+libraries that were built of it, and the right answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXAMPLE = (
 )
 #: Files of a planned model: the functions to compile, and the program that calls them.
 BODY, PROGRAM = "body.json.gz", "program.vm"
-#: Number of the latest builds that are kept.
+#: Number of the latest files that a cache keeps.
 _KEPT = 8
 #: Packages with code on which a build depends.
 _CODE = ("tuna_models", "tuna.libraries.tvm", "tuna.configs")
@@ -94,17 +94,18 @@ def lay_out(path: Path, data: bytes, beside: Mapping[str, bytes]) -> None:
 
 
 class BuildCache:
-    """A folder of libraries and facts about them, by key."""
+    """A folder of files, such as built libraries, and facts about them, by key."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, suffix: str = ".so") -> None:
+        """`suffix` is that of the files."""
+        self._folder, self._suffix = folder, suffix
 
     def find(self, key: str, output: Path) -> dict[str, Any] | None:
-        """Copy a cached library to `output`, return its facts; None if missing or damaged."""
-        library, facts = self._paths(key)
+        """Copy a cached file to `output`, return its facts; None if missing or damaged."""
+        file, facts = self._paths(key)
         try:
             found: dict[str, Any] = json.loads(facts.read_bytes())
-            shutil.copyfile(library, output)
+            shutil.copyfile(file, output)
             if found.pop("sha256") != _sha256(output):
                 return None
         except (OSError, ValueError, KeyError):
@@ -113,11 +114,11 @@ class BuildCache:
             os.utime(facts)
         return found
 
-    def keep(self, key: str, library: Path, facts: Mapping[str, Any]) -> None:
-        """Keep a build, the facts last; forgets the oldest ones. Raises what `atomic_file` does."""
-        kept_library, kept_facts = self._paths(key)
-        with atomic_file(kept_library) as temporary:
-            shutil.copyfile(library, temporary)
+    def keep(self, key: str, file: Path, facts: Mapping[str, Any]) -> None:
+        """Keep a file, the facts last; forgets the oldest ones. Raises what `atomic_file` does."""
+        kept_file, kept_facts = self._paths(key)
+        with atomic_file(kept_file) as temporary:
+            shutil.copyfile(file, temporary)
             digest = _sha256(temporary)
         with atomic_file(kept_facts) as temporary:
             temporary.write_text(json.dumps({**facts, "sha256": digest}))
@@ -126,10 +127,10 @@ class BuildCache:
         )
         for path in oldest_last[_KEPT:]:
             path.unlink(missing_ok=True)
-            path.with_suffix(".so").unlink(missing_ok=True)
+            path.with_suffix(self._suffix).unlink(missing_ok=True)
 
     def _paths(self, key: str) -> tuple[Path, Path]:
-        return self._folder / f"{key}.so", self._folder / f"{key}.json"
+        return self._folder / f"{key}{self._suffix}", self._folder / f"{key}.json"
 
 
 def key_of(parts: Mapping[str, Any]) -> str:

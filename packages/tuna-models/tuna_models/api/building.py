@@ -21,6 +21,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna.golden.versions import find
+from tuna.libraries.repeats import timing
 from tuna_models import choice
 from tuna_models.checked_build import Build, BuildFacts
 from tuna_models.checks import Checks
@@ -48,6 +49,7 @@ class BuiltModel:
     #: rounds in turn, in CPU time of the thread, of several threads in wall time
     times_ms: Mapping[str, Sequence[float]]
     wall_ms: Mapping[str, Sequence[float]]  #: Wall time of the rounds in turn
+    noisy: Sequence[str]  #: Contenders that were timed while the device was not quiet
     device: str  #: Device that it was timed on
     absent: Mapping[str, str]  #: contenders that did not take part, and why
     remark: str  #: Fault of the reference; empty where there was none
@@ -214,12 +216,15 @@ def _described(
     kinds = {plan.task_of(function): plan.class_of(function) for function in plan.calls}
     numbers = Counter(kinds.values())
     in_turn = (parts_ms[_UNTUNED], parts_ms[_TIMED]) if _UNTUNED in parts_ms else None
+    rounds = facts.contenders.times_ms
+    noisy = [name for name, times in rounds.items() if timing(times, "").noisy]
     return BuiltModel(
         path=output,
         model=model,
         errors=facts.errors,
-        times_ms=facts.contenders.times_ms or {"tuna": verdict.measured.times_ms},
+        times_ms=rounds or {"tuna": verdict.measured.times_ms},
         wall_ms=facts.contenders.wall_ms,
+        noisy=noisy if rounds else ["tuna"] * verdict.measured.noisy,
         device=verdict.measured.device,
         absent=facts.contenders.absent,
         remark=facts.remark,

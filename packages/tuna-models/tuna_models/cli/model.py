@@ -14,6 +14,7 @@ import click
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.cli.groups import Group
+from tuna.cli.report import NOISY, noisy_times
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
 from tuna.configs.model import BF16_TOLERANCE
@@ -299,12 +300,15 @@ def show_built(built: api.BuiltModel) -> None:
         wall = statistics.median(built.wall_ms[name]) if name in built.wall_ms else None
         ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
         spread = f"({min(times):.2f} to {max(times):.2f})"
+        time = f"{median:.2f}{NOISY if name in built.noisy else ''} ms"
         if wall is None:
-            say(f"{name}: {median:.2f} ms {spread} on {built.device}{ratio}")
+            say(f"{name}: {time} {spread} on {built.device}{ratio}")
         elif built.cores > 1:
-            say(f"{name}: {median:.2f} ms {spread}, wall time of {built.cores} threads{ratio}")
+            say(f"{name}: {time} {spread}, wall time of {built.cores} threads{ratio}")
         else:
-            say(f"{name}: {median:.2f} ms of CPU time {spread}, wall {wall:.2f}{ratio}")
+            say(f"{name}: {time} of CPU time {spread}, wall {wall:.2f}{ratio}")
+    if built.noisy:
+        say(noisy_times(len(built.noisy)))
     if built.untuned_ms is not None:
         untuned, in_turn = built.untuned_ms
         say(
@@ -328,7 +332,7 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
     names = (
         *("path", "tasks", "shares", "cores", "device", "times_ms", "wall_ms", "absent"),
         *("runtime_share", "functions_ms", "tuned_ms", "lookup_s", "errors", "remark", "refused"),
-        *("rule", "report"),
+        *("rule", "report", "noisy"),
         *("compared", "made_at", "cached", "untuned_ms"),
     )
     facts = {name: getattr(built, name) for name in names}
