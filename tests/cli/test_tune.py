@@ -75,7 +75,7 @@ def test_everything_is_checked_before_anything_is_stored(
     assert worked == []
 
 
-@pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
+@pytest.mark.parametrize("name", ["net.onnx", "net.pt2", "NET.ONNX"])
 def test_some_files_are_models(
     type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -90,6 +90,20 @@ def test_some_files_are_models(
     ended = type_in("tuna", "tune", tmp_path / name, "-t", "x")
     assert ended.code == 2
     assert "--tag is for layers and kernels, and FILE is a model" in ended.err
+
+
+@pytest.mark.parametrize("words", [("tune",), ("import", "-t", "x")])
+def test_a_file_whose_name_ends_almost_as_that_of_a_model_is_not_taken_for_layers(
+    type_in: TypeIn, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "model.onx"
+    path.write_bytes(b"\x08\x08\x12\x07pytorch")
+    ended = type_in("tuna", *words, path)
+    assert ended.code == 2
+    assert ended.err == (
+        "Error: model.onx is not a list of layers, which is a text, and does not end as a model or"
+        " a kernel does.\n  did you mean .onnx? endings: .onnx, .pt2, .py\n"
+    )
 
 
 NORM = "./bin/MIOpenDriver bnorm -n 8 -c 16 -H 14 -W 14 -F 1 -m 1"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuna.common.files import text_encoding
+from tuna.common.messages import choices
 from tuna.configs.files import ParsedFile
 from tuna.errors import BadInput, LibraryMissing
 from tuna.plugins import Plugins
@@ -41,17 +43,33 @@ class Source:
 SOURCES: Plugins[Source] = Plugins("tuna.sources", "source", Source)
 #: Distribution with the source, by ending of a file that the core alone does not read
 _DISTRIBUTIONS = {".onnx": "tuna-models", ".pt2": "tuna-models", ".py": "tuna-triton"}
+#: Bytes of a file that tell a text from what is not, and bytes that a text lacks
+_HEAD_BYTES, _CONTROLS = 512, frozenset(range(9))
 
 
 def source_of(path: Path) -> Source | None:
     """Return the source that a file is; None for a list of layers. Raises LibraryMissing where the
-    package for such files is not installed."""
+    package for such files is not installed, BadInput for a file that is neither of the two."""
+    ending = path.suffix.lower()
     for source in SOURCES.all().values():
-        if path.suffix in source.endings:
+        if ending in source.endings:
             return source
-    if path.suffix in _DISTRIBUTIONS:
-        raise _missing(path.name, _DISTRIBUTIONS[path.suffix])
+    if ending in _DISTRIBUTIONS:
+        raise _missing(path.name, _DISTRIBUTIONS[ending])
+    if path.is_file() and _is_binary(path):
+        raise BadInput(
+            f"{path.name} is not a list of layers, which is a text, and does not end as a model or"
+            " a kernel does.",
+            hint=choices(ending, _DISTRIBUTIONS, "endings"),
+        )
     return None
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file begins with control characters that no text has; UTF-16 is a text."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    return text_encoding(head) == "utf-8" and not _CONTROLS.isdisjoint(head)
 
 
 def api_of(name: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.api.services import artifacts_of_models
+from tuna.common.messages import nearest
 from tuna.configs import Workload
 from tuna.db import configs
 from tuna.db.database import open_database
@@ -167,9 +168,11 @@ def model_workloads(name: str) -> list[Workload]:
 
 
 def _read(path: Path) -> bytes:
-    if path.suffix not in MODEL_ENDINGS:
+    if path.suffix.lower() not in MODEL_ENDINGS:
+        near = nearest(path.suffix, MODEL_ENDINGS)
         raise BadInput(
             f"{path.name} is not a model that can be imported.",
-            hint="*.onnx, or *.pt2 as torch.export.save writes it",
+            hint=f"{f'did you mean {near}? ' if near else ''}*.onnx, or *.pt2 as torch.export.save"
+            " writes it",
         )
     return files.read(path)

@@ -188,9 +188,10 @@ def _told() -> Iterator[None]:
 
 def check_model(name: str, file: IO[bytes]) -> None:
     """Raise BadInput for what is not a model, as far as that can be seen without importing it."""
-    if name.endswith(".onnx"):
+    ending = Path(name).suffix.lower()
+    if ending == ".onnx":
         api_of("models").check_upload(name, file)
-    elif name.endswith(".pt2"):
+    elif ending == ".pt2":
         try:
             _check_archive(name, file, os.fstat(file.fileno()).st_size)
         except _BROKEN_ZIP:

@@ -149,7 +149,7 @@ def _from_form(fields: dict[str, str], filename: str) -> Form:
             given["shapes"] = json.loads(given["shapes"])
         except (ValueError, RecursionError):
             raise BadInput('shapes: not JSON such as {"x": [1, 3, 224, 224]}') from None
-    kind = "model" if filename.endswith((".onnx", ".pt2")) else "layers"
+    kind = "model" if filename.lower().endswith((".onnx", ".pt2")) else "layers"
     return checked(Form, {"kind": kind, **given, "file": b""})
 
 
