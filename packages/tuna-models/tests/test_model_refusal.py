@@ -14,6 +14,7 @@ from tuna_models import checked_build
 from tuna_models.checked_build import BuildFacts, Verdict
 from tuna_models.checks import Checked, Checks, judge
 from tuna_models.child_answers import ChildAnswer, Contenders, Plan
+from tuna_models.limits import ModelLimits
 from tuna_models.manifest import Precision
 from tuna_models.whole_job import MeasuredModel
 
@@ -103,6 +104,8 @@ def test_where_the_reference_has_no_answer_the_others_count() -> None:
 
 class Scene:
     """A build of which the answers of runtimes, and the outcomes of its jobs, are given."""
+
+    limits = ModelLimits(memory_mib=1, cpu_s=1)
 
     def __init__(
         self,
