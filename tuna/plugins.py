@@ -6,11 +6,31 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from tuna.errors import BadInput, NotFound
 
 T = TypeVar("T")
+
+
+_GROUPS: WeakSet[Plugins[Any]] = WeakSet()
+
+
+class PluginFailed(Exception):
+    """The code of a plug-in raised an exception, which is named."""
+
+
+@contextlib.contextmanager
+def foreign_code() -> Iterator[None]:
+    """Raise PluginFailed in place of whatever a plug-in's code raises, such as SystemExit: others
+    must not depend on it. Ctrl-C passes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginFailed(f"{type(error).__name__}: {error}") from error
 
 
 class Plugins(Generic[T]):
@@ -21,6 +41,7 @@ class Plugins(Generic[T]):
         self._group, self._noun, self._of = group, noun, of
         self._loaded: dict[str, T] = {}
         self._failures: dict[str, str] = {}
+        _GROUPS.add(self)
         #: number that changes whenever `names` may have changed, so that caches can follow
         self.generation = 0
 
@@ -41,11 +62,12 @@ class Plugins(Generic[T]):
             raise NotFound(f"unknown {self._noun} {name!r}; Tuna has {', '.join(self.names())}")
         if name not in self._failures:
             try:
-                loaded = self._points[name].load()
-                if not isinstance(loaded, self._of):
-                    raise TypeError(f"{self._points[name].value} is not a {self._of.__name__}")
-            except Exception as error:  # foreign code, on which the others must not depend
-                self._failures[name] = f"{type(error).__name__}: {error}"
+                with foreign_code():
+                    loaded = self._points[name].load()
+                    if not isinstance(loaded, self._of):
+                        raise TypeError(f"{self._points[name].value} is not a {self._of.__name__}")
+            except PluginFailed as error:
+                self._failures[name] = str(error)
             else:
                 self._loaded[name] = loaded
                 return loaded
@@ -89,3 +111,9 @@ class Plugins(Generic[T]):
         finally:
             del self._loaded[name]
             self.generation += 1
+
+
+def broken_plugins() -> list[tuple[str, str]]:
+    """Return name and sentence of each plug-in that cannot be loaded, of the groups that this
+    process uses."""
+    return sorted(failure for group in set(_GROUPS) for failure in group.broken().items())

@@ -370,7 +370,9 @@ def _fails(*_: object, **__: object) -> Any:
         {"time_limit_s": _fails},
         {"time_limit_s": lambda *_: float("nan")},
         {"params": property(_fails)},
+        *({name: property(_fails)} for name in ("search", "steps", "finals")),
     ],
+    ids=lambda broken: next(iter(broken)),
 )
 def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     engine: sa.Engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tuna.errors import LibraryMissing
 from tuna.libraries import registry
 from tuna.libraries.base import Finals, Library, SearchRules, Step
 from tuna.libraries.steps import find_step
+from tuna.plugins import Plugins, broken_plugins
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 
@@ -59,14 +61,46 @@ def test_a_library_whose_search_or_finals_have_another_name_is_refused(
     assert find_step(registry.get_library("toy"), name).name == name
 
 
-def test_a_library_that_cannot_be_imported_is_broken_and_not_absent(install: Any) -> None:
-    """`tuna doctor` said "absent", and ended with 0."""
+class Unusual(BaseException):
+    pass
 
-    def fails() -> Library:
-        raise ImportError("cannot import name 'Candidates'")
 
-    install(fails)
+@pytest.mark.parametrize("place", ["import", "search", "steps", "finals", "environment"])
+@pytest.mark.parametrize(
+    "fault", [ImportError("no name 'Candidates'"), SystemExit(3), Unusual("of its own")], ids=repr
+)
+def test_a_library_that_raises_is_broken_and_not_absent(
+    install: Any, place: str, fault: BaseException
+) -> None:
+    """`tuna doctor` said "absent" and ended with 0, or ended with 3 and without a word."""
+
+    def fails(*_: object) -> Any:
+        raise fault
+
+    broken = fails if place == "environment" else property(fails)
+    install(fails if place == "import" else type("Broken", (NoopLibrary,), {place: broken}))
     found = doctor.of_library("toy")
     assert (found.ok, found.absent) == (False, False)
-    assert "cannot be loaded: ImportError: cannot import name 'Candidates'" in found.text
+    what = "failed" if place == "environment" else "cannot be loaded"
+    assert found.text == f"The library toy {what}: {type(fault).__name__}: {fault}"
     assert found.hint
+
+
+def test_an_interrupt_ends_a_command_that_loads_plug_ins(install: Any) -> None:
+    def interrupted() -> Library:
+        raise KeyboardInterrupt
+
+    install(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        registry.get_library("toy")
+
+
+def test_a_plug_in_that_exits_when_it_is_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plugins: Plugins[dict[str, Any]] = Plugins("tuna.commands", "set of commands", dict)
+    monkeypatch.setattr(Point, "load", lambda _: sys.exit(3))
+    monkeypatch.setattr(plugins, "_points", {"toy": Point(NoopLibrary)})
+    assert plugins.all() == {}
+    failure = "the set of commands toy cannot be loaded: SystemExit: 3"
+    assert ("toy", failure) in broken_plugins()

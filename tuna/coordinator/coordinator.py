@@ -336,13 +336,13 @@ class Coordinator:
     def waited_for(self) -> str:
         """Return what the sessions wait for, as in a sentence; "" if workers are at work on
         them."""
-        chunks = set(self._leases.all())
+        chunks, works = set(self._leases.all()), self.quarantine.others(self._works)
         with reading(self._engine) as connection:
-            before = chunks_before(connection, chunks, self._leases.untaken(), self._works)
+            before = chunks_before(connection, chunks, self._leases.untaken(), works)
         found = (
             self.publisher.lacks,
             first_done(before),
-            waited_for(self._works, self._board.live(), self._leases.published()),
+            waited_for(works, self._board.live(), self._leases.published()),
         )
         return next(filter(None, found), "")
 

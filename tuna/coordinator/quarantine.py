@@ -16,6 +16,7 @@ from tuna.db import database, server_errors, sessions
 from tuna.db.engine import transaction
 from tuna.db.server_errors import ErrorKind
 from tuna.jobs.serving import SessionWork
+from tuna.libraries.steps import every_step
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +35,15 @@ class Quarantine:
         self.faults: dict[int, str] = {}
 
     def others(self, works: Collection[SessionWork]) -> list[SessionWork]:
-        """Return the works that are served now."""
-        return [work for work in works if self._pauses[work.session_id].is_due]
+        """Return the works that are served now: their libraries say their steps, and do not
+        pause."""
+        served = []
+        for work in works:
+            if self._pauses[work.session_id].is_due:
+                with self.guard(work):
+                    every_step(work.library)
+                    served.append(work)
+        return served
 
     @contextlib.contextmanager
     def guard(self, work: SessionWork) -> Iterator[None]:
@@ -51,7 +59,7 @@ class Quarantine:
                 f"the code of the library {work.library.name} failed: {type(error).__name__}:"
                 f" {error}"
             )
-            if not self.others([work]):
+            if not self._pauses[work.session_id].is_due:
                 return
             log.error(
                 "session set aside",

@@ -14,6 +14,8 @@ import structlog
 from tuna.common.messages import choices
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import FINALS, Library
+from tuna.libraries.steps import every_step
+from tuna.plugins import PluginFailed, foreign_code
 from tuna.settings import get_settings
 from tuna.vocabulary import SEARCH
 
@@ -41,19 +43,17 @@ def get_library(name: str) -> Library:
             )
         raise NotFound(f"Unknown library {name!r}.", hint=choices(name, points, "installed"))
     try:
-        library: Library = points[name].load()()
-    except (
-        Exception
-    ) as error:  # a plug-in's own code: whatever it raises, the others must go on working
-        raise LibraryMissing(
-            f"The library {name} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
-    # jobs are recognized by the names of their steps
-    for part, expected in ((library.search, SEARCH), (library.finals, FINALS)):
-        if part is not None and part.step.name != expected:
+        with foreign_code():
+            library: Library = points[name].load()()
+            every_step(library)
+            parts = ((library.search, SEARCH), (library.finals, FINALS))
+            steps = [(part.step.name, expected) for part, expected in parts if part is not None]
+    except PluginFailed as error:
+        raise LibraryMissing(f"The library {name} cannot be loaded: {error}") from error
+    for step, expected in steps:  # jobs are recognized by the names of their steps
+        if step != expected:
             raise LibraryMissing(
-                f"The library {name} cannot be used: its step `{expected}` is called"
-                f" {part.step.name!r}.",
+                f"The library {name} cannot be used: its step `{expected}` is called {step!r}.",
                 hint=f"its author has to call it {expected!r}",
             )
     return library

@@ -18,13 +18,12 @@ from tuna.api.checks.servers import broker_is_apart, of_artifacts, of_broker, of
 from tuna.common.files import make_home, system_message
 from tuna.common.messages import install_extra
 from tuna.common.version import DISTRIBUTION, __version__
-from tuna.configs.kind import KINDS
-from tuna.configs.lines import LINE_FORMS
 from tuna.db.database import open_database
 from tuna.errors import LibraryMissing, ServiceError, TunaError
 from tuna.libraries import noise_records
 from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
+from tuna.plugins import PluginFailed, broken_plugins, foreign_code
 from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.sandbox.device_lock import device_lock
@@ -64,9 +63,7 @@ def doctor(library: str | None = None) -> list[Finding]:
         "cores": of_cores,
         "sandbox": lambda: of_sandbox(settings),
         "extras": of_extras,
-        "plug-ins": lambda: (
-            _broken(*failure) for failure in (*KINDS.broken().items(), *LINE_FORMS.broken().items())
-        ),
+        "plug-ins": lambda: (_broken(*failure) for failure in broken_plugins()),
     }
     with ThreadPoolExecutor(_THREADS) as pool:
         asked = {what: pool.submit(_answered, what, checks[what]) for what in _SERVERS}
@@ -195,11 +192,14 @@ def of_library(name: str) -> Finding:
     except LibraryMissing as error:
         return _broken(f"library {name}", str(error))
     try:
-        return Finding(f"library {name}", True, str(found.environment()))
-    except TunaError as error:
-        return Finding(
-            f"library {name}", True, f"not usable here: {error}", error.hint, absent=True
-        )
+        with foreign_code():
+            return Finding(f"library {name}", True, str(found.environment()))
+    except PluginFailed as failure:
+        reason = failure.__cause__
+        if isinstance(reason, TunaError):
+            text = f"not usable here: {reason}"
+            return Finding(f"library {name}", True, text, reason.hint, absent=True)
+        return _broken(f"library {name}", f"The library {name} failed: {failure}")
 
 
 def _broken(name: str, text: str) -> Finding:
