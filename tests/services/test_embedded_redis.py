@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import redis
 from private_servers import wait_until
 
+from tuna.api import checks
 from tuna.errors import ServiceError
 from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis, embedded_redis_guard
@@ -24,6 +26,7 @@ from tuna.services.embedded_redis import EmbeddedRedis, program
 #: For how long the server may outlive its last user, and whoever uses it goes without one that was
 #: killed, on a machine that does ten other things.
 END_S = RESTART_S = 60
+ROOT = Path(__file__).parents[2]
 Eventually = Callable[[Callable[[], object], float], None]
 
 USER = """
@@ -238,6 +241,39 @@ def test_a_redis_that_ends_at_once_is_refused_with_its_own_words(
     good = EmbeddedRedis(run_dir)
     good.acquire()
     good.release()
+
+
+def test_a_dump_of_a_newer_redis_is_not_read(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    (run_dir / "dump.rdb").write_bytes(b"REDIS0099\xff" + bytes(8))
+    server = EmbeddedRedis(run_dir)
+    server.acquire()
+    assert _client(server).dbsize() == 0
+    server.release()
+
+
+def test_a_copy_of_the_wheels_server_in_path_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not list(checks.of_path())
+    program.cache_clear()
+    copy = Path(shutil.copy2(program(), tmp_path))
+    (finding,) = checks.of_path()
+    assert finding.warning
+    assert f"rm {copy} {tmp_path / 'redis-cli'}" in finding.hint
+    copy.write_text("#!/bin/sh\n")
+    assert not list(checks.of_path())
+    program.cache_clear()
+
+
+def test_an_installation_hides_no_redis_of_the_system(tmp_path: Path) -> None:
+    for name in ("bin/redis-server", "bin/redis-cli", "bin/python", ".tuna-base"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    script, variables = ROOT / "scripts" / "install", {**os.environ, "VENV": str(tmp_path)}
+    subprocess.run([script, "base"], env=variables, check=True)
+    assert [path.name for path in (tmp_path / "bin").iterdir()] == ["python"]
 
 
 def test_the_newest_server_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

