@@ -95,6 +95,7 @@ from tuna.api.tokens import create_space_token as create_space_token
 from tuna.api.tokens import create_visitor_token as create_visitor_token
 from tuna.api.tokens import list_tokens as list_tokens
 from tuna.api.tokens import revoke_token as revoke_token
+from tuna.api.tokens import service_url as service_url
 from tuna.api.workers import Worker as Worker
 from tuna.api.workers import array_index as array_index
 from tuna.api.workers import count_workers as count_workers

@@ -12,10 +12,12 @@ from tuna.db.access_tokens import AccessToken
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
+from tuna.services.ports import announced_url
 from tuna.settings import get_settings
 
 VisitorRole = Literal["submit", "read", "admin"]
-_SERVICE_URL = "http://127.0.0.1:8080"
+#: Where `tuna serve` listens unless it is told otherwise.
+_DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def create_visitor_token(role: VisitorRole, ttl_s: float, label: str = "") -> str:
@@ -27,13 +29,20 @@ def create_visitor_token(role: VisitorRole, ttl_s: float, label: str = "") -> st
     return f"{token_id}.{secret}"
 
 
+def service_url() -> tuple[str, bool]:
+    """Return where `tuna serve` of this TUNA_HOME is reached, and whether it runs; where none does,
+    its default address."""
+    url = announced_url(get_settings().run_dir, "serve")
+    return url or _DEFAULT_URL, url is not None
+
+
 def create_space_token(space: str, ttl_s: float, url: str | None = None, label: str = "") -> str:
     """Make a token for a space of the cache, and return the line for its holders: the address of
     the space, the token, and the key that verifies what comes from there.
 
-    `url`: how holders reach the service; default: where `tuna serve` listens by default.
+    `url`: how holders reach the service; default: as `service_url` says.
     """
-    address = urlsplit(url or _SERVICE_URL)
+    address = urlsplit(url or service_url()[0])
     if address.scheme not in ("http", "https") or not address.hostname or address.path.strip("/"):
         raise BadInput(
             f"{(url or '')[:200]!r} is not the URL of a service.",

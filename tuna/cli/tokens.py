@@ -40,8 +40,8 @@ def token() -> None:
 )
 @click.option(
     "--url",
-    help="How workers reach the gateway (default: the one of this TUNA_HOME), or holders of a"
-    " space's token the service (default: http://127.0.0.1:8080).",
+    help="How workers reach the gateway, or holders of a space's token the service; default: the"
+    " one of this TUNA_HOME that runs.",
 )
 @click.option("--label", default="", help="Name of the visitor, as lists show it.")
 @click.option(
@@ -66,6 +66,11 @@ def create(
     if (url and visits and space is None) or (label and not visits):
         raise BadInput("--url is for tokens of workers or of a space, --label for visitors.")
     ttl_s = _seconds(ttl or ("30d" if visits else "1h"))
+    if space is not None and not url:
+        address, runs = api.service_url()
+        if not runs:
+            text = f"no `tuna serve` of this TUNA_HOME runs: {address} is its default address;"
+            say(f"{text} --url gives another one", err=True)
     for _ in range(count):
         if space is not None:
             say(api.create_space_token(space, ttl_s, url, label), wrap=False)

@@ -265,7 +265,10 @@ def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((host.strip("[]"), int(port)), handler)
     except OSError as error:
-        raise ServiceError(f"Metrics cannot be offered at {listen}: {error.strerror}.") from None
+        raise ServiceError(
+            f"Metrics cannot be offered at {listen}: {error.strerror}.",
+            hint="choose another address with --listen",
+        ) from None
 
 
 def serve(

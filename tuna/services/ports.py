@@ -1,11 +1,20 @@
-"""Sockets that listen, for servers of Starlette and uvicorn."""
+"""Sockets that listen, for servers of Starlette and uvicorn, and where a service is reached.
+
+`run/NAME-PORT.url` is locked (flock) by a service for life, so that commands of this user know its
+address.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import socket
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
+from tuna.common.files import own_folder
 from tuna.common.messages import install_extra
 from tuna.errors import BadInput, TunaError
 
@@ -20,9 +29,34 @@ def require_packages_of_server() -> None:
         raise TunaError("A gateway needs Starlette and uvicorn.", hint=install_extra("serve"))
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+@contextlib.contextmanager
+def announced(run_dir: Path, name: str, port: int, url: str) -> Iterator[None]:
+    """Write down, while the block runs, that a service on a port of this process has this URL."""
+    path = own_folder(run_dir) / f"{name}-{port}.url"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(url)
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def announced_url(run_dir: Path, name: str) -> str | None:
+    """Return the URL of a service of this TUNA_HOME that runs; None if there is none."""
+    for path in sorted(run_dir.glob(f"{name}-*.url")):
+        with contextlib.suppress(OSError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read() or None
+    return None
+
+
+def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
     """Sockets that listen on each address of `host`; their port is taken from here on. Raises
-    BadInput."""
+    BadInput, whose hint names the option of the command that sets the port."""
     made: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -41,11 +75,11 @@ def listen(host: str, port: int) -> list[socket.socket]:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise BadInput(
                 f"Port {port} of {host} is in use.",
-                hint="choose another one with --port, or end what listens there",
+                hint=f"choose another one with {option}, or end what listens there",
             ) from None
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(
             f"Port {port} of {host} cannot be listened on: {why}.",
-            hint="choose another with --port or --listen",
+            hint=f"choose another with {' or '.join(dict.fromkeys((option, '--listen')))}",
         ) from None
     return made

@@ -31,6 +31,7 @@ def test_a_port_in_use_is_refused_before_anything_is_written(
         )
     assert (ended.code, ended.out) == (2, "")
     assert f"Port {port} of 127.0.0.1 is in use." in ended.err
+    assert "choose another one with `port` of --rpc" in ended.err
     assert list(home.parent.glob("*.trace")) + list(home.parent.glob("run-*.log")) == []
     with sa.create_engine(f"sqlite:///{home / 'tuna.sqlite'}").connect() as connection:
         assert connection.execute(sa.select(Session.id)).all() == []

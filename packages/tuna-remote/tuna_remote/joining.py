@@ -31,16 +31,16 @@ _OWN_TOKEN_S = 600.0
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[str]:
+def listening(host: str, port: int, option: str = "--port") -> Iterator[str]:
     """Let remote workers join at HOST:PORT while the block runs; yields the gateway's URL.
 
     It is a process of its own, which ends with this one, however that ends. Raises BadInput, before
-    anything is written, for an address that is not usable or in use.
+    anything is written, for an address that is not usable or in use; its hint names the option.
     """
     require_packages_of_server()
     from tuna_remote.gateway.process import gateway_process
 
-    with gateway_process(host, port) as number:
+    with gateway_process(host, port, option) as number:
         yield gateway_url(host, number)
 
 

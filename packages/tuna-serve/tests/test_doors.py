@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -121,6 +123,15 @@ def test_others_are_served_over_tls_alone(listen: str) -> None:
     behind = Address.parse(listen, behind=["tuna.example.org"])
     assert behind.origins(80)[-1] == "https://tuna.example.org"
     assert behind.url(80) == "https://tuna.example.org"
+
+
+def test_a_service_on_all_addresses_goes_by_the_names_of_the_machine(tmp_path: Path) -> None:
+    pem = tmp_path / "pem"
+    everywhere = Address.parse("0.0.0.0:8443", pem, pem)
+    assert f"https://{socket.gethostname()}:8443" in everywhere.origins(8443)
+    assert "https://127.0.0.1:8443" in everywhere.origins(8443)
+    assert everywhere.url(8443) == f"https://{socket.getfqdn()}:8443"
+    assert f"https://{socket.gethostname()}" in everywhere.origins(443)  # as browsers name it
 
 
 @pytest.mark.parametrize("listen", ["8080", "127.0.0.1", "127.0.0.1:x", ":80", "127.0.0.1:70000"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tuna import api
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.db.models import RequestRow, StepResultRow, TrialRow
+from tuna.services import ports
 from tuna_serve.db import requests
 from tuna_serve.requests import uploads
 
@@ -39,6 +41,7 @@ def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(home: Path) -> 
         answer = httpx.get(f"{found[1]}/v1/whoami", headers=headers)
         assert answer.json()["role"] == "admin"
         assert httpx.get(link).status_code == 303
+        assert api.service_url() == (found[1], True)
     kept = home / "run" / "serve.token"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert kept.read_text().strip() == found[2]
@@ -53,6 +56,45 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
         refused = type_in("tuna", "serve", "--listen", listen)
         assert (refused.code, refused.err.count("Error: ")) == (2, 1)
     assert not (empty_home / "run" / "serve.token").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("serve --listen 127.0.0.1:{}", "--listen"),
+        ("gateway --port {}", "--port"),
+        ("metrics --listen 127.0.0.1:{}", "--listen"),
+    ],
+)
+def test_who_finds_its_port_taken_names_its_own_option(
+    words: str, option: str, home: Path, type_in: Callable
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refused = type_in("tuna", *words.format(other.getsockname()[1]).split())
+    assert refused.code != 0
+    hint = " ".join(refused.err.split()).partition("choose another")[2]
+    assert f"with {option}" in hint
+    assert {*re.findall("--[a-z]+", hint)} == {option}
+
+
+def test_a_token_of_a_space_has_the_address_of_the_service_that_runs(
+    home: Path, type_in: Callable
+) -> None:
+    create = ("tuna", "token", "create", "--role", "submit", "--space", "team")
+    idle = type_in(*create)
+    assert idle.out.startswith("http://127.0.0.1:8080/v1/cache/team#")
+    assert "is its default address" in idle.err
+    with ports.announced(home / "run", "serve", 7070, "http://127.0.0.1:7070"):
+        made = type_in(*create)
+        assert (made.out.partition("#")[0], made.err) == ("http://127.0.0.1:7070/v1/cache/team", "")
+        named = type_in(*create, "--url", "https://tuna.example.org")
+        assert (named.out.partition("#")[0], named.err) == (
+            "https://tuna.example.org/v1/cache/team",
+            "",
+        )
+    assert not list((home / "run").glob("*.url"))
+    (home / "run" / "serve-7070.url").write_text("http://127.0.0.1:7070")  # of one that was killed
+    assert type_in(*create).out.startswith("http://127.0.0.1:8080/")
 
 
 @pytest.mark.parametrize(

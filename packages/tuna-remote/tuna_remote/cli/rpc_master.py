@@ -178,7 +178,7 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
         target, workloads, table, job_options, wanted.log_url, tvm_tracker or "", device_key or ""
     )
     with (
-        listening(wanted.host, port),
+        listening(wanted.host, port, "`port` of --rpc"),
         _lines(wanted.log_run) as info,
         start_master(plan, trace) as master,
     ):

@@ -56,14 +56,15 @@ def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
 
 
 @contextlib.contextmanager
-def gateway_process(host: str, port: int) -> Iterator[int]:
+def gateway_process(host: str, port: int, option: str = "--port") -> Iterator[int]:
     """Run a gateway as a process that ends with this one, while the block runs; yields its port.
 
-    `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written.
+    `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written; its
+    hint names the option.
     """
     settings = get_settings()
     with contextlib.ExitStack() as stack:
-        listening = [stack.enter_context(listener) for listener in listen(host, port)]
+        listening = [stack.enter_context(one) for one in listen(host, port, option)]
         port = int(listening[0].getsockname()[1])
         make_home(settings.home)
         claim = claim_port(settings.run_dir, host, port)

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.services.listening import BoundedServer, Listener
-from tuna.services.ports import listen
+from tuna.services.ports import announced, listen
 from tuna.settings import get_settings
 from tuna_serve.requests.supervisor import RequestSupervisor
 from tuna_serve.settings import service_settings
@@ -86,16 +87,37 @@ class Address:
 
     def origins(self, port: int) -> list[str]:
         """Return the origins of the pages of the service, whose hosts are those it answers for."""
-        scheme = "https" if self.certificate else "http"
-        names = {self.host, *(("localhost", "127.0.0.1", "::1") if _is_loopback(self.host) else ())}
-        own = [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in sorted(names)]
-        return [*(f"{scheme}://{name}" for name in own), *(f"https://{one}" for one in self.behind)]
+        names = {self.host}
+        if _is_loopback(self.host) or _is_any(self.host):
+            names |= {"localhost", "127.0.0.1", "::1"}
+        if _is_any(self.host):
+            names |= {socket.gethostname(), socket.getfqdn(), *_own_addresses()}
+        own = [self._origin(name, port) for name in sorted(names)]
+        return [*own, *(f"https://{name}" for name in self.behind)]
 
     def url(self, port: int) -> str:
         """Return the address for a browser."""
-        scheme = "https" if self.certificate or self.behind else "http"
-        name = self.behind[0] if self.behind else f"{self.host}:{port}"
-        return f"{scheme}://{name}"
+        if self.behind:
+            return f"https://{self.behind[0]}"
+        return self._origin(socket.getfqdn() if _is_any(self.host) else self.host, port)
+
+    def _origin(self, name: str, port: int) -> str:
+        scheme, default = ("https", 443) if self.certificate else ("http", 80)
+        host = f"[{name}]" if ":" in name else name
+        return f"{scheme}://{host}" if port == default else f"{scheme}://{host}:{port}"
+
+
+def _own_addresses() -> set[str]:
+    """Return the addresses by which this machine's name is reached."""
+    with contextlib.suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    return set()
+
+
+def _is_any(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_unspecified
+    return False
 
 
 def _is_loopback(host: str) -> bool:
@@ -116,11 +138,13 @@ def serve(
     service_settings()  # an unusable one is told now
     engine = open_database()
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(listener) for listener in listen(address.host, address.port)]
+        listeners = listen(address.host, address.port, "--listen")
+        sockets = [stack.enter_context(listener) for listener in listeners]
         port = int(sockets[0].getsockname()[1])
         app = create_app(Site(engine, settings, address.origins(port)))
         server = BoundedServer(Listener(sockets, app, tls), *beside)
         make_home(settings.home)
+        stack.enter_context(announced(settings.run_dir, "serve", port, address.url(port)))
         token = owner_token(engine, settings.run_dir / "serve.token")
         stack.enter_context(RequestSupervisor(settings, engine))
         # uvicorn sends itself the signal that ended it: what is open here is closed then, too
