@@ -68,10 +68,15 @@ _URL_HINT = (
 )
 
 
+#: Connections that are kept open where so many were needed at a time.
+_POOL = 24
+
+
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database and url.database != ":memory:" and not Path(url.database).parent.is_dir():
         raise DatabaseError(f"The folder of the database {url.database} does not exist.")
-    engine = sa.create_engine(url, connect_args={"timeout": 60})
+    # what has threads has as many connections: each new one opens the file and prepares itself
+    engine = sa.create_engine(url, connect_args={"timeout": 60}, pool_size=_POOL)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 import redis
 import sqlalchemy as sa
 import structlog
+from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from kombu.exceptions import OperationalError
@@ -70,6 +71,9 @@ _STATUS: dict[type[TunaError], int] = {
     StorageFull: 507,
     TunaError: 409,
 }
+#: Requests for metrics that have one answer, and submissions that are looked at, each at a time:
+#: pages have the other threads.
+_MAX_SCRAPES, _SUBMITTING = 1000, 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ def create_app(site: Site) -> ASGIApp:
     )
     app.state.site = site
     app.state.visitors = Visitors(site.engine)
-    app.state.collector = Collector(site.engine, site.settings)
+    collector = Collector(site.engine, site.settings)
+    app.state.scrapes = Batches(lambda asked: [collector.scrape()] * len(asked), _MAX_SCRAPES)
     app.state.layers = index = LayerIndex()
     app.state.best = Batches(
         lambda layers, **scope: api.best(layers, index=index, **scope), MAX_LAYERS
@@ -110,6 +115,7 @@ def create_app(site: Site) -> ASGIApp:
         partial(submissions.request_texts, {"json": json_text, "html": request_pages.live_html})
     )
     app.state.receiving = set()
+    app.state.submitting = CapacityLimiter(_SUBMITTING)
     app.state.caches = spaces.Caches(site.engine)
     answers = (machine, lookups, golden, changes, events, submissions, spaces)
     for module in answers:

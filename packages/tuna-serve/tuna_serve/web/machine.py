@@ -33,9 +33,9 @@ def healthz(request: Request) -> PlainTextResponse:
 
 
 @router.get("/metrics", include_in_schema=False)
-def metrics(request: Request, _: Reader) -> Response:
+async def metrics(request: Request, _: Reader) -> Response:
     """Answer Prometheus, as `tuna metrics` does."""
-    return Response(request.app.state.collector.scrape(), media_type=CONTENT_TYPE)
+    return Response(await request.app.state.scrapes.ask(""), media_type=CONTENT_TYPE)
 
 
 @router.get("/v1/whoami")

@@ -81,6 +81,7 @@ def render(template: str, **facts: Any) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tuna_serve.web", "templates"),
+        auto_reload=False,  # else each page looks at the files of its templates
         autoescape=True,
         finalize=lambda value: inert(value) if type(value) is str else value,
         undefined=StrictUndefined,

@@ -51,8 +51,8 @@ UPLOADS = "/v1/cache/"
 router = APIRouter(prefix="/v1/cache")
 #: Bodies of one token that are received at a time; others wait.
 _AT_A_TIME = 32
-#: Threads that read entries: more take the interpreter from each other.
-_READERS = 2
+#: Threads that read entries, and that put some: more take the interpreter from each other.
+_READERS, _WRITERS = 2, 2
 #: Seconds before a use is written down again, and between two writings.
 _USED_S, _WRITTEN_S = 60.0, 2.0
 #: Files and bytes of a batch; files beyond are left out.
@@ -76,7 +76,7 @@ class Caches:
         # SQLite lets writers try again until it is their turn, which may be late
         self._writing = threading.Lock()
         self._receiving: dict[str, CapacityLimiter] = {}
-        self.reading = CapacityLimiter(_READERS)
+        self.reading, self.writing = CapacityLimiter(_READERS), CapacityLimiter(_WRITERS)
 
     def receiving(self, token: str) -> CapacityLimiter:
         """Return what bounds the bodies of a token, whose slow ones delay no other's."""
@@ -222,7 +222,8 @@ async def put_entry(
             async for part in request.stream():
                 upload.write(part)
             reporter = request.headers.get("tuna-reporter", "")
-            new = await to_thread.run_sync(caches.put, name, upload, visitor.token, reporter)
+            facts = name, upload, visitor.token, reporter
+            new = await to_thread.run_sync(caches.put, *facts, limiter=caches.writing)
         finally:
             with CancelScope(shield=True):  # the visitor may have gone
                 await to_thread.run_sync(upload.close)

@@ -112,7 +112,8 @@ async def receive(
         )
         limits = Limits.of(service_settings()) if visitor.role is Role.SUBMIT else None
         wanted = Submission(asked, kind, upload, filename, visitor.token, client_key, limits)
-        return await to_thread.run_sync(submission.submit, wanted)
+        limiter = request.app.state.submitting
+        return await to_thread.run_sync(submission.submit, wanted, limiter=limiter)
 
 
 @contextlib.asynccontextmanager
