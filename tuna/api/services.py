@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
 from tuna.db.models import Base
 from tuna.errors import BadInput
+from tuna.jobs import needed_artifacts
 from tuna.queue.connection import connect, ensure_services
 from tuna.reports.prometheus import serve
 from tuna.settings import get_settings
@@ -66,6 +67,14 @@ def artifacts_of_models() -> Artifacts:
     """The store that has the files of models, whose digests are in SQL: no signature is needed."""
     with reading(open_database()) as connection:
         return Artifacts.from_settings(get_settings(), sessions.namespace(connection))
+
+
+def remove_unneeded(digests: Collection[str], beside: Collection[str] = ()) -> None:
+    """Remove the artifacts that no row names, and none of `beside`."""
+    with reading(open_database()) as connection:
+        needed = needed_artifacts.in_use(connection, digests)
+    if unneeded := sorted({*digests} - needed - {"", *beside}):
+        artifacts_of_models().remove(unneeded)
 
 
 def upgrade_database() -> Upgrade:

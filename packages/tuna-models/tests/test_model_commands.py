@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,17 +18,19 @@ import onnx.reference
 import pytest
 import sqlalchemy as sa
 from command_lines import Ended
+from jobs_builder import make_jobs
 from nets import Net
 
 from tuna import api
 from tuna.api import running
 from tuna.common.messages import size
 from tuna.configs import ConvConfig, TaskConfig
+from tuna.configs.model import WholeModelConfig
 from tuna.coordinator.session_run import Progress, RunEvents, progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.db.models import CONFIG_CHARS, ConfigTag, Job
+from tuna.db.models import CONFIG_CHARS, ConfigRow, ConfigTag, Job
 from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.libraries.registry import get_library
 from tuna.sandbox.cores import available_cpus, usable_count
@@ -211,6 +214,29 @@ def test_models_share_tasks_and_the_latest_import_of_a_name_counts() -> None:
         with pytest.raises(NotFound, match="Unknown model 'c'") as missing:
             store.find(connection, "c")
     assert missing.value.hint.startswith("models: a, b;")
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_forgotten_import_takes_what_only_it_has_unless_it_was_measured(measured: bool) -> None:
+    whole = WholeModelConfig(
+        manifest(*TASKS[1:]).digest, "{}", hashlib.sha256(b"x").hexdigest(), "p", "a"
+    )
+    make_jobs(open_database(), 1, solvers=["Noop0"])
+    with writing(open_database()) as connection:
+        store.save(connection, "a", manifest(*TASKS[:2]), {})
+        additions = store.save(connection, "b", manifest(*TASKS[1:]), {})
+        model = store.find(connection, "b")
+        if measured:
+            body = {whole.body: b"x"}
+            stored = configs.store(connection, [whole], model.tag, bodies=body)
+            connection.execute(sa.update(Job).values(config_id=stored.ids[0]))
+        assert store.forget(connection, model, additions) is not measured
+        names = [one.name for one in store.list_all(connection)]
+        assert names == (["b", "a"] if measured else ["a"])
+        keys = set(connection.execute(sa.select(ConfigRow.key)).scalars())
+        assert [task.key in keys for task in TASKS] == [True, True, measured]
+        assert store.counts(connection, store.find(connection, "a"))[TASKS[1].key] == measured
 
 
 @pytest.mark.usefixtures("home")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.common.messages import choices
+from tuna.configs.model import WholeModelConfig
 from tuna.db import configs, networks
-from tuna.db.bulk import upsert
+from tuna.db.bulk import parts, upsert, values_among
 from tuna.db.models import (
     ConfigRow,
     ConfigTag,
+    FindDb,
+    Framework,
+    GoldenEntry,
     Job,
     KernelRow,
     Model,
     ModelConfig,
+    Search,
     SolverApplicability,
     SolverRow,
 )
@@ -60,31 +66,90 @@ def check_name(name: str) -> None:
         raise BadInput(f"A model has a name of 1 to {NAME_CHARS} characters without @.")
 
 
+@dataclass(frozen=True)
+class Additions:
+    """Rows that an import added."""
+
+    model: bool  #: False for an import that is repeated
+    framework: networks.Named | None
+    config_ids: frozenset[int]
+    kernels: frozenset[str]  #: Digests of the manifest and of bodies
+
+    @property
+    def added(self) -> int:
+        """The number of tasks that were not stored before."""
+        return len(self.config_ids)
+
+
 def save(
     connection: sa.Connection, name: str, manifest: Manifest, bodies: Mapping[str, bytes]
-) -> configs.Stored:
+) -> Additions:
     """Store an import with its tasks as configs and their counts; repeating it changes nothing.
 
     Raises BadInput as `check_name` does.
     """
     check_name(name)
-    data = manifest.to_bytes()
+    data, tasks = manifest.to_bytes(), [entry.task for entry in manifest.tasks]
+    digests, keys = {manifest.digest, *bodies}, {task.key for task in tasks}
+    kernels = values_among(connection, sa.select(KernelRow.digest), KernelRow.digest, digests)
+    known = values_among(connection, sa.select(ConfigRow.key), ConfigRow.key, keys)
     row = {"digest": manifest.digest, "blob": data, "size_bytes": len(data)}
     upsert(connection, KernelRow, [row], key=("digest",))
     kind, _, version = manifest.opset.rpartition(" ")
     model = networks.Named(name, manifest.digest)
     framework = networks.Named(kind or _FRAMEWORK, version)
-    networks.add_model(connection, model)
-    networks.add_framework(connection, framework)
-    tasks = [entry.task for entry in manifest.tasks]
+    is_new = networks.add_model(connection, model)
+    is_first = networks.add_framework(connection, framework)
     stored = configs.store(connection, tasks, tag_of(name, manifest.digest), bodies=bodies)
+    ids = dict(zip((task.key for task in tasks), stored.ids, strict=True))
     weights = {
         config_id: entry.count
-        for config_id, entry in zip(stored.ids, manifest.tasks, strict=True)
-        if config_id is not None
+        for entry in manifest.tasks
+        if (config_id := ids[entry.task.key]) is not None
     }
     networks.set_weights(connection, *networks.ids(connection, model, framework), 1, weights)
-    return stored
+    new = (config_id for key, config_id in ids.items() if key not in known)
+    return Additions(
+        is_new,
+        framework if is_first else None,
+        frozenset(config_id for config_id in new if config_id is not None),
+        frozenset(digests - kernels),
+    )
+
+
+def forget(connection: sa.Connection, model: StoredModel, additions: Additions) -> bool:
+    """Remove a new import again, with the rows that it added and that nothing else refers to.
+
+    False, and nothing is removed, if the model as a whole has a job: what was measured stays.
+    """
+    query = sa.select(ConfigRow.id).join(ConfigTag, ConfigTag.config_id == ConfigRow.id)
+    of_whole = ConfigTag.tag == model.tag, ConfigRow.kind == WholeModelConfig.kind
+    whole = set(connection.execute(query.where(*of_whole)).scalars())
+    measured = values_among(connection, sa.select(Job.config_id), Job.config_id, whole)
+    if measured or not additions.model:
+        return False
+    connection.execute(sa.delete(ConfigTag).where(ConfigTag.tag == model.tag))
+    of_model = Model.name == model.name, Model.version == model.version
+    connection.execute(sa.delete(Model).where(*of_model))
+    left = additions.config_ids | whole
+    for row in (ConfigTag, ModelConfig, Job, Search, FindDb, GoldenEntry):
+        left -= values_among(connection, sa.select(row.config_id), row.config_id, left)
+    _delete(connection, ConfigRow.id, left)
+    kernels = set(additions.kernels)
+    for column in (ConfigRow.body, Model.version):
+        kernels -= values_among(connection, sa.select(column), column, kernels)
+    _delete(connection, KernelRow.digest, kernels)
+    if additions.framework is not None:
+        used = sa.select(ModelConfig.framework_id)
+        name = Framework.name == additions.framework.name
+        version = Framework.version == additions.framework.version
+        connection.execute(sa.delete(Framework).where(name, version, Framework.id.not_in(used)))
+    return True
+
+
+def _delete(connection: sa.Connection, column: Any, values: Collection[Any]) -> None:
+    for part in parts(sorted(values)):
+        connection.execute(sa.delete(column.class_).where(column.in_(part)))
 
 
 def find(connection: sa.Connection, name: str) -> StoredModel:

@@ -10,6 +10,7 @@ from tuna_models.api.building import build_model as build_model
 from tuna_models.api.building import check_model as check_model
 from tuna_models.api.importing import ImportedModel as ImportedModel
 from tuna_models.api.importing import ModelTask as ModelTask
+from tuna_models.api.importing import forgotten_if_refused as forgotten_if_refused
 from tuna_models.api.importing import import_model as import_model
 from tuna_models.api.importing import list_models as list_models
 from tuna_models.api.importing import model_workloads as model_workloads

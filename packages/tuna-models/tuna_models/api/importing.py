@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuna.api.services import artifacts_of_models
+from tuna.api.services import artifacts_of_models, remove_unneeded
 from tuna.common.messages import nearest
 from tuna.configs import Workload
 from tuna.db import configs
@@ -27,10 +27,10 @@ from tuna_models.work import ModelWork, open_work
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """An import: the model, and how many of its tasks are new."""
+    """An import: the model, and the rows that it added."""
 
     model: StoredModel
-    added: int
+    additions: store.Additions
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,23 @@ def import_model(
     bodies = {digest: body.encode() for digest, body in contents.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
     with writing(engine) as connection:
-        stored = store.save(connection, name, manifest, bodies)
-    return ImportedModel(store.StoredModel(name, manifest), stored.added)
+        additions = store.save(connection, name, manifest, bodies)
+    return ImportedModel(store.StoredModel(name, manifest), additions)
+
+
+@contextlib.contextmanager
+def forgotten_if_refused(imported: ImportedModel) -> Iterator[None]:
+    """Remove a new import again if the `with` block raises BadInput before the model as a whole
+    had a job: a file that is refused leaves nothing."""
+    try:
+        yield
+    except BadInput:
+        with writing(open_database()) as connection:
+            forgotten = store.forget(connection, imported.model, imported.additions)
+        if forgotten:
+            manifest = imported.model.manifest
+            remove_unneeded({manifest.file, manifest.text, *manifest.data.values()})
+        raise
 
 
 def list_models() -> list[StoredModel]:

@@ -256,7 +256,7 @@ def show_import(imported: api.ImportedModel) -> None:
     say(
         f"{found.name} {found.version[:12]}: {calls} of {counted(len(tasks), 'task')},"
         f" {len(cores)} of them convolutions and products;"
-        f" {counted(imported.added, 'task is', 'tasks are')} new"
+        f" {counted(imported.additions.added, 'task is', 'tasks are')} new"
     )
     _show_whole_numbers(found.manifest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,10 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
     arguments, session_id = kernels.arguments(), wanted.session_id
     shapes, values = dict(map(shape_of, wanted.shapes)), dict(map(value_of, wanted.values))
     events = RunEvents(on_stored=stored)
-    with api.open_work(session_id, model="", output=wanted.output, events=events) as work:
+    with (
+        api.open_work(session_id, model="", output=wanted.output, events=events) as work,
+        contextlib.ExitStack() as stack,
+    ):
         imported = api.import_model(
             wanted.name or _name_of(file, wanted.precision),
             file,
@@ -94,6 +98,7 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
             work=work,
             start_workers=True,
         )
+        stack.enter_context(api.forgotten_if_refused(imported))
         show_import(imported)
         name = f"{imported.model.name}@{imported.model.version}"
         if not work.own:

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,12 @@ class ModelRequestWork:
             cpu_setting="the owner of the service sets TUNA_REQUEST_CPU_S",
         )
         events = RunEvents(on_progress=lambda _: self._look())
-        with models.open_work(self._session_id, events=events, limits=limits) as work:
+        with (
+            models.open_work(self._session_id, events=events, limits=limits) as work,
+            contextlib.ExitStack() as stack,
+        ):
             if not self._request.tag:
-                self._import(work)
+                stack.enter_context(models.forgotten_if_refused(self._import(work)))
             layers = self._tasks()
             missing = self._missing(layers)
             accepted = self._request.state is RequestState.ACCEPTED
@@ -80,8 +84,8 @@ class ModelRequestWork:
         """Look at the request while jobs are worked on; raises RequestCanceled, BudgetUsed."""
         self._watch.now_and_then(BudgetUsed if self._tuning else None)
 
-    def _import(self, work: Any) -> None:
-        """Import the file in the box; its tasks become layers under a tag."""
+    def _import(self, work: Any) -> Any:
+        """Import the file in the box, return the import; its tasks become layers under a tag."""
         with writing(open_database()) as connection:
             requests.write(connection, self._request.id, progress={"step": "import"})
         with working_folder() as place:
@@ -102,6 +106,7 @@ class ModelRequestWork:
         with writing(open_database()) as connection:
             requests.write(connection, self._request.id, tag=found.model.tag)
         self._request = current(self._request.id)
+        return found
 
     def _tasks(self) -> dict[int, tuple[Config, int]]:
         """Return the tasks of the model that solvers can run, by id, with their counts."""

@@ -21,14 +21,11 @@ from typing import IO
 
 import structlog
 
-from tuna.api.services import artifacts_of_models
+from tuna.api.services import remove_unneeded
 from tuna.artifacts.store import Artifacts
 from tuna.common.files import is_full, make_home, own_folder
 from tuna.configs.sources import api_of
-from tuna.db.database import open_database
-from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull
-from tuna.jobs import needed_artifacts
 from tuna.settings import get_settings
 from tuna_serve.settings import service_settings
 
@@ -118,11 +115,8 @@ def forget(*digests: str, mine: Path | None = None) -> None:
     """Remove artifacts that nothing needs, nor an upload but `mine`, whose request or entry is not
     written down yet."""
     names = {path.name for path in folder().iterdir() if path != mine}
-    needed = {found[1] for name in names if (found := _STORED.fullmatch(name))}
-    with reading(open_database()) as connection:
-        needed |= needed_artifacts.in_use(connection, digests)
-    if unneeded := sorted({*digests} - needed - {""}):
-        artifacts_of_models().remove(unneeded)
+    received = {found[1] for name in names if (found := _STORED.fullmatch(name))}
+    remove_unneeded(digests, beside=received)
 
 
 @contextlib.contextmanager
