@@ -420,9 +420,21 @@ def test_a_slice_of_an_old_model_has_its_limits_as_attributes() -> None:
     same(answers(found, inputs), [inputs["x"][:, 1:7]], 0.0)
 
 
-def test_an_error_inside_of_tvm_is_told_by_the_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "Check failed: (data_ty != nullptr) is false: Reshape expects R.shape([T.int64(3)])",
+            "TVM's importer does not take it so: Reshape expects [3]",
+        ),
+        ("'NoneType' object has no attribute 'name_hint'", "TVM's importer fails at it"),
+    ],
+)
+def test_an_error_inside_of_tvm_is_told_by_the_node_and_its_inputs(
+    monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
     def fail(*_: Any) -> Any:
-        raise ValueError("Check failed: (data_ty != nullptr) is false: Reshape expects a Tensor")
+        raise ValueError(text)
 
     monkeypatch.setattr("tvm.relax.op.nn.relu", fail)
     net = Net((4, 9))
@@ -431,7 +443,7 @@ def test_an_error_inside_of_tvm_is_told_by_the_node_alone(monkeypatch: pytest.Mo
     with pytest.raises(BadInput) as refused:
         importer.to_relax(found, "net")
     assert str(refused.value) == (
-        "net cannot be imported: the operator Relu (act): TVM's importer cannot deal with it."
+        f"net cannot be imported: the operator Relu (act): {why}; its inputs are 'x' float[4,9]."
     )
 
 

@@ -283,7 +283,8 @@ def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -
     assert (
         refused.value.hint
         == "give them: --shape batch=N --shape length=N --shape image=1,3,N,N; --batch N is the"
-        " first of every input"
+        " first of every input; write that part of the network with other operators, and export it"
+        " again"
     )
 
 

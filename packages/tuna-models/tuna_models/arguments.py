@@ -249,8 +249,21 @@ def refuse_obstacles(
     hint = f"give them: {' '.join(hints)}" if hints else ""
     if any(isinstance(extents[0], str) for extents in still_open.values()):
         hint += "; --batch N is the first of every input"
+    if operators:
+        hint = "; ".join(filter(None, (hint, _without(operators))))
     if parts:
         raise BadInput(f"{name} has {'; and '.join(parts)}.", hint=hint)
+
+
+def _without(operators: Mapping[str, Sequence[str]]) -> str:
+    """What to do about operators that cannot be imported."""
+    if any(operator.startswith("com.microsoft.") for operator in operators):
+        return "export the model without onnxruntime's optimiser, whose own operators these are"
+    if all(operator.startswith("ai.onnx.ml.") for operator in operators):
+        return "export the network alone, and run these steps before or after it"
+    if all(operator in ("If", "Loop", "Scan") for operator in operators):
+        return "export the model with a constant in the place of what decides them"
+    return "write that part of the network with other operators, and export it again"
 
 
 def _nodes(names: Sequence[str]) -> str:

@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tuna_models.onnx_files import OWN_DOMAINS
+from tuna.common.messages import one_line
+from tuna_models.onnx_files import OWN_DOMAINS, operator_name
+
+#: Characters of a name in messages
+NAME_CHARS = 120
+
+
+def title(node: Any) -> str:
+    """An operator and its node's name, or its first output's, for messages."""
+    name = node.name or next(filter(None, node.output), "") or "without a name"
+    operator = operator_name(node.domain, node.op_type)
+    return f"{one_line(operator, NAME_CHARS)} ({one_line(name, NAME_CHARS)})"
+
+
+def quoted(name: str) -> str:
+    """A name of a file, for messages."""
+    return repr(one_line(name, NAME_CHARS))
 
 
 def subgraphs(node: Any) -> Iterator[Any]:

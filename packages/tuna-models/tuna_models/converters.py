@@ -49,10 +49,9 @@ _UNROUNDED = {"BatchNormalization", "Relu", "Clip"}
 class NotConverted(Exception):
     """An operator that cannot be imported as this node has it."""
 
-    def __init__(self, operator: str, node: str, error: Exception) -> None:
-        own = isinstance(error, Unsupported)
-        super().__init__(str(error) if own else "TVM's importer cannot deal with it")
-        self.operator, self.node = operator, node
+    def __init__(self, operator: str, node: str, reason: Exception) -> None:
+        super().__init__(f"{operator} ({node}): {reason}")
+        self.operator, self.node, self.reason = operator, node, reason
 
 
 class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]

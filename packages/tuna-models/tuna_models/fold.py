@@ -7,6 +7,7 @@ inputs are fixed before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +17,16 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tuna_models import costs, loops
+from tuna.common.messages import counted
+from tuna_models import costs, loops, wellformed
 from tuna_models.answers import answer_bytes
 from tuna_models.arguments import TYPES
-from tuna_models.bodies import Inside, names_read, subgraphs, version_of
+from tuna_models.bodies import Inside, names_read, quoted, subgraphs, version_of
+from tuna_models.inference import inferred
 from tuna_models.onnx_reference import evaluator
+from tuna_models.refusals import DAMAGED, Refusal
 from tuna_models.whole_constants import MOVING, Product, is_final, product_of, write
 
-#: Most values of a constant whose values take part in the inference of shapes.
-_LARGEST = 1 << 12
 #: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
 _AXES_ARE_INPUTS = 13
 
@@ -62,7 +64,11 @@ def _computed(
     inputs = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         if tensor.name not in read:
-            read[tensor.name] = numpy_helper.to_array(tensor)
+            try:
+                read[tensor.name] = numpy_helper.to_array(tensor)
+            except (ValueError, TypeError, KeyError):
+                fault = wellformed.tensor_fault(tensor, counted_bytes=math.inf)
+                raise Refusal(f"the constant {quoted(tensor.name)} {fault}", DAMAGED) from None
     known, constants = read | empty, {*read, *inputs}
     opset = version_of(model, "")
     constants |= {node.output[0] for node in model.graph.node if is_final(node)}
@@ -113,9 +119,9 @@ def _shapes(
 
     What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
     """
-    inferred = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
+    known = inferred(model).graph
     shapes, empty, types = {}, {}, {}
-    for value in [*inferred.value_info, *inferred.input, *inferred.output]:
+    for value in [*known.value_info, *known.input, *known.output]:
         tensor = value.type.tensor_type
         if tensor.elem_type not in (0, onnx.TensorProto.STRING):
             types[value.name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
@@ -128,25 +134,8 @@ def _shapes(
                 shapes[value.name] = tuple(extents)
                 if 0 in extents and value.name in types:
                     empty[value.name] = np.zeros(extents, types[value.name])
-    shapes |= {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in known.initializer}
     return shapes, empty, types
-
-
-def without_weights(model: Any) -> Any:
-    """The model with large constants as inputs, because copying their values takes time."""
-    light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
-    graph, given = model.graph, {value.name for value in model.graph.input}
-    light.graph.name = graph.name
-    for name in ("node", "input", "output", "value_info"):
-        getattr(light.graph, name).extend(getattr(graph, name))
-    for tensor in graph.initializer:
-        if np.prod(tensor.dims, dtype=np.int64) <= _LARGEST:
-            light.graph.initializer.append(tensor)
-        elif tensor.name not in given:
-            light.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    return light
 
 
 def _is_decided(node: Any, known: dict[str, Any]) -> bool:
@@ -245,6 +234,9 @@ def _branch(around: _Around, node: Any) -> list[Any] | None:
     known = around.known
     if node.input[0] not in known:
         return None
+    if np.size(known[node.input[0]]) != 1:
+        why = f"its condition has {counted(np.size(known[node.input[0]]), 'value')}"
+        raise Refusal.of(node, why, "a condition is one value: correct it, and export it again")
     taken = "then_branch" if np.asarray(known[node.input[0]]).item() else "else_branch"
     body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
     inside = Inside(around.graph, body, f"{node.output[0]}/", {})

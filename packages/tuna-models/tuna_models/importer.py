@@ -17,14 +17,26 @@ from onnx import numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from tuna.errors import BadInput
-from tuna_models import costs, obstacles, opsets, qoperators, segments, torch_importer
+from tuna_models import (
+    costs,
+    file_kinds,
+    inference,
+    obstacles,
+    opsets,
+    qoperators,
+    segments,
+    torch_importer,
+    wellformed,
+)
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
-from tuna_models.bodies import all_nodes, names_read, subgraphs
+from tuna_models.bodies import all_nodes, names_read, quoted, subgraphs
 from tuna_models.converters import Importer, NotConverted
 from tuna_models.fold import fold
 from tuna_models.graph import with_whole
 from tuna_models.inlining import in_order, inline, unsupported
+from tuna_models.obstacles import Unsupported
 from tuna_models.onnx_files import OWN_DOMAINS
+from tuna_models.refusals import CHANGE_HINT, DAMAGED, Refusal, refusals_of, tvm_reason
 from tuna_models.torch_importer import TorchModel
 
 
@@ -46,9 +58,9 @@ def read(
 
 
 def is_torch(path: Path) -> bool:
-    """Whether the file is a program of `torch.export`."""
+    """Whether the file is a zip archive, as a program of `torch.export` is."""
     with path.open("rb") as file:
-        return file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC
+        return file.read(len(file_kinds.ZIP)) == file_kinds.ZIP
 
 
 def inputs_of(model: Any) -> list[dict[str, Any]]:
@@ -80,18 +92,21 @@ def read_onnx(
     """
     model = _graph(path)
     opsets.refuse_undefined(path.name, model)
-    _forget_inferred(model.graph)
-    model = in_order(model)
-    _check_types(path.name, real_inputs(model))
-    sizes = _fix_shapes(path.name, model, shapes, batch)
-    _fix_values(path.name, model, values or {})
-    costs.refuse_costly(path.name, model, path.stat().st_size)
-    _load_weights(model, path)
-    model = qoperators.written_out(model)
-    open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
-    # branches are decided when all shapes are known
-    operators = unsupported(inline(model).graph.node, branches=False)
-    refuse_obstacles(path.name, operators, open_sizes)
+    with refusals_of(path.name):
+        wellformed.check(model)
+        _forget_inferred(model.graph)
+        model = in_order(model)
+        _check_types(path.name, real_inputs(model))
+        sizes = _fix_shapes(path.name, model, shapes, batch)
+        _fix_values(path.name, model, values or {})
+        costs.refuse_costly(path.name, model, path.stat().st_size)
+        _load_weights(model, path)
+        obstacles.check_scales(model)
+        model = qoperators.written_out(model)
+        open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
+        # branches are decided when all shapes are known
+        operators = unsupported(inline(model).graph.node, branches=False)
+        refuse_obstacles(path.name, operators, open_sizes)
     return model
 
 
@@ -108,13 +123,18 @@ def _graph(path: Path) -> Any:
     """The model without weights that lie in other files."""
     try:
         model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf, onnx and the file system each have their own
-        raise BadInput(
-            f"{path.name} is not an ONNX model: {str(error).splitlines()[0][:300]}"
-        ) from None
-    if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
-        raise BadInput(f"{path.name} is not an ONNX model: it lacks operators or their version.")
-    return model
+    except OSError as error:
+        hint = "check that the file is there, and whose it is"
+        raise BadInput(f"{path.name} cannot be read: {error.strerror}.", hint=hint) from None
+    except Exception:  # protobuf's own, of several kinds
+        model = None
+    if model is not None and model.graph.node and model.opset_import:
+        return model
+    if model is not None and model.ir_version and model.graph.output:
+        lacks = "operators" if model.opset_import else "the version of its operators"
+        raise BadInput(f"{path.name} is an ONNX model that lacks {lacks}.", hint=DAMAGED)
+    with path.open("rb") as file:  # protobuf reads much that is something else
+        raise file_kinds.refusal(path.name, file)
 
 
 def _forget_inferred(graph: Any) -> None:
@@ -133,21 +153,27 @@ def _outside(model: Any) -> list[Any]:
 
 
 def _load_weights(model: Any, path: Path) -> None:
-    """Read the weights in other files; raises BadInput, also for a place past a file's end."""
+    """Read the weights in other files; raises Refusal, also for a place past a file's end."""
     for tensor in _outside(model):
+        weight = f"the weight {quoted(tensor.name)}"
         try:
-            wanted = ExternalDataInfo(tensor)
-            offset, size = wanted.offset or 0, (path.parent / wanted.location).stat().st_size
-            if offset + (wanted.length or 0) > size:
-                raise ValueError(
-                    f"{wanted.location} has {size} bytes, and it should start at byte {offset}"
-                )
-            load_external_data_for_tensor(tensor, str(path.parent))
-        except Exception as error:  # onnx and the file system each have their own
-            why = str(error).splitlines()[0][:300]
-            raise BadInput(
-                f"{path.name} has a weight {tensor.name!r} that cannot be read: {why}."
-            ) from None
+            place = ExternalDataInfo(tensor)
+            first, count = place.offset or 0, place.length or 0
+            size = (path.parent / place.location).stat().st_size
+        except ValueError:
+            raise Refusal(f"{weight} has an offset or length that is no number", DAMAGED) from None
+        except OSError as error:
+            why = f"{weight} cannot be read from {quoted(place.location)}: {error.strerror}"
+            raise Refusal(why, "put the file of weights beside the model") from None
+        if first < 0 or count < 0 or first + count > size:
+            raise Refusal(
+                f"{weight} has {count} bytes from byte {first} on, and {quoted(place.location)} has"
+                f" {size}",
+                "copy the file of weights again, which is cut off or of another model",
+            )
+        load_external_data_for_tensor(tensor, str(path.parent))
+        if fault := wellformed.tensor_fault(tensor):
+            raise Refusal(f"{weight} {fault}", DAMAGED)
 
 
 def real_inputs(model: Any) -> list[Any]:
@@ -164,27 +190,35 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
     if isinstance(model, TorchModel):
         return model.to_relax(name)
 
-    try:
+    with refusals_of(name):
         ready = _without_unused(fold(inline(model)))
         for node in ready.graph.node:
-            node.name = node.name or node.output[0]
+            node.name = node.name or next(filter(None, node.output), "")
         refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
-        obstacles.refuse_types(name, onnx.shape_inference.infer_shapes(ready))
+        inferred = inference.inferred(ready, strict=True)
+        obstacles.refuse_types(name, ready, inferred)
         obstacles.refuse_undecided(name, ready)
         refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
         whole = segments.returning(ready)
         shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
-        with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
-            reader = Importer(shapes)
-            module = reader.from_onnx(whole.graph, int(opset(whole)))
+        reader = Importer(shapes)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
+                module = reader.from_onnx(whole.graph, int(opset(whole)))
+        except NotConverted as error:
+            raise _refusal(error, inferred.graph) from error
         return with_whole(segments.marked(module, ready), reader.wholes)
-    except BadInput:
-        raise
-    except NotConverted as error:
-        where = f"the operator {error.operator} ({error.node})"
-        raise BadInput(f"{name} cannot be imported: {where}: {error}.") from error
-    except Exception as error:  # TVM raises whatever it does
-        raise BadInput(f"{name} cannot be imported: {_reason(error)}.") from error
+
+
+def _refusal(failure: NotConverted, graph: Any) -> Refusal:
+    """The refusal of a node that could not be converted; `graph` has the types of all values."""
+    name = (failure.operator, failure.node)
+    node = next(each for each in graph.node if (each.op_type, each.name) == name)
+    if isinstance(failure.reason, Unsupported):
+        return Refusal.of(node, str(failure.reason), CHANGE_HINT)
+    said = tvm_reason(failure.reason)
+    why = f"TVM's importer does not take it so: {said}" if said else "TVM's importer fails at it"
+    return Refusal.of(node, f"{why}; {inference.described(node, graph)}", CHANGE_HINT)
 
 
 def _without_unused(model: Any) -> Any:
@@ -212,22 +246,17 @@ def opset(model: Any) -> str:
     )
 
 
-def _reason(error: BaseException) -> str:
-    """The last line of an error, or one sentence for TVM's internal errors."""
-    text = str(error).strip()
-    if not text or "Check failed" in text or "InternalError" in text:
-        return "TVM's importer cannot deal with it"
-    return text.splitlines()[-1][:300].rstrip(".")
-
-
 def _check_types(name: str, inputs: list[Any]) -> None:
     for value in inputs:
         kind = obstacles.type_name(value.type)
         if kind not in TYPES:
-            raise BadInput(
-                f"{name} has an input {value.name} of type {kind or 'that is not given'}.",
-                hint=f"it can be {', '.join(TYPES)}",
-            )
+            known = f"it can be {', '.join(TYPES)}"
+            if not kind:
+                raise Refusal(f"its input {quoted(value.name)} has no type", known)
+            raise BadInput(f"{name} has an input {value.name} of type {kind}.", hint=known)
+        if not value.type.tensor_type.HasField("shape"):
+            why = f"its input {quoted(value.name)} has no shape, not even a number of axes"
+            raise Refusal(why, "export the model with the shapes of its inputs")
 
 
 def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) -> None:
@@ -248,11 +277,16 @@ def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) ->
                 extent.dim_param or str(extent.dim_value) for extent in tensor.shape.dim
             )
             raise BadInput(
-                f"The input {label} of {name} has the shape ({extents}), not {len(numbers)} values."
+                f"The input {label} of {name} has the shape ({extents}), not"
+                f" {len(numbers)} values.",
+                hint="give one for each place, in the order of memory",
             )
         array = np.array(numbers, kind).reshape(shape)
         if kind.kind != "f" and not np.array_equal(array.reshape(-1), numbers):
-            raise BadInput(f"The input {label} of {name} has whole numbers of type {kind}.")
+            raise BadInput(
+                f"The input {label} of {name} has whole numbers of type {kind}.",
+                hint="give numbers that this type has",
+            )
         model.graph.initializer.append(numpy_helper.from_array(array, label))
         model.graph.input.remove(inputs[label])
 

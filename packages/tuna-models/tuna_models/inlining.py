@@ -16,12 +16,22 @@ import onnx
 from onnx import defs, inliner
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.errors import BadInput
-from tuna_models import own_functions
-from tuna_models.bodies import Inside, all_nodes, names_read, subgraphs, version_of
+from tuna.common.messages import one_line
+from tuna_models import own_functions, wellformed
+from tuna_models.bodies import (
+    NAME_CHARS,
+    Inside,
+    all_nodes,
+    names_read,
+    subgraphs,
+    title,
+    version_of,
+)
 from tuna_models.converters import OWN
-from tuna_models.fold import OPERATORS, without_weights
+from tuna_models.fold import OPERATORS
+from tuna_models.inference import inferred
 from tuna_models.onnx_files import OWN_DOMAINS, operator_name
+from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
 #: Operators that TVM's importer has, but as another one than ONNX's.
 _ALWAYS = frozenset({"Attention", "CastLike", "RMSNormalization"})
@@ -37,10 +47,15 @@ _DEPTH = 8
 def inline(model: Any) -> Any:
     """Return the model with its functions, and operators that are functions, written out.
 
-    The operators are in the order in which they run. Raises BadInput if no such order exists.
+    The operators are in the order in which they run. Raises Refusal if no such order exists.
     """
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        try:
+            model = inliner.inline_local_functions(_with_one_opset(model))
+        except Exception as error:  # onnx's are of several kinds
+            reason = one_line(str(error).rpartition("failed: ")[2], REASON_CHARS).rstrip(".")
+            raise Refusal(f"its functions cannot be written out: {reason}", CHANGE_HINT) from error
+        wellformed.check(model)  # arguments that a call leaves out are absent now
     model = in_order(model)
     for _ in range(_DEPTH):
         if not any(_is_function(node, model) for node in all_nodes(model.graph)):
@@ -51,6 +66,38 @@ def inline(model: Any) -> Any:
             break
         model = copy
     return model
+
+
+def _with_one_opset(model: Any) -> Any:
+    """The model with functions of its own opset, without which onnx leaves their calls; raises
+    Refusal for one of another opset, in which an operator of it is another."""
+    copy, wanted = type(model)(), version_of(model, "")
+    copy.CopyFrom(model)
+    for function in copy.functions:
+        for entry in function.opset_import:
+            if entry.domain not in OWN_DOMAINS or entry.version == wanted:
+                continue
+            for node in all_nodes(function):
+                if node.domain in OWN_DOMAINS and _since(node, entry.version) != _since(
+                    node, wanted
+                ):
+                    name = operator_name(function.domain, function.name)
+                    raise Refusal.of(
+                        node,
+                        f"it is in the function {name} of opset {entry.version}, and the model is"
+                        f" of opset {wanted}, in which it is defined anew",
+                        "export the model and its functions with one opset",
+                    )
+            entry.version = wanted
+    return copy
+
+
+def _since(node: Any, opset: int) -> int:
+    """The opset that defined an operator as an opset has it; 0 where it has it not."""
+    try:
+        return int(defs.get_schema(node.op_type, opset).since_version)
+    except defs.SchemaError:
+        return 0
 
 
 @functools.cache
@@ -68,19 +115,19 @@ def unsupported(nodes: Iterable[Any], *, branches: bool = True) -> dict[str, lis
         if not branches and node.op_type in OPERATORS:
             continue
         if node.domain not in OWN_DOMAINS or node.op_type not in known:
-            operator = operator_name(node.domain, node.op_type)
+            operator = one_line(operator_name(node.domain, node.op_type), NAME_CHARS)
             found.setdefault(operator, []).append(_title(node))
     return found
 
 
 def _title(node: Any) -> str:
     """Return the node's name; for a branch or a loop also why it is not imported."""
-    name = str(node.name or (node.output[0] if node.output else node.op_type))
+    name = one_line(node.name or (node.output[0] if node.output else node.op_type), NAME_CHARS)
     return f"{name}, which depends on the input" if node.op_type in OPERATORS else name
 
 
 def in_order(model: Any) -> Any:
-    """Return the model with its operators behind those whose values they read; raises BadInput if
+    """Return the model with its operators behind those whose values they read; raises Refusal if
     there is no such order."""
     graph, nodes = model.graph, model.graph.node
     given = {each.name for each in (*graph.input, *graph.initializer)}
@@ -112,8 +159,8 @@ def in_order(model: Any) -> Any:
                 heapq.heappush(ready, reader)
     if len(ordered) < len(nodes):
         waiting = [node for node, count in zip(nodes, waits, strict=True) if count][:5]
-        names = ", ".join(node.name or node.output[0] for node in waiting)
-        raise BadInput(f"Operators of the model wait for each other: {names}.")
+        names = ", ".join(map(title, waiting))
+        raise Refusal(f"operators wait for each other's values: {names}", CHANGE_HINT)
     copy = type(model)()
     copy.CopyFrom(model)
     del copy.graph.node[:]
@@ -144,8 +191,7 @@ def _is_function(node: Any, model: Any) -> bool:
 
 def _types(model: Any) -> dict[str, Any]:
     """Return the types of values by name, as far as they are inferred."""
-    light = without_weights(model)
-    graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    graph = inferred(model).graph
     found = {
         tensor.name: onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         for tensor in graph.initializer

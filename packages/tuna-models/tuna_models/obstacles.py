@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs
+from onnx import defs, numpy_helper
 
 from tuna.errors import BadInput
 from tuna_models.arguments import TYPES
+from tuna_models.bodies import quoted, title
+from tuna_models.refusals import Refusal
 
 #: Operators by the places of inputs that decide a shape, or that TVM takes as constants alone.
 _BY_PLACES: Mapping[tuple[int, ...], str] = {
@@ -32,12 +34,45 @@ _BY_PLACES: Mapping[tuple[int, ...], str] = {
     (0, 1, 2, 3, 4): "MelWeightMatrix NonMaxSuppression",
 }
 _DECIDING = {name: places for places, names in _BY_PLACES.items() for name in names.split()}
+#: Operators by the places of their scales
+_SCALES: Mapping[str, tuple[int, ...]] = {
+    "QuantizeLinear": (1,),
+    "DequantizeLinear": (1,),
+    "QLinearConv": (1, 4, 6),
+    "QLinearMatMul": (1, 4, 6),
+}
 #: Most whole numbers, and most others, such as scales, that a hint asks for.
 _MAX_WHOLE, _MAX_REAL = 64, 8
 
 
 class Unsupported(Exception):
     """Why a node cannot be imported, as a phrase that follows its name."""
+
+
+def check_scales(model: Any) -> None:
+    """Raise Refusal for an operator whose scale is a constant that is not finite."""
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: each.t
+        for node in graph.node
+        if node.op_type == "Constant"
+        for each in node.attribute
+        if each.name == "value"
+    }
+    for node in graph.node:
+        for place in _SCALES.get(node.op_type, ()):
+            tensor = constants.get(node.input[place]) if place < len(node.input) else None
+            if tensor is None:
+                continue
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            if not np.isfinite(values).all():
+                word = "NaN" if np.isnan(values).any() else "infinite"
+                raise Refusal.of(
+                    node,
+                    f"its scale {quoted(node.input[place])} is {word}",
+                    "quantise the model again, on inputs that are finite",
+                )
 
 
 def refuse_undecided(name: str, model: Any) -> None:
@@ -105,20 +140,21 @@ def _form(tensor: Any) -> str:
     return ",".join(["N"] * count) if count < 4 else "N,N,..."
 
 
-def refuse_types(name: str, model: Any) -> None:
-    """Raise BadInput for operators of a model with inferred shapes that read constants or make
-    values of types that Tuna has not: strings, sequences, floats of eight bits and others."""
+def refuse_types(name: str, model: Any, inferred: Any) -> None:
+    """Raise BadInput for operators that read constants or make values of types that Tuna has not:
+    strings, sequences, floats of eight bits and others; `inferred` is a model with all types."""
     constants = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     for node in model.graph.node:
         for tensor in node.input:
             kind = _tensor_type(constants.get(tensor, 0))
             if kind and kind not in TYPES:
                 raise BadInput(
-                    f"{name} cannot be imported: the operator {node.op_type}"
-                    f" ({node.name or node.output[0]}) reads the constant {tensor} of type {kind}.",
+                    f"{name} cannot be imported: the operator {title(node)} reads the constant"
+                    f" {tensor} of type {kind}.",
                     hint=f"it can be {', '.join(TYPES)}",
                 )
-    kinds = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    graph = inferred.graph
+    kinds = {value.name: value.type for value in (*graph.value_info, *graph.output)}
     outputs = {value.name for value in model.graph.output}
     for node in model.graph.node:
         for output in node.output:
@@ -126,8 +162,8 @@ def refuse_types(name: str, model: Any) -> None:
             # a sequence between operators is a tuple
             if kind and kind not in TYPES and (kind != "sequence" or output in outputs):
                 raise BadInput(
-                    f"{name} cannot be imported: the operator {node.op_type}"
-                    f" ({node.name or output}) makes a value of type {kind}.",
+                    f"{name} cannot be imported: the operator {title(node)} makes a value of type"
+                    f" {kind}.",
                     hint=f"it can be {', '.join(TYPES)}",
                 )
 

@@ -13,6 +13,7 @@ from typing import IO
 
 from tuna.common.messages import one_line
 from tuna.errors import BadInput
+from tuna_models import file_kinds
 from tuna_models.arguments import refuse_obstacles
 
 #: Fields that are messages, by message.
@@ -77,15 +78,15 @@ def check_upload(name: str, file: IO[bytes]) -> None:
     Operators in branches and loops are not among them: what is never run is not imported.
     """
     size_bytes = os.fstat(file.fileno()).st_size
-    if not size_bytes:
-        raise BadInput(f"{name} is empty.")
     model = _Model(name, file)
     try:
+        if not size_bytes:
+            raise EOFError
         model.read("model", 0, size_bytes, 0)
     except _Enough:  # the import looks at the rest
         return
     except (ValueError, EOFError):
-        raise BadInput(f"{name} is not an ONNX model, or is cut off.") from None
+        raise file_kinds.refusal(name, file, inside=False) from None
     refuse_obstacles(name, model.unknown(), {})
 
 

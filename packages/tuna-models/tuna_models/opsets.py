@@ -10,8 +10,9 @@ import onnx
 from onnx import defs
 
 from tuna.errors import BadInput
-from tuna_models.bodies import all_nodes, version_of
-from tuna_models.onnx_files import OWN_DOMAINS
+from tuna_models.bodies import all_nodes, title, version_of
+from tuna_models.onnx_files import OWN_DOMAINS, QOPERATORS_DOMAIN
+from tuna_models.refusals import DAMAGED
 
 #: Operators that onnxruntime has, and writes, in opsets before the one that defined them.
 _EARLIER = frozenset({"LayerNormalization"})
@@ -23,6 +24,11 @@ def refuse_undefined(name: str, model: Any) -> None:
     """Raise BadInput for versions of ONNX that are not defined, and operators that the version has
     not: a later one may mean something else by them."""
     newest = defs.onnx_opset_version()
+    if model.ir_version < 1:
+        raise BadInput(
+            f"{name} does not say its version of ONNX's format.",
+            hint=DAMAGED,
+        )
     if model.ir_version > onnx.IR_VERSION:
         raise BadInput(
             f"{name} is in version {model.ir_version} of ONNX's format, and"
@@ -30,12 +36,17 @@ def refuse_undefined(name: str, model: Any) -> None:
             hint="update onnx, or write the file with an older one",
         )
     for scope in (model, *model.functions):
+        versions = [each.version for each in scope.opset_import if each.domain in OWN_DOMAINS]
+        if len(set(versions)) > 1:
+            raise BadInput(
+                f"{name} is of the opsets {' and '.join(map(str, versions))} at once.",
+                hint=DAMAGED,
+            )
         graph = getattr(scope, "graph", scope)
         nodes = [node for node in all_nodes(graph) if node.domain in OWN_DOMAINS]
         version = version_of(scope, "")
         if nodes and not 1 <= version <= newest:
-            stated = any(entry.domain in OWN_DOMAINS for entry in scope.opset_import)
-            of = f"is of opset {version}" if stated else "does not say its opset"
+            of = f"is of opset {version}" if versions else "does not say its opset"
             raise BadInput(
                 f"{name} {of}, and ONNX defines 1 to {newest}.",
                 hint=f"export it with an opset from 1 to {newest}",
@@ -47,6 +58,13 @@ def refuse_undefined(name: str, model: Any) -> None:
                 f" {', '.join(missing[:_NAMED])}{more}.",
                 hint="export it with the opset that has them",
             )
+        foreign = version_of(scope, QOPERATORS_DOMAIN)
+        if foreign > 1 and (read := [n for n in all_nodes(graph) if n.domain == QOPERATORS_DOMAIN]):
+            raise BadInput(
+                f"{name} has the operator {title(read[0])} of version {foreign} of its domain, and"
+                " onnxruntime defines version 1.",
+                hint="write the file with the version 1 of that domain",
+            )
 
 
 def _missing(nodes: Iterable[Any], version: int) -> Iterator[str]:
@@ -55,14 +73,13 @@ def _missing(nodes: Iterable[Any], version: int) -> Iterator[str]:
         operator = node.op_type
         if operator in _EARLIER or not defs.has(operator):
             continue  # none of ONNX's own
-        title = f"{operator} ({node.name or next(iter(node.output), operator)})"
         try:
             schema = defs.get_schema(operator, version)
         except defs.SchemaError:
-            yield f"{title}, which begins with opset {_first(operator)}"
+            yield f"{title(node)}, which begins with opset {_first(operator)}"
             continue
         if schema.deprecated:
-            yield f"{title}, which ends with opset {schema.since_version - 1}"
+            yield f"{title(node)}, which ends with opset {schema.since_version - 1}"
 
 
 def _first(operator: str) -> int:

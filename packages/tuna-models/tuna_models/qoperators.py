@@ -13,7 +13,9 @@ from typing import Any
 
 from onnx import helper
 
+from tuna.common.messages import counted
 from tuna_models.onnx_files import QOPERATORS, QOPERATORS_DOMAIN
+from tuna_models.refusals import CHANGE_HINT, Refusal
 
 
 def written_out(model: Any) -> Any:
@@ -24,7 +26,11 @@ def written_out(model: Any) -> Any:
     copy, nodes = type(model)(), list[Any]()
     copy.CopyFrom(model)
     for node in model.graph.node:
-        nodes += _WRITERS[node.op_type](node) if _is_known(node) else [node]
+        try:
+            nodes += _WRITERS[node.op_type](node) if _is_known(node) else [node]
+        except (IndexError, ValueError):
+            why = f"it has {counted(len(node.input), 'input')}, fewer than it takes"
+            raise Refusal.of(node, why, CHANGE_HINT) from None
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
     return copy

@@ -96,6 +96,8 @@ def _unsqueeze(call: Call) -> Shape:
     rank = len(check_extents([*shape, *axes], "axis")) if min(axes, default=0) >= 0 else 0
     rank = rank or len(shape) + len(axes)
     places, left = {at(axis, rank) for axis in axes}, iter(shape)
+    if len(places) < len(axes):
+        raise Unknown
     return tuple(1 if place in places else next(left) for place in range(rank))
 
 

@@ -3,16 +3,14 @@ Relax. Imports TVM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna.errors import BadInput
 from tuna_models import converters
 from tuna_models.conversion import Conversion
-from tuna_models.obstacles import Unsupported
 
 #: The version of ONNX's operators that are used
 OPSET = 20
@@ -56,14 +54,3 @@ class TorchOperator:
         """The answer of an operator of ONNX."""
         conversion: Any = self.conversion(operator, inputs, **attributes)
         return self.emit(converters.OWN[operator](conversion))
-
-
-def supported(name: str, node: Any, convert: Callable[[], Any]) -> Any:
-    """Return what a converter makes of an operator of the program `name`; raises BadInput where it
-    is not supported."""
-    try:
-        return convert()
-    except Unsupported as error:
-        raise BadInput(
-            f"{name} cannot be imported: the operator {node.target} ({node.name}): {error}."
-        ) from error

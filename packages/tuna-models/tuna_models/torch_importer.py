@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 
-from tuna.common.messages import install_extra
+from tuna.common.messages import install_extra, one_line
 from tuna.errors import BadInput, LibraryMissing
 from tuna_models import (
+    file_kinds,
     segments,
     torch_operators,
     torch_packages,
@@ -22,10 +23,9 @@ from tuna_models import (
 )
 from tuna_models.arguments import chosen_extents, refuse_obstacles
 from tuna_models.graph import with_whole
+from tuna_models.obstacles import Unsupported
+from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal, refusals_of, tvm_reason
 from tuna_models.torch_quantised import Quantised
-
-#: The first bytes of a .pt2 file, which is a zip archive.
-MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True)
@@ -94,29 +94,19 @@ class TorchModel:
 
         The last results of a quantised one are its quantised tensors (`segments.py`).
         """
-        from tvm.relax.frontend.torch import from_exported_program
-
         program = _returning(_decomposed(self.program, name))
         refuse_obstacles(name, _unsupported(program), {})
         self._fix_extents(program)
         shared = Quantised.of(program)
-        try:
-            module = from_exported_program(
-                program,
-                unwrap_unit_return_tuple=True,
-                custom_convert_map={
-                    **torch_recurrent.converters(program),
-                    **torch_operators.converters_for(name),
-                    **torch_quantised.converters_for(name, program, shared),
-                },
-                run_ep_decomposition=False,
-            )
-            names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
-            return with_whole(segments.named(module, names), shared.wholes)
-        except BadInput:
-            raise
-        except Exception as error:  # TVM raises whatever its converters do
-            raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+        own = {
+            **torch_recurrent.converters(program),
+            **dict.fromkeys(torch_operators.KINDS, torch_operators.convert),
+            **torch_quantised.converters_for(shared),
+        }
+        with refusals_of(name):
+            module = _importer().from_exported_program(program, False, True, False, own)
+        names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
+        return with_whole(segments.named(module, names), shared.wholes)
 
     def _fix_extents(self, program: Any) -> None:
         """Give the inputs of a decomposed program their shapes, of which TVM infers all others."""
@@ -136,21 +126,29 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
     Only extents that were exported as dynamic can be chosen, also by their names. Raises BadInput,
     in one message for all extents that stay open and all operators that cannot be imported.
     """
-    name = path.name
+    name, data = path.name, path.read_bytes()
+    if not file_kinds.is_program(data):
+        raise file_kinds.refusal(name, io.BytesIO(data))
     try:
         import torch
     except ImportError:
         raise LibraryMissing(
             "Programs of torch.export need PyTorch.", hint=install_extra("tvm", "onnx", "torch")
         ) from None
-    data = path.read_bytes()
     torch_packages.register(name, data)
     with torch_packages.LoadWarnings() as warnings:
         try:
             program = torch.export.load(io.BytesIO(data))
         except Exception as error:  # torch and zipfile each have their own
-            reason = warnings.last[:300] or _last_line(error)
-            raise BadInput(f"{name} is not a program of torch.export: {reason}") from None
+            reason = torch_packages.damage(data)
+            if reason:
+                raise BadInput(f"{name} is damaged: {reason}.", hint=file_kinds.AGAIN) from error
+            raise BadInput(
+                f"{name} is a program that torch {torch.__version__} does not load:"
+                f" {torch_packages.version_fault(data) or warnings.reason(error)}.",
+                hint="export it again with this version, or install the one that wrote it",
+            ) from error
+    _check_tensors(name, program)
     exported = {label: extents for label, extents, _ in _inputs(program)}
     sizes, chosen = chosen_extents(name, exported, shapes, batch, fixed=True)
     if any(isinstance(extent, str) for extents in chosen.values() for extent in extents):
@@ -158,12 +156,84 @@ def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = No
     return TorchModel(program, sizes)
 
 
+def _check_tensors(name: str, program: Any) -> None:
+    """Raise BadInput for inputs and outputs that are no tensors."""
+    from torch.export.graph_signature import InputKind, TensorArgument
+
+    (output,) = program.graph.find_nodes(op="output")
+    others = [
+        f"input {spec.arg.name} is {getattr(spec.arg, 'value', 'a number')}"
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, TensorArgument)
+    ]
+    others += [
+        f"output {place} is {argument}"
+        for place, argument in enumerate(output.args[0])
+        if argument is not None and not hasattr(argument, "meta")
+    ]
+    if others:
+        raise BadInput(
+            f"{name} cannot be imported: its {one_line(others[0], REASON_CHARS)}, not a tensor.",
+            hint="export a module that takes and returns tensors alone",
+        )
+
+
 def _decomposed(program: Any, name: str) -> Any:
     try:
         kept = {*torch_operators.KINDS, *torch_quantised.CONVERTERS}
         return torch_types.written_out(torch_recurrent.decomposed(program, kept))
     except Exception as error:  # torch raises whatever its decompositions do
-        raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+        reason = one_line(_last_line(error), REASON_CHARS).rstrip(".")
+        raise BadInput(
+            f"{name} cannot be imported: torch does not write out its operators by simpler ones:"
+            f" {reason}.",
+            hint=CHANGE_HINT,
+        ) from error
+
+
+def _importer() -> Any:
+    """TVM's importer, whose errors name the operator."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    def named(convert: Callable[..., Any]) -> Callable[..., Any]:
+        def converted(node: Any, *importer: Any) -> Any:
+            try:
+                return convert(node, *importer)
+            except Unsupported as error:
+                raise _refusal(node, str(error)) from error
+            except Refusal:  # of an operator inside of this one
+                raise
+            except Exception as error:  # TVM raises whatever its converters do
+                said = tvm_reason(error)
+                why = f"TVM's importer {f'does not take it so: {said}' if said else 'fails at it'}"
+                raise _refusal(node, f"{why}; {_described(node)}") from error
+
+        return converted
+
+    class Importer(ExportedProgramImporter):  # type: ignore[misc]
+        def update_convert_map(self, custom_convert_map: dict[str, Any]) -> None:
+            super().update_convert_map(custom_convert_map)
+            converters = self.__dict__["convert_map"]
+            converters.update({name: named(each) for name, each in converters.items()})
+
+    return Importer()
+
+
+def _refusal(node: Any, reason: str) -> Refusal:
+    return Refusal(f"the operator {node.target} ({node.name}): {reason}", CHANGE_HINT)
+
+
+def _described(node: Any) -> str:
+    """The arguments of a call, for messages."""
+    parts = []
+    for argument in (*node.args, *node.kwargs.values()):
+        value = getattr(argument, "meta", {}).get("val")
+        if value is None:
+            parts.append(str(argument))
+        else:
+            kind = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+            parts.append(f"{argument} {kind}{list(getattr(value, 'shape', ()))}")
+    return one_line(f"its arguments are {', '.join(parts)}", 2 * REASON_CHARS)
 
 
 def _returning(program: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from tvm import relax
@@ -13,7 +12,7 @@ from tvm import relax
 from tuna_models import arithmetic, reducing, torch_images
 from tuna_models.conversion import kind_of, shape_of
 from tuna_models.obstacles import Unsupported
-from tuna_models.torch_calls import TorchOperator, supported
+from tuna_models.torch_calls import TorchOperator
 
 
 def _elu(call: TorchOperator) -> Any:
@@ -183,12 +182,6 @@ _CONVERTERS: Mapping[str, Callable[[TorchOperator], Any]] = {
 KINDS = frozenset(_CONVERTERS)
 
 
-def converters_for(name: str) -> Mapping[str, Callable[[Any, Any], Any]]:
-    """Return what TVM's importer calls for each operator of a program of this name."""
-    return {operator: partial(_convert, name) for operator in KINDS}
-
-
-def _convert(name: str, node: Any, importer: Any) -> Any:
-    return supported(
-        name, node, lambda: _CONVERTERS[node.target.__name__](TorchOperator(node, importer))
-    )
+def convert(node: Any, importer: Any) -> Any:
+    """Return what TVM's importer has of an operator of `KINDS`."""
+    return _CONVERTERS[node.target.__name__](TorchOperator(node, importer))

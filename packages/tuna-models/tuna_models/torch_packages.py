@@ -6,13 +6,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import logging
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from tuna.common.messages import one_line
 from tuna.errors import BadInput
+from tuna_models.refusals import REASON_CHARS
 
 #: Modules that register the operators of a namespace, and the packages that have them
 _PACKAGES = {
@@ -21,6 +25,10 @@ _PACKAGES = {
     "torchvision": ("torchvision", "torchvision"),
 }
 _OPERATOR = re.compile(rb'"torch\.ops\.(\w+)\.(\w+)')
+#: Words of a text of torch's that says why it does not load a program
+_TELLS = re.compile(r"\bversion|torch\.ops|\boperator|\bregister|\bmodule\b", re.IGNORECASE)
+#: Characters of a part's name in a message
+_NAME_CHARS = 80
 #: Maximum of bytes of a program's graph
 _MAX_BYTES = 256 << 20
 
@@ -63,6 +71,35 @@ def _operators(data: bytes) -> Iterator[tuple[str, str]]:
                             yield space.decode(), operator.decode()
 
 
+def damage(data: bytes) -> str:
+    """The part of a program's archive that is not whole, in words; empty where all are."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in archive.namelist():
+            try:
+                text = archive.read(member)
+                if member.endswith(".json"):
+                    json.loads(text)
+            except (zipfile.BadZipFile, zlib.error, ValueError, OSError):
+                return f"its part {one_line(member, _NAME_CHARS)} cannot be read"
+    return ""
+
+
+def version_fault(data: bytes) -> str:
+    """How a whole program's version differs from torch's, in words; empty where it does not."""
+    from torch._export.serde.schema import SCHEMA_VERSION
+
+    ours, _ = SCHEMA_VERSION
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in archive.namelist():
+            if member.endswith(".json"):
+                stated = json.loads(archive.read(member))
+                version = stated.get("schema_version") if isinstance(stated, dict) else None
+                theirs = version.get("major") if isinstance(version, dict) else None
+                if theirs not in (None, ours):
+                    return f"it is of version {theirs} of the format, and this torch has {ours}"
+    return ""
+
+
 class LoadWarnings(logging.Handler):
     """The last line of what `torch.export.load` logs, in which it tells why it fails."""
 
@@ -74,6 +111,12 @@ class LoadWarnings(logging.Handler):
         """Keep the line of the exception in a traceback."""
         lines = record.getMessage().strip().splitlines()
         self.last = lines[-1] if lines else self.last
+
+    def reason(self, error: Exception) -> str:
+        """Why a program was not loaded, which ended in this error."""
+        lines = (self.last or str(error)).strip().splitlines()
+        text = one_line(lines[-1] if lines else "", REASON_CHARS).rstrip(".")
+        return text if _TELLS.search(text) else "its description is of another form"
 
     def __enter__(self) -> LoadWarnings:
         logging.getLogger("torch.export").addHandler(self)

@@ -20,7 +20,7 @@ from tuna_models.conversion import kind_of, shape_of
 from tuna_models.graph import Whole, constant, constant_of
 from tuna_models.obstacles import Unsupported
 from tuna_models.quantised import QuantisedConversion
-from tuna_models.torch_calls import OPSET, TorchOperator, supported
+from tuna_models.torch_calls import OPSET, TorchOperator
 
 
 @dataclass
@@ -232,12 +232,11 @@ def rounding(graph: Any) -> list[Any]:
     ]
 
 
-def converters_for(name: str, program: Any, shared: Quantised) -> Mapping[str, Any]:
-    """Return what TVM's importer calls for each operator of a decomposed program of this name."""
+def converters_for(shared: Quantised) -> Mapping[str, Any]:
+    """Return what TVM's importer calls for each operator of a decomposed program."""
 
     def convert(node: Any, importer: Any) -> Any:
-        call = QuantisedOperator(node, importer, shared)
-        return supported(name, node, lambda: CONVERTERS[node.target.__name__](call))
+        return CONVERTERS[node.target.__name__](QuantisedOperator(node, importer, shared))
 
     return dict.fromkeys(CONVERTERS, convert)
 

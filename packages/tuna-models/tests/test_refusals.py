@@ -1,0 +1,394 @@
+"""What is said of models that cannot be imported: the operator, its node, why, and what to do."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tuna.errors import BadInput
+from tuna_models import importer, onnx_files
+
+FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
+IMAGE = (1, 3, 8, 8)
+
+
+def node(operator: str, inputs: str, outputs: str = "y", **attributes: Any) -> Any:
+    """An operator; names of inputs and outputs are apart by spaces."""
+    return helper.make_node(operator, inputs.split(), outputs.split(), name="n", **attributes)
+
+
+def made(
+    *nodes: Any,
+    x: Sequence[int] | None = (2, 3),
+    outputs: str = "y",
+    functions: Sequence[Any] = (),
+    edit: Callable[[Any], Any] | None = None,
+    **constants: Any,
+) -> Any:
+    """A model with the input x."""
+    graph = helper.make_graph(
+        list(nodes),
+        "net",
+        [helper.make_tensor_value_info("x", FLOAT, x)],
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs.split()],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions)
+    if edit is not None:
+        edit(model)
+    return model
+
+
+def function(name: str, *nodes: Any, opset: int = 20) -> Any:
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+    return helper.make_function("own", name, ["a"], ["b"], nodes, opsets)
+
+
+def body(*nodes: Any, returns: str = "t") -> Any:
+    outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in returns.split()]
+    return helper.make_graph(nodes, "body", [], outputs)
+
+
+def tensor(**fields: Any) -> Any:
+    return TensorProto(**{"name": "w", "data_type": FLOAT, "dims": [3], **fields})
+
+
+def weight(**fields: Any) -> Any:
+    """A model with a constant of these fields."""
+    return made(ADD, edit=lambda model: model.graph.initializer.append(tensor(**fields)))
+
+
+def relu(**edits: Any) -> Any:
+    return made(node("Relu", "x"), **edits)
+
+
+def filled(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+def whole(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+ADD, CONV = node("Add", "x w"), node("Conv", "x w")
+CALL = helper.make_node("Mine", ["x"], ["y"], "n", domain="own")
+MINE = function("Mine", node("Relu", "a", "b"))
+
+#: Parts of a graph, and what follows "net.onnx cannot be imported: ".
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no outputs": (relu(outputs=""), "it has no outputs"),
+    "an output of nothing": (relu(outputs="q"), "nothing makes its output 'q'"),
+    "an output twice": (relu(outputs="y y"), "'y' is the name of an output twice"),
+    "a value of nothing": (made(node("Add", "x q")), "Add (n): it reads 'q', which nothing makes"),
+    "a value of two": (
+        made(node("Relu", "x"), node("Abs", "x")),
+        "'y' is the name of Relu (n) and of Abs (n)",
+    ),
+    "an input anew": (made(node("Relu", "x", "x")), "'x' is the name of an input and of Relu (n)"),
+    "a constant anew": (
+        made(node("Relu", "x", "w"), ADD, w=filled(3)),
+        "'w' is the name of a constant and of Relu (n)",
+    ),
+    "an input twice": (
+        relu(edit=lambda m: m.graph.input.append(m.graph.input[0])),
+        "'x' is the name of an input twice",
+    ),
+    "a cycle": (
+        made(node("Add", "x b", "a"), node("Neg", "a", "b"), node("Abs", "b")),
+        "operators wait for each other's values: Add (n), Neg (n), Abs (n)",
+    ),
+    "no operator": (made(node("", "x")), "its node (n) names no operator"),
+    "no type": (relu(edit=lambda m: m.graph.input[0].ClearField("type")), "input 'x' has no type"),
+    "no shape": (relu(x=None), "its input 'x' has no shape"),
+    "too many inputs": (
+        made(node("Relu", "x x")),
+        "Relu (n): it has 2 inputs, and this operator 1",
+    ),
+    "too few inputs": (made(node("Conv", "x")), "Conv (n): it has 1 input, and this"),
+    "too many outputs": (made(node("Relu", "x", "y z")), "Relu (n): it has 2 outputs, and"),
+    "an absent input": (
+        made(helper.make_node("Add", ["", "x"], ["y"], "n")),
+        "Add (n): its input A is absent",
+    ),
+    "a lacking attribute": (made(node("Concat", "x x")), "Concat (n): it lacks the attribute axis"),
+    "an attribute of another type": (
+        made(node("Softmax", "x", axis="one")),
+        "Softmax (n): its attribute axis is of type STRING, not INT",
+    ),
+    "an unknown attribute": (
+        made(node("Relu", "x", speed=3)),
+        "Relu (n): it has the attribute 'speed', which this operator has not",
+    ),
+    "an attribute of no function": (
+        made(
+            node("Softmax", "x"),
+            edit=lambda m: m.graph.node[0].attribute.add(name="axis", ref_attr_name="a", type=2),
+        ),
+        "Softmax (n): its attribute 'axis' is one of a function around it, and there is none",
+    ),
+    "an axis beyond": (
+        made(node("Softmax", "x", axis=-5)),
+        "Softmax (n): 'axis' must be in [-2 , 1]. Its actual value is: -5; its inputs are 'x'"
+        " float[2,3]; axis=-5",
+    ),
+    "shapes that do not fit": (
+        made(node("MatMul", "x w"), w=filled(4, 5)),
+        "MatMul (n): incompatible dimensions for matrix multiplication; its inputs are 'x'"
+        " float[2,3], 'w' float[4,5]",
+    ),
+    "channels that do not fit": (
+        made(CONV, x=IMAGE, w=filled(4, 5, 3, 3)),
+        "Conv (n): TVM's importer does not take it so: The channel size of the data should",
+    ),
+    "a type that does not fit": (
+        made(ADD, w=whole(1, 2, 3)),
+        "Add (n): its input B is a tensor(int64), unlike the others",
+    ),
+    "a type that is not taken": (
+        made(node("And", "x x")),
+        "And (n): its input A cannot be a tensor(float)",
+    ),
+    "a type of no number": (made(node("Cast", "x", to=99)), "Cast (n): attribute to does not"),
+    "a scale of NaN": (
+        made(node("QuantizeLinear", "x s z"), s=np.float32(np.nan), z=np.uint8(0)),
+        "QuantizeLinear (n): its scale 's' is NaN",
+    ),
+    "scales of another shape": (
+        made(node("QuantizeLinear", "x s"), s=filled(2, 1, 1)),
+        "QuantizeLinear (n): its scale or zero point has the shape [2, 1, 1], which is neither",
+    ),
+    "a short constant": (
+        weight(raw_data=bytes(8)),
+        "the constant 'w' has 8 bytes where the shape [3] of FLOAT needs 12",
+    ),
+    "a long constant": (weight(raw_data=bytes(80)), "the constant 'w' has 80 bytes where the"),
+    "no values": (weight(), "the constant 'w' has 0 values where the shape [3] of FLOAT needs 3"),
+    "an undefined type": (weight(data_type=99), "the constant 'w' has the type 99, which ONNX"),
+    "a negative extent": (weight(dims=[-3]), "the constant 'w' has the shape [-3]"),
+    "a constant without a name": (weight(name="", raw_data=bytes(12)), "a constant in it has no"),
+    "a constant of two values": (
+        made(node("Constant", "", value_int=1, value_float=2.0)),
+        "Constant (n): it has 2 values, and a constant has one",
+    ),
+    "a short value": (
+        made(node("Constant", "", value=tensor(raw_data=bytes(8)))),
+        "Constant (n): its attribute 'value' has 8 bytes where the shape [3] of FLOAT needs 12",
+    ),
+    "functions in a circle": (
+        made(CALL, functions=[function("Mine", helper.make_node("Mine", "a", "b", domain="own"))]),
+        "its functions call themselves: own.Mine",
+    ),
+    "two functions": (made(CALL, functions=[MINE, MINE]), "two functions of the name own.Mine"),
+    "a call with too much": (
+        made(helper.make_node("Mine", ["x", "x"], ["y"], "n", domain="own"), functions=[MINE]),
+        "own.Mine (n): it has 2 inputs, and this operator 0 to 1",
+    ),
+    "a call with too little": (
+        made(
+            helper.make_node("Mine", [], ["y"], "n", domain="own"),
+            functions=[function("Mine", node("Relu", "a", "b"))],
+        ),
+        "its input X is absent",
+    ),
+    "a function of nothing": (
+        made(CALL, functions=[function("Mine", node("Relu", "a", "c"))]),
+        "no operator of its function own.Mine makes 'b'",
+    ),
+    "a function of another opset": (
+        made(CALL, functions=[function("Mine", node("Softmax", "a", "b"), opset=11)]),
+        "Softmax (n): it is in the function own.Mine of opset 11, and the model is of opset 20",
+    ),
+    "a branch of two values": (
+        made(
+            node(
+                "If",
+                "c",
+                then_branch=body(node("Relu", "x", "t"), node("Abs", "x", "u"), returns="t u"),
+                else_branch=body(node("Abs", "x", "t")),
+            ),
+            c=np.array(True),
+        ),
+        "If (n): its then_branch returns 2 values, and it has 1",
+    ),
+    "a branch of nothing": (
+        made(
+            node(
+                "If",
+                "c",
+                then_branch=body(node("Relu", "q", "t")),
+                else_branch=body(node("Abs", "x", "t")),
+            ),
+            c=np.array(True),
+        ),
+        "Relu (n): it reads 'q', which nothing makes",
+    ),
+    "two conditions": (
+        made(
+            node(
+                "If",
+                "c",
+                then_branch=body(node("Relu", "x", "t")),
+                else_branch=body(node("Abs", "x", "t")),
+            ),
+            c=np.array([True, False]),
+        ),
+        "If (n): its condition has 2 values",
+    ),
+    "a loop without its body": (made(node("Loop", "m m"), m=whole(3)), "it lacks the attribute"),
+    "a scan of too many": (
+        made(node("Scan", "x", num_scan_inputs=5, body=body(node("Relu", "x", "t")))),
+        "Scan (n): its body takes 0 values and returns 1, which do not fit its 1 input and 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "reason"), BROKEN.values(), ids=list(BROKEN))
+def test_a_broken_graph_is_refused_with_its_operator_and_what_to_do(
+    tmp_path: Path, model: Any, reason: str
+) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(BadInput) as refused:
+        importer.to_relax(importer.read(path, {}), path.name)
+    assert str(refused.value).startswith("net.onnx cannot be imported: ")
+    assert reason in str(refused.value)
+    assert refused.value.hint
+
+
+def archive(*names: str) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        for name in names:
+            file.writestr(name, b"x")
+    return stream.getvalue()
+
+
+GOOD = relu().SerializeToString()
+#: The bytes of files, what follows their names, and a word of what to do.
+FILES: dict[str, tuple[bytes, str, str]] = {
+    "nothing": (b"", "is empty.", "fetch it again"),
+    "zeros": (bytes(4096), "is not an ONNX model: it begins with zeros alone.", "fetch it again"),
+    "noise": (b"\xfe\x07 noise", "is not an ONNX model, nor another file that", "fetch it again"),
+    "cut off": (GOOD[:-5], "is not a whole ONNX model: it is cut off or damaged.", "its size"),
+    "no operators": (
+        helper.make_model(
+            helper.make_graph([], "net", [], [helper.make_tensor_value_info("x", FLOAT, [1])])
+        ).SerializeToString(),
+        "is an ONNX model that lacks operators.",
+        "export it again",
+    ),
+    "Git LFS": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n",
+        "is a pointer of Git LFS, not the file that it stands for.",
+        "git lfs pull",
+    ),
+    "HTML": (b"\n<!DOCTYPE html><html>", "is a page of HTML.", "the download went wrong"),
+    "JSON": (b'{"error": "not found"}', "is a document of JSON.", "downloaded"),
+    "XML": (b'<?xml version="1.0"?><Error>', "is a document of XML.", "downloaded"),
+    "OpenVINO": (
+        b'<?xml version="1.0"?>\n<net name="n">',
+        "is a network of OpenVINO.",
+        "ONNX file",
+    ),
+    "TFLite": (b"\x1c\0\0\0TFL3", "is a model of TensorFlow Lite.", "tf2onnx"),
+    "TensorFlow": (b"\x08\x01\x12\xd2\n\x0bsaved_model", "is a model of TensorFlow.", "tf2onnx"),
+    "Keras": (archive("config.json", "model.weights.h5"), "is a model of Keras.", "tf2onnx"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n", "is a file of HDF5, such as weights of Keras.", "tf2onnx"),
+    "GGUF": (b"GGUF\3\0\0\0", "is a model of GGUF.", "ONNX and torch.export alone"),
+    "safetensors": (
+        bytes(8) + b'{"w":',
+        "is weights of safetensors without a",
+        "torch.onnx.export",
+    ),
+    "pickle": (pickle.dumps([1]), "is a pickle, such as an old checkpoint", "torch.onnx.export"),
+    "checkpoint": (archive("a/data.pkl"), "is a checkpoint of PyTorch, which", "torch.onnx.export"),
+    "TorchScript": (archive("a/data.pkl", "a/code/a.py"), "is a program of", "torch.onnx.export"),
+    "NumPy": (archive("a.npy"), "is an archive of NumPy's arrays.", "export it to ONNX"),
+    "packed": (archive("a/n.onnx"), 'is a zip archive with "a/n.onnx" in it.', "unpack it"),
+    "half a zip": (archive("a.npy")[:20], "is a zip archive that is cut off", "fetch it again"),
+    "gzip": (gzip.compress(GOOD), "is a compressed file.", "unpack it"),
+    "text": (b"ir_version: 10\ngraph {", "is ONNX as text.", "format='textproto'"),
+    "a program": (b"\x7fELF\2\1", "is a compiled program or library.", "built of"),
+}
+
+
+@pytest.mark.parametrize(("data", "what", "advice"), FILES.values(), ids=list(FILES))
+def test_a_file_that_is_no_model_is_named_for_what_it_is(
+    tmp_path: Path, data: bytes, what: str, advice: str
+) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(data)
+    with pytest.raises(BadInput) as refused:
+        importer.read(path, {})
+    assert str(refused.value).startswith(f"net.onnx {what}")
+    assert advice in refused.value.hint
+    if not data.startswith(b"PK") and "lacks operators" not in what:
+        with pytest.raises(BadInput) as sent, path.open("rb") as file:
+            onnx_files.check_upload("net.onnx", file)
+        assert str(sent.value) == str(refused.value)
+
+
+@pytest.mark.parametrize("answer", ["x", "w"])
+def test_an_answer_that_is_an_input_or_a_constant_is_imported(tmp_path: Path, answer: str) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(made(ADD, outputs=f"{answer} y", w=filled(3)).SerializeToString())
+    importer.to_relax(importer.read(path, {}), path.name)
+
+
+#: Modules that read a stranger's model.
+READERS = """
+file_kinds fold importer inference inlining obstacles onnx_files opsets qoperators
+torch_importer torch_packages wellformed
+"""
+
+
+def raises_of(module: str) -> list[tuple[ast.Raise, str]]:
+    """The statements that raise, each with the handler around it, as text."""
+    spec = find_spec(f"tuna_models.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    found = list[tuple[ast.Raise, str]]()
+
+    def walk(at: ast.AST, handled: str) -> None:
+        if isinstance(at, ast.ExceptHandler):
+            handled = at.name or ""
+        if isinstance(at, ast.Raise):
+            found.append((at, handled))
+        for inner in ast.iter_child_nodes(at):
+            walk(inner, handled)
+
+    walk(ast.parse(Path(spec.origin).read_text()), "")
+    return found
+
+
+@pytest.mark.parametrize("module", READERS.split())
+def test_what_a_reader_raises_is_a_sentence_of_its_own_with_what_to_do(module: str) -> None:
+    for raised, caught in raises_of(module):
+        error = raised.exc
+        if error is None or isinstance(error, ast.Name):  # passed on, or for the module alone
+            continue
+        assert isinstance(error, ast.Call)
+        title = ast.unparse(error.func)
+        where = f"{module}.py:{raised.lineno}"
+        if title.startswith("_") or title.endswith(("refusal", "_refusal")):
+            continue  # one of this module, or a function that makes the error
+        if title in {"ValueError", "Unsupported", "AttributeError"}:
+            continue  # caught by the module, or followed by the node's name
+        assert title in {"BadInput", "LibraryMissing", "Refusal", "Refusal.of"}, where
+        words = error.args[title == "Refusal.of"]
+        assert caught == "" or f"str({caught})" not in ast.unparse(words), where
+        assert title != "BadInput" or isinstance(words, ast.JoinedStr), where  # names the file
+        hinted = len(error.args) >= {"Refusal": 2, "Refusal.of": 3}.get(title, 9)
+        assert hinted or any(each.arg == "hint" for each in error.keywords), where
