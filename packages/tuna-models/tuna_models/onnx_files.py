@@ -34,7 +34,7 @@ _EXTERNAL = (14, 1)
 OWN_DOMAINS = ("", "ai.onnx")
 #: Fields that are looked at, messages in messages (as protobuf has them), different names that are
 #: kept, bytes of one.
-_MAX_FIELDS, _MAX_DEPTH, _MAX_NAMES, _NAME_BYTES = 1_000_000, 100, 1000, 200
+_MAX_FIELDS, _MAX_DEPTH, _MAX_NAMES, _NAME_BYTES = 300_000, 100, 1000, 200
 _NAMES = """
 Abs Acos Acosh Add AffineGrid AllClassNMS And ArgMax ArgMin Asin Asinh Atan Atanh Attention
 AveragePool BatchNormalization Bernoulli BiasGelu BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr

@@ -93,6 +93,7 @@ def test_a_write_from_another_page_is_refused(
 def test_a_body_is_bounded_whatever_it_says(holder: Callable[..., httpx.Client]) -> None:
     visitor = holder("admin")
     assert visitor.post("/v1/sessions", content=b"x" * (5 << 20)).status_code == 413
+    assert visitor.post("/login", data={"token": "x" * 9000}).status_code == 413
     for length in ("-1", "1e9", "x"):
         answer = visitor.post("/v1/sessions", headers={"content-length": length})
         assert answer.status_code == 400

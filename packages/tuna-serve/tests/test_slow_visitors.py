@@ -19,7 +19,7 @@ from web_service import served, serving
 
 from tuna import api
 from tuna.services import listening
-from tuna_serve.web import guard
+from tuna_serve.web import guard, submissions
 
 HOST = "127.0.0.1:8080"
 Connect = Callable[[], socket.socket]
@@ -86,6 +86,45 @@ def test_a_slow_body_is_given_up(
     answer = slow.recv(1000)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer
+
+
+def test_bodies_in_memory_are_bounded_together(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(guard, "_BODIES_BYTES", 1000)
+    token = api.create_visitor_token("read", 60)
+    slow, other = connect(), connect()
+    slow.sendall(_head("POST", "/v1/best", token) + b"x" * 800)
+    other.sendall(_head("POST", "/v1/best", token) + b"x" * 800)
+    answered, _, _ = select.select([slow, other], [], [], 60)  # it is open which was read first
+    (refused,) = answered
+    assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
+    kept = other if refused is slow else slow
+    kept.sendall(b"x" * 200)
+    assert kept.recv(1000).startswith(b"HTTP/1.1 422 ")
+
+    def is_free() -> bool:
+        third = connect()
+        third.sendall(_head("POST", "/v1/best", token) + b"x" * 1000)
+        return third.recv(1000).startswith(b"HTTP/1.1 422 ")
+
+    eventually(is_free, 60)
+
+
+def test_uploads_are_bounded_together(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(submissions, "_MAX_RECEIVING", 1)
+    first, second = (api.create_visitor_token("submit", 60) for _ in range(2))
+
+    def is_refused() -> bool:
+        other = connect()
+        other.sendall(_head("POST", "/v1/requests", second, length=1) + b"{")
+        return other.recv(1000).startswith(b"HTTP/1.1 503 ")
+
+    slow = connect()
+    slow.sendall(_head("POST", "/v1/requests", first) + b"{")
+    eventually(is_refused, 60)
 
 
 def test_unfinished_bodies_do_not_keep_others_out(

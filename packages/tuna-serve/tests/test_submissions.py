@@ -194,6 +194,7 @@ NO_MODELS = (
         "would unpack to 50",
     ),
     ("m.pt2", zipped({"m/w.pt": b"\x80\x02K\x01." + pickled("os\nsystem")}), "calls 'os system'"),
+    ("m.pt2", zipped({"m/x.pkl": b"\x80\x02" + b"N0" * 300_000}), "more than 500000 steps"),
     ("m.pt2", zipped({"m/x.pkl": b"\x80\x02\xff"}), "a pickle that cannot be read: m/x.pkl"),
     ("m.pt2", zipped({"m/w": b"abc"}).replace(b"m/w", b"m/v", 1), "not a zip archive"),
     ("m.pt2", b"x" * 100, "not a zip archive"),
@@ -235,6 +236,23 @@ def set_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Non
 
     yield change
     get_settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("line", "times", "status", "words"),
+    [
+        (f"{LAYERS[0]}\n", 40_001, 422, "more than 40000 lines"),
+        ("\n", 40_001, 422, "more than 40000 lines"),
+        ("x" * 1000 + "\n", 5000, 413, "more than 4 MiB"),
+    ],
+)
+def test_a_file_of_layers_is_read_as_far_as_a_request_may_go(
+    line: str, times: int, status: int, words: str, there: None, holder: Holder
+) -> None:
+    """It is read in the service's own process, where others' pages wait for it."""
+    files = {"file": ("layers.txt", (line * times).encode())}
+    asked = {"name": "mine", "library": "noop", "arch": "none"}
+    refused(holder("submit"), status, words, data=asked, files=files)
 
 
 def test_a_file_beyond_the_bound_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import tempfile
 import zipfile
@@ -32,6 +33,8 @@ from tuna_serve.requests.uploads import folder, forget, uploaded_before
 FACTS = (
     *("layers", "exact", "complete", "time_ms", "untuned_ms", "in_turn_ms", "errors", "device"),
 )
+#: Lines of a file of layers, which are read in the service's own process.
+_MAX_LINES = 4 * MAX_LAYERS
 #: Bytes of an answer that are sent at a time.
 PART_BYTES = 1 << 20
 
@@ -78,8 +81,11 @@ def read_layers(file: IO[bytes]) -> ParsedFile:
     Raises BadInput for none, or too many, and for a line that names none.
     """
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
+    lines = (text.readline(1 << 20) for _ in range(_MAX_LINES))
     try:
-        parsed = parse_lines(iter(lambda: text.readline(1 << 20), ""), "layers")
+        parsed = parse_lines(itertools.takewhile(bool, lines), "layers")
+        if text.read(1):
+            raise BadInput(f"The file of layers has more than {_MAX_LINES} lines.")
     finally:
         text.detach()
     parsed.check_strict()

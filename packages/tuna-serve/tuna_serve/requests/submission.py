@@ -23,8 +23,10 @@ from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers
 from tuna_serve.requests.asked import SESSIONS, Asked, Conflict, Kind, Limits
-from tuna_serve.requests.uploads import Upload, check_model, forget
+from tuna_serve.requests.uploads import Upload, UploadTooLarge, check_model, forget
 
+#: Bytes of a file of layers, or of a body that has them in JSON.
+LAYERS_BYTES = 4 << 20
 #: Architectures and devices that an error names.
 _MAX_NAMED = 20
 
@@ -65,6 +67,8 @@ class Submission:
         """Return the trials that it counts as; raises BadInput for a file that is neither layers
         nor a model."""
         if self.kind == "layers":
+            if self.upload.size_bytes > LAYERS_BYTES:
+                raise UploadTooLarge(f"The file of layers has more than {LAYERS_BYTES >> 20} MiB.")
             layers = answers.read_layers(self.upload.rewound()).configs
             return self.asked.counted_trials(len(layers))
         check_model(self.filename, self.upload.rewound())

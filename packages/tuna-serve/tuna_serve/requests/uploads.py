@@ -35,8 +35,9 @@ log = structlog.get_logger(__name__)
 _STORED = re.compile(r"([0-9a-f]{64})\.[0-9a-f]{16}", re.ASCII)
 #: Seconds after which a file of nobody was left by a process that was killed.
 _LEFT_S = 5.0
-#: Bounds of a .pt2 file, a zip archive: its directory, and a pickle in it.
-_DIRECTORY_BYTES, _PICKLE_BYTES = 1 << 20, 16 << 20
+#: Bounds of a .pt2 file, a zip archive: its directory, a pickle in it, and the steps of all its
+#: pickles, of which a tensor has some twenty.
+_DIRECTORY_BYTES, _PICKLE_BYTES, _MAX_STEPS = 1 << 20, 16 << 20, 500_000
 _BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError)
 #: What torch.save's pickles of tensors call; what loads such a file lets them call even less.
 _OF_TENSORS = re.compile(
@@ -187,7 +188,8 @@ def check_model(name: str, file: IO[bytes]) -> None:
         api_of("models").check_upload(name, file)
     elif ending == ".pt2":
         try:
-            _check_archive(name, file, os.fstat(file.fileno()).st_size)
+            steps = iter(range(_MAX_STEPS))
+            _check_archive(name, file, os.fstat(file.fileno()).st_size, steps)
         except _BROKEN_ZIP:
             raise _no_archive(name) from None
     else:
@@ -197,7 +199,9 @@ def check_model(name: str, file: IO[bytes]) -> None:
         )
 
 
-def _check_archive(name: str, file: IO[bytes], size_bytes: int, inner: bool = False) -> None:
+def _check_archive(
+    name: str, file: IO[bytes], size_bytes: int, steps: Iterator[int], inner: bool = False
+) -> None:
     archive = _archive(name, file)
     members = archive.infolist()
     unpacked = sum(member.file_size for member in members)
@@ -217,9 +221,9 @@ def _check_archive(name: str, file: IO[bytes], size_bytes: int, inner: bool = Fa
             stream.seek(0)
             if begin == b"PK\x03\x04" and not inner:  # of torch.save
                 where = f"{name}: {member.filename[:100]}"
-                _check_archive(where, stream, member.file_size, inner=True)
+                _check_archive(where, stream, member.file_size, steps, inner=True)
             elif member.filename.endswith(".pkl") or begin[:1] == b"\x80":
-                _check_pickle(name, member, stream)
+                _check_pickle(name, member, stream, steps)
 
 
 def _archive(name: str, file: IO[bytes]) -> zipfile.ZipFile:
@@ -236,14 +240,21 @@ def _no_archive(name: str) -> BadInput:
     )
 
 
-def _check_pickle(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> None:
-    """Raise BadInput for a pickle that calls more than what makes tensors. Bytes of a tensor may
-    look like the beginning of one: those are read as far as a reader of pickles would come."""
+def _check_pickle(
+    name: str, member: zipfile.ZipInfo, stream: IO[bytes], steps: Iterator[int]
+) -> None:
+    """Raise BadInput for a pickle that calls more than what makes tensors, or takes more than the
+    `steps` that are left. Bytes of a tensor may look like the beginning of one: those are read as
+    far as a reader of pickles would come."""
     hint = "save it with torch.export.save, whose files have tensors alone"
     pickles = io.BytesIO(stream.read(_PICKLE_BYTES))
     try:
         while pickles.tell() < len(pickles.getbuffer()):  # an old form of torch.save has four
             for code, argument, _ in pickletools.genops(pickles):
+                if next(steps, None) is None:
+                    raise BadInput(
+                        f"{name} has pickles of more than {_MAX_STEPS} steps.", hint=hint
+                    )
                 if code.name not in ("GLOBAL", "INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
                     continue
                 # torch.save writes the others in no version

@@ -3,8 +3,10 @@ middleware."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import anyio
@@ -38,8 +40,9 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _READS = ("GET", "HEAD", "OPTIONS")
-#: Bytes of the body of a request, but for uploads, which a route bounds.
-_BODY_BYTES = 4 << 20
+#: Bytes of the body of a request, but for uploads, which a route bounds, and of one with a token
+#: alone, which anybody may send; bytes of all these bodies that are in memory at a time.
+_BODY_BYTES, _LOGIN_BYTES, _BODIES_BYTES = 4 << 20, 8 << 10, 64 << 20
 #: A body has this long, and a second more for each of so many bytes.
 _BODY_S, _BODY_BYTES_PER_S = 10.0, 256 << 10
 #: The path whose body has the token.
@@ -63,6 +66,7 @@ class Guard:
         self._hosts = frozenset(urlsplit(origin).netloc for origin in self._origins)
         self._uploads = frozenset(uploads)
         self._below = tuple(path for path in uploads if path.endswith("/"))
+        self._held = Held()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
@@ -84,10 +88,11 @@ class Guard:
         if refusal is not None:
             await _answer(with_headers, *refusal)
             return
-        with keeping_open(self._engine):
+        with keeping_open(self._engine), contextlib.ExitStack() as stack:
             if "content-length" in headers or "transfer-encoding" in headers:
-                most = None if self._is_upload(scope) else _BODY_BYTES
-                receive = _Body(scope, receive, most).receive
+                body = _Body(scope, receive, self._most_bytes(scope), self._held)
+                receive = body.receive
+                stack.callback(body.release)
             await self._app(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
@@ -96,14 +101,19 @@ class Guard:
         declared = headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit():
             return 400, "the length of the body is not a number"
-        if int(declared[:19]) > _BODY_BYTES and not self._is_upload(scope):
-            return 413, f"the body has more than {_BODY_BYTES} bytes"
+        most = self._most_bytes(scope)
+        if most is not None and int(declared[:19]) > most:
+            return 413, f"the body has more than {most} bytes"
         if scope["method"] not in _READS and not self._is_own(headers):
             return 403, "the request comes from a page of another origin"
         return None
 
-    def _is_upload(self, scope: Scope) -> bool:
-        return scope["path"] in self._uploads or scope["path"].startswith(self._below)
+    def _most_bytes(self, scope: Scope) -> int | None:
+        """Return the bound of a body; None where a route bounds it, and keeps it out of memory."""
+        path = scope["path"]
+        if path in self._uploads or path.startswith(self._below):
+            return None
+        return _LOGIN_BYTES if path == _LOGIN else _BODY_BYTES
 
     def _is_own(self, headers: Headers) -> bool:
         """Whether a write comes from a page of the service, or from a program; a browser says
@@ -115,20 +125,29 @@ class Guard:
         return site in (None, "same-origin") and not headers.get("cookie")
 
 
+@dataclass
+class Held:
+    """Bodies in memory."""
+
+    size_bytes: int = 0
+
+
 class BodyTooLarge(Exception):
     """More came than was announced."""
 
 
 class _Body:
-    """The body of a request: who sends it has a token, and sends it soon; bounded in size."""
+    """The body of a request: who sends it has a token, and sends it soon; bounded in size, alone
+    and together with others."""
 
-    def __init__(self, scope: Scope, receive: Receive, most_bytes: int | None) -> None:
-        """`most_bytes`: None where a route bounds it."""
+    def __init__(self, scope: Scope, receive: Receive, most_bytes: int | None, held: Held) -> None:
+        """`most_bytes`: None where a route bounds it; `held`: bodies of all requests."""
         self._scope, self._receive, self._most_bytes = scope, receive, most_bytes
+        self._held = held
         self._size, self._is_whole, self._until = 0, False, 0.0
 
     async def receive(self) -> Message:
-        """Return what comes next; raises HTTPException 401 and 408, BodyTooLarge."""
+        """Return what comes next; raises HTTPException 401, 408 and 503, BodyTooLarge."""
         if self._is_whole:
             return await self._receive()  # that the visitor goes
         if not self._until:
@@ -143,9 +162,18 @@ class _Body:
         self._size += size
         self._until += size / _BODY_BYTES_PER_S
         self._is_whole = not message.get("more_body", False)
-        if self._most_bytes is not None and self._size > self._most_bytes:
-            raise BodyTooLarge
+        if self._most_bytes is not None:
+            self._held.size_bytes += size
+            if self._size > self._most_bytes:
+                raise BodyTooLarge
+            if self._held.size_bytes > _BODIES_BYTES:
+                raise HTTPException(503, "too many bodies are on their way", _CLOSES)
         return message
+
+    def release(self) -> None:
+        """Count it no more: its request is over."""
+        if self._most_bytes is not None:
+            self._held.size_bytes -= self._size
 
     async def _check_token(self) -> None:
         """Raise HTTPException before the body is read: a route looks for a token after that."""

@@ -36,8 +36,8 @@ from tuna_serve.web.visitors import Anyone, Role, Submitter, Visitor
 router = APIRouter(prefix="/v1")
 #: Paths with a body that is read here, in parts.
 UPLOADS = ("/v1/requests", "/requests")
-#: Bytes of a body in JSON.
-_JSON_BYTES = 4 << 20
+#: Files that are received at a time, each of another token.
+_MAX_RECEIVING = 64
 _KEY_CHARS = 128
 _FORM = "multipart/form-data"
 RequestId = Annotated[int, Path(ge=1, le=2**31 - 1)]
@@ -129,6 +129,8 @@ async def _receiving(request: Request, visitor: Visitor) -> AsyncIterator[Upload
     busy: set[str] = request.app.state.receiving
     if visitor.token in busy:
         raise HTTPException(429, "another upload is being received: wait for its end")
+    if len(busy) >= _MAX_RECEIVING:
+        raise HTTPException(503, "too many uploads are being received", {"retry-after": "10"})
     busy.add(visitor.token)
     try:
         upload = await to_thread.run_sync(Upload)
@@ -159,8 +161,8 @@ async def _from_json(request: Request, upload: Upload) -> LayersBody:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > _JSON_BYTES:
-            raise HTTPException(413, f"the body has more than {_JSON_BYTES} bytes")
+        if len(body) > submission.LAYERS_BYTES:
+            raise HTTPException(413, f"the body has more than {submission.LAYERS_BYTES} bytes")
     try:
         given = json.loads(bytes(body))
     except (ValueError, RecursionError):
