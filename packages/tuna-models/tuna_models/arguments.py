@@ -7,11 +7,12 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuna.errors import BadInput
+from tuna_models.child_answers import Obstacle
 
 #: The type of an argument that is a shape itself, not a tensor.
 SHAPE = "shape"
@@ -208,6 +209,22 @@ def chosen_extents(
     }
 
 
+class Obstacles(BadInput):
+    """A model has parts that cannot be imported."""
+
+    def __init__(
+        self,
+        message: str,
+        obstacles: Sequence[Obstacle],
+        *,
+        hint: str = "",
+        shapes: Mapping[str, Sequence[int | str]] | None = None,
+    ) -> None:
+        """`hint` is for all together; `shapes` are those of inputs with open extents."""
+        super().__init__(message, hint=hint)
+        self.obstacles, self.shapes = obstacles, shapes or {}
+
+
 def refuse_obstacles(
     name: str,
     operators: Mapping[str, Sequence[str]],
@@ -249,13 +266,28 @@ def refuse_obstacles(
     hint = f"give them: {' '.join(hints)}" if hints else ""
     if any(isinstance(extents[0], str) for extents in still_open.values()):
         hint += "; --batch N is the first of every input"
-    if operators:
-        hint = "; ".join(filter(None, (hint, _without(operators))))
     if parts:
-        raise BadInput(f"{name} has {'; and '.join(parts)}.", hint=hint)
+        obstacles = [
+            Obstacle(
+                operator=operator,
+                node=node,
+                reason="it cannot be imported",
+                hint=_without([operator]),
+            )
+            for operator, nodes in sorted(operators.items())
+            for node in nodes
+        ]
+        for label, extents in still_open.items():
+            shape = ",".join(map(str, extents))
+            obstacles.append(Obstacle(node=label, reason=f"open extents: {shape}", hint=hint))
+        message = f"{name} has {'; and '.join(parts)}."
+        hints = [hint, _without(operators) if operators else ""]
+        raise Obstacles(
+            message, obstacles, hint="; ".join(filter(None, hints)), shapes=still_open
+        )
 
 
-def _without(operators: Mapping[str, Sequence[str]]) -> str:
+def _without(operators: Collection[str]) -> str:
     """What to do about operators that cannot be imported."""
     if any(operator.startswith("com.microsoft.") for operator in operators):
         return "export the model without onnxruntime's optimiser, whose own operators these are"

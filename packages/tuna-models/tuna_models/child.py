@@ -25,20 +25,21 @@ from tuna_models import (
     build,
     choosing,
     edges,
+    file_check,
     importer,
     inputs,
-    precisions,
     program,
     rounding,
     rules,
     runtimes,
     timing,
 )
-from tuna_models.build import Record, TaskKernels
+from tuna_models.build import Record
 from tuna_models.child_answers import (
     ChildAnswer,
     Contenders,
     Estimates,
+    FileCheck,
     LargestError,
     ModelFile,
     Plan,
@@ -80,26 +81,22 @@ def inspect(
 
     The module's text is written to the file `text`.
     """
-    wanted, code = Precision(precision), _target(target)
-    precisions.check_target(wanted, code)
-    model = importer.read(Path(path), shapes, batch, values)
-    module = importer.to_relax(model, Path(path).name)
-    declared_inputs = importer.inputs_of(model)
+    wanted = Precision(precision)
+    found = file_check.read(Path(path), _target(target), shapes, values, batch, wanted)
+    planned, declared_inputs = found.planned, importer.inputs_of(found.model)
     sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
     _READ.clear()
-    _READ[_key(ModelFile(path=path, shapes=sizes, values=values, precision=wanted))] = module
-    planned = build.plan(module, TaskKernels(code, {}, winograd=False), code, precision=wanted)
-    precisions.check_plan(wanted, planned, Path(path).name)
+    _READ[_key(ModelFile(path=path, shapes=sizes, values=values, precision=wanted))] = found.module
     Path(text).write_text(planned.text)
     return ReadModel(
-        opset=importer.opset(model),
+        opset=importer.opset(found.model),
         inputs=tuple(
             ModelTensor(
                 **declared,
                 bounds=followed["bounds"],
                 parameter=followed["name"] if followed["name"] != declared["name"] else "",
             )
-            for declared, followed in zip(declared_inputs, inputs.of(module), strict=True)
+            for declared, followed in zip(declared_inputs, inputs.of(found.module), strict=True)
         ),
         tasks=tuple(
             ManifestTask(config=task.to_json(), count=count) for task, count in planned.tasks()
@@ -107,6 +104,25 @@ def inspect(
         bodies=planned.bodies,
         tvm=tvm.__version__,
         left_in_fp32=dict(planned.left_in_fp32),
+    )
+
+
+@refusing
+def check_file(
+    path: str,
+    target: str,
+    shapes: Mapping[str, Any],
+    values: Mapping[str, Any],
+    batch: int | None,
+    precision: str,
+) -> FileCheck:
+    """Return what would become of a file, which is a copy; a `target` that is nothing but a number
+    of cores is this machine."""
+    code = json.loads(target)
+    if code.keys() == {"num-cores"}:
+        code |= {"kind": "llvm", **toolchain.host()}
+    return file_check.check(
+        Path(path), _target(json.dumps(code)), shapes, values, batch, Precision(precision)
     )
 
 
@@ -332,6 +348,7 @@ def _target(text: str) -> Any:
 HANDLERS = {
     "locations": locations,
     "inspect": inspect,
+    "check_file": check_file,
     "estimate": estimate,
     "plan": plan,
     "begin_answer": begin_answer,

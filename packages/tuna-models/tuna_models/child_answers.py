@@ -44,6 +44,40 @@ class ReadModel(ChildAnswer):
     left_in_fp32: dict[str, int] = {}  #: see `Manifest.left_in_fp32`
 
 
+class Obstacle(BaseModel):
+    """One thing that is in the way of a model's import."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    operator: str = ""  #: The operator; empty: not one of them
+    node: str = ""  #: Name of the operator's node, or of an input
+    reason: str
+    hint: str = ""  #: What to do
+
+
+class PlainTask(BaseModel):
+    """A task that would run as TVM's plain code, without a kernel of Tuna's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str  #: Label of the task
+    count: int  #: Number of its calls
+    reason: str
+    share: float  #: Share of the model's estimated time, at least
+    vectors: bool  #: False: no loop of it is in vectors but those that LLVM finds itself
+
+
+class FileCheck(ChildAnswer):
+    """What would become of a model's file."""
+
+    obstacles: tuple[Obstacle, ...]  #: What is in the way of its import; empty: nothing
+    assumed: str = ""  #: Options without which it is refused, and with which the rest was found
+    inputs: tuple[ModelTensor, ...] = ()
+    tasks: tuple[ManifestTask, ...] = ()
+    without_kernel: tuple[PlainTask, ...] = ()
+    left_in_fp32: dict[str, int] = {}  #: see `Manifest.left_in_fp32`
+
+
 class Estimates(ChildAnswer):
     """Estimated cycles of the best point of each solver, by task key and solver."""
 

@@ -22,3 +22,10 @@ def tasks_document(model: api.StoredModel, tasks: Sequence[api.ModelTask]) -> di
             for task in tasks
         ],
     }
+
+
+def file_check_document(found: api.FileCheck) -> dict[str, Any]:
+    """Return a check of a file as `tuna model check --json` has it."""
+    document = found.model_dump(mode="json")
+    tasks = [{"task": entry.task.label, "count": entry.count} for entry in found.tasks]
+    return {"refused": document.pop("obstacles"), **document, "tasks": tasks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -141,9 +141,14 @@ class Manifest(_Data):
     @property
     def whole_numbers(self) -> int:
         """Number of calls of convolutions and products that sum whole numbers."""
-        cores = ((entry.task.core, entry.count) for entry in self.tasks)
-        return sum(count for core, count in cores if core and core.data_type is DataType.INT8)
+        return whole_numbers(self.tasks)
 
     def weights(self) -> Mapping[str, int]:
         """The number of calls of each task, by its key."""
         return {entry.task.key: entry.count for entry in self.tasks}
+
+
+def whole_numbers(tasks: Iterable[ManifestTask]) -> int:
+    """Number of calls of convolutions and products that sum whole numbers."""
+    cores = ((entry.task.core, entry.count) for entry in tasks)
+    return sum(count for core, count in cores if core and core.data_type is DataType.INT8)

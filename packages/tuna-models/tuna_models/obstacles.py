@@ -4,17 +4,17 @@ whose values have to be known by then. Imports onnx."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import defs, numpy_helper
 
-from tuna.errors import BadInput
-from tuna_models.arguments import TYPES
+from tuna_models.arguments import TYPES, Obstacles
 from tuna_models.bodies import quoted, title
-from tuna_models.refusals import Refusal
+from tuna_models.child_answers import Obstacle
+from tuna_models.refusals import Refusal, obstacle
 
 #: Operators by the places of inputs that decide a shape, or that TVM takes as constants alone.
 _BY_PLACES: Mapping[tuple[int, ...], str] = {
@@ -43,6 +43,8 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
 }
 #: Most whole numbers, and most others, such as scales, that a hint asks for.
 _MAX_WHOLE, _MAX_REAL = 64, 8
+#: Most operators with a wrong type that are named.
+_MAX_NAMED = 6
 
 
 class Unsupported(Exception):
@@ -85,27 +87,37 @@ def refuse_undecided(name: str, model: Any) -> None:
     known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
     makers = {output: node for node in graph.node for output in node.output}
     opset = next((entry.version for entry in model.opset_import if not entry.domain), 1)
+    sizes = {value.name: value.type.tensor_type for value in graph.input}
     places: dict[str, list[str]] = {}
+    obstacles: list[Obstacle] = []
     asked: dict[str, None] = {}
     for node in graph.node:
         for place in _DECIDING.get(node.op_type, ()) if not node.domain else ():
             if place < len(node.input) and node.input[place] and node.input[place] not in known:
-                title = f"{node.name or node.output[0]}: {_argument(node.op_type, opset, place)}"
-                places.setdefault(node.op_type, []).append(title)
-                asked |= dict.fromkeys(_sources(node.input[place], makers, known))
+                label, argument = node.name or node.output[0], _argument(node.op_type, opset, place)
+                places.setdefault(node.op_type, []).append(f"{label}: {argument}")
+                sources = dict.fromkeys(_sources(node.input[place], makers, known))
+                asked |= sources
+                why = f"its {argument} depends on the model's input"
+                obstacles.append(obstacle(node, why, _asking(sources, sizes)))
     if not places:
         return
     listed = ", ".join(
         f"{operator} ({', '.join(titles[:6])})" for operator, titles in places.items()
     )
-    sizes = {value.name: value.type.tensor_type for value in graph.input}
-    askable = [source for source in asked if source in sizes and _few(sizes[source])]
+    raise Obstacles(
+        f"{name} has operators that need values which depend on the model's input: {listed}.",
+        obstacles,
+        hint=_asking(asked, sizes),
+    )
+
+
+def _asking(sources: Iterable[str], sizes: Mapping[str, Any]) -> str:
+    """The options that give values to inputs, if these are few."""
+    askable = [source for source in sources if source in sizes and _few(sizes[source])]
     texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in askable]
     words = " ".join(f"--value {text}" for text in texts)
-    raise BadInput(
-        f"{name} has operators that need values which depend on the model's input: {listed}.",
-        hint=f"give them, if they are always the same: {words}" if words else "",
-    )
+    return f"give them, if they are always the same: {words}" if words else ""
 
 
 def _argument(operator: str, opset: int, place: int) -> str:
@@ -144,28 +156,25 @@ def refuse_types(name: str, model: Any, inferred: Any) -> None:
     """Raise BadInput for operators that read constants or make values of types that Tuna has not:
     strings, sequences, floats of eight bits and others; `inferred` is a model with all types."""
     constants = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    graph = inferred.graph
+    kinds = {value.name: value.type for value in (*graph.value_info, *graph.output)}
+    outputs = {value.name for value in model.graph.output}
+    wrong: list[tuple[Any, str]] = []
     for node in model.graph.node:
         for tensor in node.input:
             kind = _tensor_type(constants.get(tensor, 0))
             if kind and kind not in TYPES:
-                raise BadInput(
-                    f"{name} cannot be imported: the operator {title(node)} reads the constant"
-                    f" {tensor} of type {kind}.",
-                    hint=f"it can be {', '.join(TYPES)}",
-                )
-    graph = inferred.graph
-    kinds = {value.name: value.type for value in (*graph.value_info, *graph.output)}
-    outputs = {value.name for value in model.graph.output}
-    for node in model.graph.node:
+                wrong.append((node, f"reads the constant {tensor} of type {kind}"))
         for output in node.output:
             kind = type_name(kinds[output]) if output in kinds else ""
             # a sequence between operators is a tuple
             if kind and kind not in TYPES and (kind != "sequence" or output in outputs):
-                raise BadInput(
-                    f"{name} cannot be imported: the operator {title(node)} makes a value of type"
-                    f" {kind}.",
-                    hint=f"it can be {', '.join(TYPES)}",
-                )
+                wrong.append((node, f"makes a value of type {kind}"))
+    if wrong:
+        known = f"it can be {', '.join(TYPES)}"
+        listed = "; ".join(f"the operator {title(node)} {why}" for node, why in wrong[:_MAX_NAMED])
+        each = [obstacle(node, why, known) for node, why in wrong]
+        raise Obstacles(f"{name} cannot be imported: {listed}.", each, hint=known)
 
 
 def type_name(kind: Any) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuna.common.messages import one_line
-from tuna.errors import BadInput
-from tuna_models.bodies import title
+from tuna_models.arguments import Obstacles
+from tuna_models.bodies import names_of
+from tuna_models.child_answers import Obstacle
 
 #: What to do about an operator that the importer lacks in this form
 CHANGE_HINT = (
@@ -51,14 +52,22 @@ _INTERNAL = re.compile(
 class Refusal(Exception):
     """Why a model cannot be imported, as a phrase that follows its name, and what to do."""
 
-    def __init__(self, reason: str, hint: str) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, hint: str, operator: str = "", node: str = "") -> None:
+        """With an operator and its node's name that of an operator."""
+        super().__init__(f"the operator {operator} ({node}): {reason}" if operator else reason)
         self.hint = hint
+        self.obstacle = Obstacle(operator=operator, node=node, reason=reason, hint=hint)
 
     @classmethod
     def of(cls, node: Any, reason: str, hint: str) -> Refusal:
         """That of an operator."""
-        return cls(f"the operator {title(node)}: {reason}", hint)
+        return cls(reason, hint, *names_of(node))
+
+
+def obstacle(node: Any, reason: str, hint: str) -> Obstacle:
+    """The obstacle that an operator is."""
+    operator, name = names_of(node)
+    return Obstacle(operator=operator, node=name, reason=reason, hint=hint)
 
 
 @contextlib.contextmanager
@@ -67,7 +76,8 @@ def refusals_of(name: str) -> Iterator[None]:
     try:
         yield
     except Refusal as error:
-        raise BadInput(f"{name} cannot be imported: {error}.", hint=error.hint) from error
+        message = f"{name} cannot be imported: {error}."
+        raise Obstacles(message, [error.obstacle], hint=error.hint) from error
 
 
 def tvm_reason(error: BaseException) -> str:

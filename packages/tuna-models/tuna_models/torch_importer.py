@@ -220,7 +220,7 @@ def _importer() -> Any:
 
 
 def _refusal(node: Any, reason: str) -> Refusal:
-    return Refusal(f"the operator {node.target} ({node.name}): {reason}", CHANGE_HINT)
+    return Refusal(reason, CHANGE_HINT, str(node.target), str(node.name))
 
 
 def _described(node: Any) -> str:

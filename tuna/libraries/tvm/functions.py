@@ -63,8 +63,7 @@ _REPEATED = 16
 def schedule(function: Any, machine: Machine) -> Schedule | None:
     """The schedule of a function; None where TVM's default is as good: for a change of shape, for
     tensors without values, and what has no schedule here."""
-    extents = (extent for param in function.params for extent in param.shape)
-    if relax.analysis.has_reshape_pattern(function) or any(extent == 0 for extent in extents):
+    if moves_nothing(function):
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
     try:
@@ -72,6 +71,12 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
     except ScheduleError:  # a primitive does not follow an access; the default is right for all
         return None
     return sch
+
+
+def moves_nothing(function: Any) -> bool:
+    """Whether a function changes a shape alone, or has tensors without values."""
+    extents = (extent for param in function.params for extent in param.shape)
+    return relax.analysis.has_reshape_pattern(function) or any(extent == 0 for extent in extents)
 
 
 def in_vectors(function: Any) -> Any:

@@ -8,6 +8,7 @@ from tuna_models.api.benchmarks import list_benchmarks as list_benchmarks
 from tuna_models.api.building import BuiltModel as BuiltModel
 from tuna_models.api.building import build_model as build_model
 from tuna_models.api.building import check_model as check_model
+from tuna_models.api.file_checks import check_file as check_file
 from tuna_models.api.importing import ImportedModel as ImportedModel
 from tuna_models.api.importing import ModelTask as ModelTask
 from tuna_models.api.importing import forgotten_if_refused as forgotten_if_refused
@@ -21,6 +22,8 @@ from tuna_models.api.tuning import Reached as Reached
 from tuna_models.api.tuning import TunedModel as TunedModel
 from tuna_models.api.tuning import tune_model as tune_model
 from tuna_models.checks import Checks as Checks
+from tuna_models.child_answers import FileCheck as FileCheck
+from tuna_models.documents import file_check_document as file_check_document
 from tuna_models.documents import model_document as model_document
 from tuna_models.documents import tasks_document as tasks_document
 from tuna_models.limits import ModelLimits as ModelLimits

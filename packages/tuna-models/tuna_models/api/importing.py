@@ -20,6 +20,7 @@ from tuna_models import choice, files, store
 from tuna_models.child_answers import ReadModel, WeightFiles
 from tuna_models.choice import Winner
 from tuna_models.manifest import Manifest, Precision
+from tuna_models.process import ModelProcess
 from tuna_models.source import MODEL_ENDINGS
 from tuna_models.store import StoredModel
 from tuna_models.work import ModelWork, open_work
@@ -73,20 +74,16 @@ def import_model(
     are in the way, and for a target that lacks the precision; LibraryMissing without TVM or onnx.
     """
     store.check_name(name)
-    data = _read(path)
+    data = read_model(path)
     with contextlib.ExitStack() as stack:
         opened = work or stack.enter_context(open_work(session_id, model=""))
         process = opened.process(path.name)
         engine = open_database()
         folder = Path(tempfile.mkdtemp(dir=opened.workshop.folder))
         text, copy = folder / "module.py", folder / "model" / path.name
-        files.lay_out(copy, data, {})
-        places = process.call(WeightFiles, "locations", path=str(copy)).locations
+        beside = lay_out(process, path, data, copy)
         if start_workers:
             opened.start_workers()
-        beside = {place: files.read_beside(path, place) for place in places}
-        if beside:
-            files.lay_out(copy, data, beside)
         fixed = {key: list(value) for key, value in (values or {}).items()}
         contents = process.call(
             ReadModel,
@@ -182,7 +179,22 @@ def model_workloads(name: str) -> list[Workload]:
         ]
 
 
-def _read(path: Path) -> bytes:
+def lay_out(process: ModelProcess, path: Path, data: bytes, copy: Path) -> dict[str, bytes]:
+    """Write a model and its weights to `copy` and beside it; returns the weights by their places.
+
+    Raises BadInput for a file that is not a model, and for weights that cannot be read.
+    """
+    files.lay_out(copy, data, {})
+    places = process.call(WeightFiles, "locations", path=str(copy)).locations
+    beside = {place: files.read_beside(path, place) for place in places}
+    if beside:
+        files.lay_out(copy, data, beside)
+    return beside
+
+
+def read_model(path: Path) -> bytes:
+    """Return the bytes of a model's file; raises BadInput, also for a name that ends as no model's
+    does."""
     if path.suffix.lower() not in MODEL_ENDINGS:
         near = nearest(path.suffix, MODEL_ENDINGS)
         raise BadInput(

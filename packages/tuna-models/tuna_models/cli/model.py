@@ -18,20 +18,16 @@ from tuna.cli.report import NOISY, noisy_times
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
 from tuna.configs.model import BF16_TOLERANCE
-from tuna.errors import BadInput
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
-from tuna_models.manifest import Manifest, Precision
-
-PRECISION_HELP = (
-    "bf16: convolutions and products in bfloat16, with sums in fp32, an error of 1e-2 at most, and"
-    " a CPU that has avx512_bf16; default: the types of the file."
-)
-precision_option = click.option(
-    "--precision",
-    type=click.Choice([str(each) for each in Precision]),
-    default=str(Precision.FP32),
-    help=PRECISION_HELP,
+from tuna_models.cli.file_check import check, show_whole_numbers
+from tuna_models.cli.inputs import (
+    batches_of,
+    precision_option,
+    shape_of,
+    shape_option,
+    value_of,
+    value_option,
 )
 
 
@@ -49,20 +45,8 @@ def model() -> None:
     metavar="N[,N...]",
     help="First extent of every input. Several: imports NAME-b1, NAME-b8 and so on.",
 )
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="INPUT=N,C,H,W",
-    help="Shape of an input, or size of an open extent.",
-)
-@click.option(
-    "--value",
-    "values",
-    multiple=True,
-    metavar="INPUT=N[,N...]",
-    help="Value of an input, which becomes a constant; may be repeated.",
-)
+@shape_option
+@value_option
 @click.option(
     "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
 )
@@ -80,7 +64,7 @@ def import_model(
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
     sizes, wanted, fixed = (
-        _batches(batches),
+        batches_of(batches),
         dict(map(shape_of, shapes)),
         dict(map(value_of, values)),
     )
@@ -156,7 +140,7 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         (1, 2, 4),
         title=f"{imported.name} {imported.version[:12]}",
     )
-    _show_whole_numbers(imported.manifest)
+    show_whole_numbers(imported.manifest.whole_numbers, imported.manifest.left_in_fp32)
 
 
 @dataclass(frozen=True)
@@ -246,6 +230,7 @@ def progress(work: api.ModelWork, title: str) -> Iterator[None]:
 
 
 model.add_command(benchmarks)
+model.add_command(check)
 
 
 def show_import(imported: api.ImportedModel) -> None:
@@ -258,19 +243,7 @@ def show_import(imported: api.ImportedModel) -> None:
         f" {len(cores)} of them convolutions and products;"
         f" {counted(imported.additions.added, 'task is', 'tasks are')} new"
     )
-    _show_whole_numbers(found.manifest)
-
-
-def _show_whole_numbers(manifest: Manifest) -> None:
-    """Print how much of a quantised model is computed with whole numbers, and why not the rest."""
-    whole, left = manifest.whole_numbers, manifest.left_in_fp32
-    if whole or left:
-        say(
-            f"{whole} of {whole + sum(left.values())} convolutions and products of quantised"
-            " tensors sum whole numbers"
-        )
-    for reason, count in left.items():
-        say(f"in fp32: {count} x {reason}")
+    show_whole_numbers(found.manifest.whole_numbers, found.manifest.left_in_fp32)
 
 
 def show_built(built: api.BuiltModel) -> None:
@@ -286,7 +259,8 @@ def show_built(built: api.BuiltModel) -> None:
         ],
         right=(1, 2),
     )
-    _show_whole_numbers(built.model.manifest)
+    manifest = built.model.manifest
+    show_whole_numbers(manifest.whole_numbers, manifest.left_in_fp32)
     for label, reason in built.refused.items():
         say(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:
@@ -337,38 +311,3 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
     )
     facts = {name: getattr(built, name) for name in names}
     return {"model": built.model.name, "version": built.model.version, **facts}
-
-
-def _batches(text: str | None) -> list[int | None]:
-    """The batches that are asked for; one of None where none is."""
-    if text is None:
-        return [None]
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and 0 < int(part) < 1 << 31 for part in parts):
-        raise BadInput(f"{text!r} is not of the form 1,8.")
-    return [int(part) for part in parts]
-
-
-def shape_of(text: str) -> tuple[str, list[int]]:
-    name, mark, extents = text.rpartition("=")
-    try:
-        found = [int(extent) for extent in extents.split(",")]
-    except ValueError:
-        found = []
-    if not mark or not name or not found or min(found) < 1:
-        raise BadInput(f"{text!r} is not of the form input=1,3,224,224.")
-    return name, found
-
-
-def value_of(text: str) -> tuple[str, list[float]]:
-    name, mark, numbers = text.rpartition("=")
-    words = {"true": 1.0, "false": 0.0}
-    try:
-        found = [
-            words[word] if word in words else float(word) for word in numbers.lower().split(",")
-        ]
-    except ValueError:
-        found = []
-    if not mark or not name or not found:
-        raise BadInput(f"{text!r} is not of the form sr=16000 or axes=1,2.")
-    return name, found

@@ -1,0 +1,62 @@
+"""Models: what would become of a file, without a database and without a build."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tuna.errors import BadInput
+from tuna.libraries.boards import board_settings
+from tuna.libraries.tvm import toolchain
+from tuna.sandbox.cores import eval_cpus, usable_count
+from tuna.settings import get_settings
+from tuna_models.api.importing import lay_out, read_model
+from tuna_models.child_answers import FileCheck, Obstacle
+from tuna_models.manifest import Precision
+from tuna_models.workshop import Workshop
+
+
+def check_file(
+    path: Path,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+    precision: Precision | str = Precision.FP32,
+) -> FileCheck:
+    """Say whether a file could be imported with these arguments of `import_model`, and all that is
+    in the way; and which of its tasks would run without a kernel of Tuna's.
+
+    It is for this machine, or the board of the settings. Nothing is built, and nothing is stored.
+    Raises LibraryMissing without TVM or onnx.
+    """
+    toolchain.tvm_version()
+    with Workshop() as workshop:
+        try:
+            data = read_model(path)
+            process = workshop.process(_target(), path.name)
+            copy = workshop.folder / "model" / path.name
+            lay_out(process, path, data, copy)
+            return process.call(
+                FileCheck,
+                "check_file",
+                path=str(copy),
+                target=_target(),
+                shapes={key: list(value) for key, value in (shapes or {}).items()},
+                values={key: list(value) for key, value in (values or {}).items()},
+                batch=batch,
+                precision=str(precision),
+            )
+        except BadInput as error:
+            why = Obstacle(reason=str(error).rstrip("."), hint=error.hint)
+            return FileCheck(obstacles=(why,))
+
+
+def _target() -> str:
+    """JSON of the target of the settings; else the cores of this machine, whose CPU the child
+    knows."""
+    if board_settings().tvm_target:
+        return toolchain.target_environment(board_settings().tvm_target).target
+    cores = len(eval_cpus()) if get_settings().eval_cpus else usable_count()
+    return json.dumps({"num-cores": cores})

@@ -1,0 +1,116 @@
+"""`tuna model check`: what would become of a file, without building it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.common.messages import counted
+from tuna.errors import BadInput
+from tuna_models import api
+from tuna_models.cli.inputs import (
+    precision_option,
+    shape_of,
+    shape_option,
+    value_of,
+    value_option,
+)
+from tuna_models.manifest import whole_numbers
+
+#: Most nodes of an operator that are named.
+_MAX_NODES = 6
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--batch", type=options.COUNT, help="First extent of every input.")
+@shape_option
+@value_option
+@precision_option
+@options.model_cores
+@options.as_json
+def check(
+    file: Path,
+    batch: int | None,
+    shapes: tuple[str, ...],
+    values: tuple[str, ...],
+    precision: str,
+    as_json: bool,
+) -> int:
+    """Say in seconds whether the model FILE can be imported, and what is in the way; exit code 2:
+    something is.
+
+    Also which of its tasks would run without a kernel of Tuna's. Nothing is built or stored: no
+    database is needed.
+    """
+    found = api.check_file(
+        file,
+        batch=batch,
+        shapes=dict(map(shape_of, shapes)),
+        values=dict(map(value_of, values)),
+        precision=precision,
+    )
+    if as_json:
+        print_json(api.file_check_document(found))
+    else:
+        show_check(file, found)
+    return BadInput.exit_code if found.obstacles else 0
+
+
+def show_check(file: Path, found: api.FileCheck) -> None:
+    """Print what is in the way of a file, or what would become of it."""
+    if found.obstacles:
+        say(f"{file.name} would be refused:")
+        same: dict[tuple[str, str, str], list[str]] = {}
+        for each in found.obstacles:
+            same.setdefault((each.operator, each.reason, each.hint), []).append(each.node)
+        for (operator, reason, hint), nodes in same.items():
+            named = ", ".join(nodes[:_MAX_NODES]) + ", ..." * (len(nodes) > _MAX_NODES)
+            number = f"{len(nodes)}: " if len(nodes) > 1 else ""
+            what = (
+                f"{operator} ({number}{named})" if operator else f"input {named}" if named else ""
+            )
+            say(f"- {what}{': ' if what else ''}{reason}")
+            if hint:
+                say(f"  {hint}")
+    if not found.tasks:
+        return
+    calls = counted(sum(task.count for task in found.tasks), "call")
+    cores = sum(task.task.core is not None for task in found.tasks)
+    verdict = f"with {found.assumed} it" if found.assumed else file.name
+    sizes = " ".join(f"{one.name}={','.join(map(str, one.shape))}" for one in found.inputs)
+    say(
+        f"{verdict} can be imported, with {sizes}: {calls} of {counted(len(found.tasks), 'task')},"
+        f" {cores} of them convolutions and products with a kernel"
+    )
+    show_whole_numbers(whole_numbers(found.tasks), found.left_in_fp32)
+    if not found.without_kernel:
+        say("none would run without a kernel or a schedule of Tuna's")
+        return
+    print_table(
+        ("task without a kernel of Tuna's", "calls", "of the time, at least", "why"),
+        [
+            (
+                *(each.task, each.count, f"{100 * each.share:.1f} % or more"),
+                each.reason
+                + ("" if each.vectors else "; value by value, as far as LLVM's vectors"),
+            )
+            for each in found.without_kernel
+        ],
+        right=(1, 2),
+    )
+
+
+def show_whole_numbers(whole: int, left: Mapping[str, int]) -> None:
+    """Print how much of a quantised model is computed with whole numbers, and why not the rest."""
+    if whole or left:
+        say(
+            f"{whole} of {whole + sum(left.values())} convolutions and products of quantised"
+            " tensors sum whole numbers"
+        )
+    for reason, count in left.items():
+        say(f"in fp32: {count} x {reason}")
