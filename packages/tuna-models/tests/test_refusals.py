@@ -386,7 +386,7 @@ def test_what_a_reader_raises_is_a_sentence_of_its_own_with_what_to_do(module: s
             continue  # one of this module, or a function that makes the error
         if title in {"ValueError", "Unsupported", "AttributeError"}:
             continue  # caught by the module, or followed by the node's name
-        assert title in {"BadInput", "LibraryMissing", "Refusal", "Refusal.of"}, where
+        assert title in {"BadInput", "LibraryMissing", "Obstacles", "Refusal", "Refusal.of"}, where
         words = error.args[title == "Refusal.of"]
         assert caught == "" or f"str({caught})" not in ast.unparse(words), where
         assert title != "BadInput" or isinstance(words, ast.JoinedStr), where  # names the file

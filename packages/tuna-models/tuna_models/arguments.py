@@ -282,9 +282,7 @@ def refuse_obstacles(
             obstacles.append(Obstacle(node=label, reason=f"open extents: {shape}", hint=hint))
         message = f"{name} has {'; and '.join(parts)}."
         hints = [hint, _without(operators) if operators else ""]
-        raise Obstacles(
-            message, obstacles, hint="; ".join(filter(None, hints)), shapes=still_open
-        )
+        raise Obstacles(message, obstacles, hint="; ".join(filter(None, hints)), shapes=still_open)
 
 
 def _without(operators: Collection[str]) -> str:

@@ -14,9 +14,14 @@ NAME_CHARS = 120
 
 def title(node: Any) -> str:
     """An operator and its node's name, or its first output's, for messages."""
+    return "{} ({})".format(*names_of(node))
+
+
+def names_of(node: Any) -> tuple[str, str]:
+    """The parts of `title`."""
     name = node.name or next(filter(None, node.output), "") or "without a name"
     operator = operator_name(node.domain, node.op_type)
-    return f"{one_line(operator, NAME_CHARS)} ({one_line(name, NAME_CHARS)})"
+    return one_line(operator, NAME_CHARS), one_line(name, NAME_CHARS)
 
 
 def quoted(name: str) -> str:
