@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -18,19 +17,16 @@ import onnx.reference
 import pytest
 import sqlalchemy as sa
 from command_lines import Ended
-from jobs_builder import make_jobs
 from nets import Net
+from test_model_store import TASKS, manifest
 
 from tuna import api
 from tuna.api import running
 from tuna.common.messages import size
-from tuna.configs import ConvConfig, TaskConfig
-from tuna.configs.model import WholeModelConfig
 from tuna.coordinator.session_run import Progress, RunEvents, progress
-from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
-from tuna.db.models import CONFIG_CHARS, ConfigRow, ConfigTag, Job
+from tuna.db.models import CONFIG_CHARS, ConfigTag, Job
 from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.libraries.registry import get_library
 from tuna.sandbox.cores import available_cpus, usable_count
@@ -39,7 +35,6 @@ from tuna_models import api as models_api
 from tuna_models import store
 from tuna_models.api import tuning
 from tuna_models.child_answers import ChildAnswer
-from tuna_models.manifest import Manifest, ManifestTask
 from tuna_models.process import ModelProcess
 from tuna_models.work import SESSION
 
@@ -172,78 +167,6 @@ def test_a_model_that_is_not_there_and_a_file_of_another_form_are_refused(
         == NotFound.exit_code
     )
     assert type_in("tuna", "model", "import", "net", tmp_path / "net.pt").code == BadInput.exit_code
-
-
-def manifest(*tasks: TaskConfig, target: str = '{"kind":"llvm"}') -> Manifest:
-    return Manifest(
-        file="0" * 64,
-        size_bytes=1,
-        opset="17",
-        shapes={},
-        target=target,
-        tvm="0.27",
-        inputs=(),
-        tasks=tuple(
-            ManifestTask(config=task.to_json(), count=number + 1)
-            for number, task in enumerate(tasks)
-        ),
-        text="1" * 64,
-    )
-
-
-TASKS = [
-    TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, size, size), layouts="native") for size in (1, 3, 5)
-]
-
-
-@pytest.mark.usefixtures("home")
-def test_models_share_tasks_and_the_latest_import_of_a_name_counts() -> None:
-    with writing(open_database()) as connection:
-        assert store.save(connection, "a", manifest(*TASKS[:2]), {}).added == 2
-        assert store.save(connection, "b", manifest(*TASKS[1:]), {}).added == 1
-        store.save(connection, "a", manifest(TASKS[2]), {})
-    with reading(open_database()) as connection:
-        latest, first = (
-            store.find(connection, "a"),
-            store.find(connection, f"a@{manifest(*TASKS[:2]).digest[:9]}"),
-        )
-        assert [entry.task for entry in latest.manifest.tasks] == TASKS[2:]
-        assert [entry.task for entry in first.manifest.tasks] == TASKS[:2]
-        assert list(configs.tagged(connection, first.tag)) == TASKS[:2]
-        assert store.counts(connection, first) == {TASKS[0].key: 0, TASKS[1].key: 1}
-        with pytest.raises(NotFound, match="Unknown model 'c'") as missing:
-            store.find(connection, "c")
-    assert missing.value.hint.startswith("models: a, b;")
-
-
-@pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("measured", [False, True])
-def test_a_forgotten_import_takes_what_only_it_has_unless_it_was_measured(measured: bool) -> None:
-    whole = WholeModelConfig(
-        manifest(*TASKS[1:]).digest, "{}", hashlib.sha256(b"x").hexdigest(), "p", "a"
-    )
-    make_jobs(open_database(), 1, solvers=["Noop0"])
-    with writing(open_database()) as connection:
-        store.save(connection, "a", manifest(*TASKS[:2]), {})
-        additions = store.save(connection, "b", manifest(*TASKS[1:]), {})
-        model = store.find(connection, "b")
-        if measured:
-            body = {whole.body: b"x"}
-            stored = configs.store(connection, [whole], model.tag, bodies=body)
-            connection.execute(sa.update(Job).values(config_id=stored.ids[0]))
-        assert store.forget(connection, model, additions) is not measured
-        names = [one.name for one in store.list_all(connection)]
-        assert names == (["b", "a"] if measured else ["a"])
-        keys = set(connection.execute(sa.select(ConfigRow.key)).scalars())
-        assert [task.key in keys for task in TASKS] == [True, True, measured]
-        assert store.counts(connection, store.find(connection, "a"))[TASKS[1].key] == measured
-
-
-@pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("name", ["", "a@b", "x" * 116])
-def test_a_name_that_cannot_be_used_is_refused(name: str) -> None:
-    with pytest.raises(BadInput), writing(open_database()) as connection:
-        store.save(connection, name, manifest(TASKS[0]), {})
 
 
 def test_nothing_stays_of_a_model_whose_name_or_task_is_refused(

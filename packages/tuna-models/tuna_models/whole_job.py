@@ -14,14 +14,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.api import jobs, preparation
-from tuna.api.services import artifact_store
+from tuna.api.services import artifact_store, remove_unneeded
 from tuna.configs.model import WholeModelConfig
 from tuna.coordinator.session_run import Progress
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import Only
-from tuna.db.models import ConfigRow, FindDb, Job, SolverRow, StepResultRow, TrialRow
+from tuna.db.models import ConfigRow, ConfigTag, FindDb, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm.solvers import MODEL
 from tuna.vocabulary import Cause, State
@@ -70,7 +70,8 @@ def measure(
 ) -> MeasuredModel:
     """Have the planned model in `folder` compiled, checked against the `answers`, and timed.
 
-    What has been measured is not measured again. Raises BadInput if it cannot be built or run, and
+    What has been measured is not measured again. Its program and answers are in the artifact store
+    until the job ends. Raises BadInput if it cannot be built or run, and
     StorageFull.
     """
     engine, body = open_database(), (folder / BODY).read_bytes()
@@ -94,8 +95,28 @@ def measure(
         with contextlib.suppress(RunStopped):
             work.run(_Following(work, config).follow)
         outcome = _outcome(session_id, config)
+    _remove_data(model.tag)
     assert outcome is not None
     return outcome.measured(model.name)
+
+
+def _remove_data(tag: str) -> None:
+    """Remove the programs and answers of a model's jobs that have ended from the artifact store,
+    those of builds that were killed too; other open jobs may need the same."""
+    query = (
+        sa.select(ConfigRow.json, Job.state, ConfigTag.tag)
+        .join(Job, Job.config_id == ConfigRow.id)
+        .join(ConfigTag, ConfigTag.config_id == ConfigRow.id)
+        .where(ConfigRow.kind == WholeModelConfig.kind)
+        .where(sa.or_(ConfigTag.tag == tag, Job.state.not_in(_ENDED)))
+    )
+    ended, needed = set[str](), set[str]()
+    with reading(open_database()) as connection:
+        for row in connection.execute(query):
+            fields = json.loads(row.json)
+            data = {fields[name] for name in WholeModelConfig.data_fields}
+            (ended if row.state in _ENDED else needed).update(data)
+    remove_unneeded(ended, beside=needed)
 
 
 class _Following:
