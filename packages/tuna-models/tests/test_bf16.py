@@ -96,6 +96,18 @@ def test_tensors_between_convolutions_are_bfloat16_and_answers_fp32() -> None:
     assert kinds(found, "gemm")[0][-1] == "float32", "the answer of the model"
 
 
+@pytest.mark.parametrize(
+    ("largest", "kind"),
+    [(1.0, "float16"), (29_000.0, "float16"), (30_000.0, "int32"), (1e-4, "int32")],
+)
+def test_weights_that_fp16_does_not_hold_are_not_transformed(largest: float, kind: str) -> None:
+    """Of weights of 1e-6 the answer was off by five times its largest value, of 1e6 infinite."""
+    net = Net((1, 64, 28, 28))
+    weights = np.clip(net.random.normal(0.0, 0.5, (64, 64, 3, 3)), -1.0, 1.0) * largest
+    found = in_bf16(net.model(net.add("Conv", "x", net.constant(weights), pads=[1] * 4)))
+    assert [types[1] for types in kinds(found, "conv")] == [kind]
+
+
 def test_a_depthwise_convolution_has_weights_in_fp32() -> None:
     found = in_bf16(NETS["inverted"]())
     weights = [

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna.configs import GemmConfig, TaskConfig
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType
+from tuna.libraries.tvm.kernels.packing import fit_transformed
 from tuna_models import block_operators, blocked, conversions
 from tuna_models.bf16_storage import MOVING, Bf16Storage
 from tuna_models.blocked import BF16, FP32
@@ -104,7 +105,7 @@ class Bf16Emitter(Emitter):
         group = self._last.get(node.var)
         if group is not None and self._storage.computes(group):
             in_bf16 = self._in_bf16(group)
-            chosen = self._kernel(in_bf16.task)
+            chosen = self._kernel(in_bf16.task, exact=in_bf16.exact)
             if chosen is not None:
                 self._kernel_call(in_bf16, chosen)
                 return
@@ -117,7 +118,9 @@ class Bf16Emitter(Emitter):
         wide = group.answer in self._results or not self._storage.stores(group.answer)
         if wide and not set(epilogue[-1:]) & set(CASTS):
             epilogue.append(_TO_FP32)
-        return replace(group, core=replace(group.core, data_type=DataType.BF16), epilogue=epilogue)
+        core = replace(group.core, data_type=DataType.BF16)
+        exact = group.exact or (isinstance(core, ConvConfig) and not fit_transformed(group.weights))
+        return replace(group, core=core, epilogue=epilogue, exact=exact)
 
     def _kernel_blocks(self, group: FusionGroup, var: Any) -> Any:
         return self.narrow_blocks(var) if _is_bf16(group) else super()._kernel_blocks(group, var)

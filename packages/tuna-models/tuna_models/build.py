@@ -246,8 +246,8 @@ class TaskKernels:
         return found
 
     def __call__(self, task: TaskConfig, *, exact: bool = False) -> Chosen | None:
-        """The kernel; None where no family has one. With `exact` it is none of Winograd's, whose
-        sums of whole numbers are not whole."""
+        """The kernel; None where no family has one. With `exact` it is none of Winograd's: see
+        `FusionGroup.exact`."""
         key = task.key, exact
         if key not in self._found:
             self._found[key], self.classes[task.key] = self._choose(task, exact)

@@ -40,7 +40,9 @@ class FusionGroup:
     #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
     adds: Callable[[Any], bool] | None = None  #: whether a variable may be the residual; None: any
-    exact: bool = False  #: True for sums of whole numbers, which a kernel of Winograd's would round
+    #: True where no kernel of Winograd's will do: for sums of whole numbers, which it would round,
+    #: and in bf16 for weights that its fp16 does not hold
+    exact: bool = False
 
     @property
     def answer(self) -> Any:

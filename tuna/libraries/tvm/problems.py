@@ -287,4 +287,5 @@ def _transformed(filled: Any, steps: Steps) -> Any:
     for first in range(0, taps.shape[1], _TRANSFORMED):
         part = slice(first, first + _TRANSFORMED)
         found[:, part] = both @ taps[:, part].astype(np.float64)
-    return found.reshape(extents_of(steps)).astype(steps.get("type", "float32"), copy=False)
+    with np.errstate(over="raise"):  # in fp16: see `packing.fit_transformed`
+        return found.reshape(extents_of(steps)).astype(steps.get("type", "float32"), copy=False)

@@ -39,6 +39,9 @@ from tuna.libraries.tvm.kernels.types import STORED, WORDS
 
 #: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3
+#: Bounds of the largest weight where Winograd's are fp16. The transform's largest is at most 9/4 of
+#: it, and an eighth at least: of 2**-15 fp16 has 9 bits, and bf16 has 8.
+_LARGEST_WEIGHT, _LEAST_WEIGHT = 65504 * 4 / 9, 2.0**-12
 #: Steps that pack a tensor
 Steps = dict[str, Any]
 CHANNELS_FIRST = [0, 3, 1, 2]
@@ -102,6 +105,13 @@ def transformed_type(shape: ConvShape, outputs: int) -> str:
     """Type of Winograd's weights: for layers in bf16 half of fp32's bytes and still 8 times as
     exact as the layer's, but for F(6, 3), which multiplies errors by more than that."""
     return "float16" if shape.word_type == "bfloat16" and outputs < 6 else "float32"
+
+
+def fit_transformed(weights: Any) -> bool:
+    """Whether Winograd's fp16 holds the transformed weights: none is infinite there, and of the
+    largest more is left than bf16 has."""
+    largest = float(abs(weights).max(initial=0.0))
+    return largest == 0.0 or _LEAST_WEIGHT <= largest <= _LARGEST_WEIGHT
 
 
 def winograd(shape: ConvShape, outputs: int) -> Steps:
