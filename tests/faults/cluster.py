@@ -360,6 +360,14 @@ class Cluster:
         """Begin `tuna key rotate`, as the process `rotation`."""
         self._spawn("rotation", [sys.executable, "-m", "tuna", "key", "rotate"])
 
+    def owner(self, pid: int) -> str:
+        """Return the program that the process belongs to."""
+        return next(
+            name
+            for name, process in self._running.items()
+            if pid in {process.pid, *(child.pid for child in _children(process))}
+        )
+
     def is_alive(self, name: str) -> bool:
         """True if it runs (or is stopped by SIGSTOP)."""
         return name in self._running and self._running[name].poll() is None
