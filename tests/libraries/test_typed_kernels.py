@@ -22,10 +22,12 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json
 from tuna.configs.task import ACTIVATIONS, DEQUANTIZE, QUANTIZE, RELU, RELU6, RESIDUAL
 from tuna.configs.values import DataType
 from tuna.libraries import reference
-from tuna.libraries.tvm import problems, schedules, solvers
+from tuna.libraries.base import Environment
+from tuna.libraries.tvm import problems, schedules, solvers, toolchain
 from tuna.libraries.tvm.kernels import gemm, machine
 from tuna.libraries.tvm.kernels.families import FAMILIES, packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.library import TvmLibrary
 from tuna.libraries.tvm.problems import FamilyProblem
 
 #: CPUs, and LLVM's feature of each that others have not: for each type an instruction of each width
@@ -232,6 +234,28 @@ def test_a_product_of_two_instructions_is_estimated_to_take_longer() -> None:
         return sum(gemm.work(layer, point).sums / layer.steps for point in gemm.space(layer)[:1])
 
     assert cycles("skylake-avx512") > cycles("cooperlake")
+
+
+@pytest.mark.parametrize("cpu", ["cooperlake", "znver3", "nehalem"])
+@pytest.mark.parametrize("data_type", [DataType.BF16, DataType.INT8])
+def test_a_solver_that_applies_has_a_kernel_for_the_cpu(
+    cpu: str, data_type: DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "cached_probe", lambda _name, _key, find: find())
+    monkeypatch.setattr(toolchain, "_ask", lambda _, asked: toolchain.words(asked["target"]))
+    library, target = TvmLibrary(), target_of(cpu)
+    here = Environment("tvm", "", cpu, 1, "", target=json.dumps({"kind": "llvm", "mcpu": cpu}))
+    parts = ("dequantize",) if data_type is DataType.INT8 else ("bias",)
+    tasks = [task_of(core, data_type, *parts) for core in (PLAIN_CONV, DEPTHWISE, PRODUCT)]
+    for task, names in library.applicable(tasks, here):
+        for row in solvers.TILED:
+            problem = problems.with_family(task, row.family, Mode.NATIVE, target)
+            count = 0 if problem is None else problem.count(1)
+            assert (row.name in names) == bool(count), (task.label, row.name)
+        if not names:
+            lacks = {DataType.BF16: "BF16 on a CPU without avx512_bf16"}
+            lacks[DataType.INT8] = "INT8 on a CPU without avx2"
+            assert library.unsupported(task) == lacks[data_type]
 
 
 def test_solvers_take_bytes_and_bf16_in_blocks_alone() -> None:

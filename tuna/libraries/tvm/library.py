@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from tuna.configs import Config
+from tuna.errors import LibraryMissing
 from tuna.libraries.abilities import CrossCompiling, ExplainsUnsupported, check_facts
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.boards import BoardProcesses, Boards, board_settings, installed_boards
@@ -23,7 +24,17 @@ from tuna.libraries.params_text import ParamsText
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, readable
-from tuna.libraries.tvm.solvers import FUNCTION, MODEL, SEARCHED, TABLE, applicable, unsupported
+from tuna.libraries.tvm.solvers import (
+    FUNCTION,
+    MODEL,
+    NEEDED_WORDS,
+    SEARCHED,
+    TABLE,
+    applicable,
+    core_of,
+    sums_words,
+    unsupported,
+)
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter
 from tuna.sandbox.discovery import CPU
 
@@ -90,6 +101,8 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     def __init__(self, boards: Boards | None = None) -> None:
         self._boards = boards
         self._on_boards: BoardProcesses | None = None
+        self._words: dict[str, Sequence[str]] = {}
+        self._lacking = ""
         super().__init__()
 
     def measuring_processes(self, kind: ChildKind) -> MeasuringProcesses:
@@ -134,13 +147,30 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     def applicable(
         self, configs: Iterable[Config], environment: Environment
     ) -> Iterator[tuple[Config, Sequence[str]]]:
-        """Apply the rules of the solvers' table."""
+        """Apply the rules of the solvers' table, without families that sum words which the target
+        has no instruction for."""
         for config in configs:
-            yield config, applicable(config, environment.target, environment.conditions)
+            names = applicable(config, environment.target, environment.conditions)
+            families = {name for name in names if sums_words(name, config)}
+            self._lacking = self._lacking_words(config, environment.target) if families else ""
+            yield config, [name for name in names if not (self._lacking and name in families)]
+
+    def _lacking_words(self, config: Config, target: str) -> str:
+        """Return what the target's CPU lacks for words of the config's type, in a few words; empty
+        for one that lacks nothing, and without TVM to ask."""
+        if target not in self._words:
+            try:
+                self._words[target] = toolchain.words_of(target)
+            except LibraryMissing:
+                return ""
+        kind = core_of(config).data_type
+        needed, flag = NEEDED_WORDS[kind]
+        found = not needed.isdisjoint(self._words[target])
+        return "" if found else f"{kind.value} on a CPU without {flag}"
 
     def unsupported(self, config: Config) -> str:
-        """Apply the rules of the solvers' table."""
-        return unsupported(config)
+        """Apply the rules of the solvers' table, to the config that `applicable` yielded last."""
+        return self._lacking or unsupported(config)
 
     def names_target(self, item: WorkItem) -> bool:
         """Whether it is that of boards; to measure there again needs the settings of their

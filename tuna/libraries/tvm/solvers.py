@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.gemm import COMMANDS, LATER
@@ -37,6 +37,12 @@ _BOUND_TERMS = 2048 * 3 * 3
 _SCHEDULED = {
     *("to_blocks", "from_blocks", "window", "channels", "concatenation"),
     *("max_pool", "average_pool", "global_average", "reshape"),
+}
+#: Words of small values of a type, of which a CPU has to sum one for the families that sum words
+#: (`kernels/machine.py`), and the flag of /proc/cpuinfo of the oldest instruction that does
+NEEDED_WORDS: Mapping[DataType, tuple[Set[str], str]] = {
+    DataType.BF16: ({"bf16"}, "avx512_bf16"),
+    DataType.INT8: ({"vnni", "madd"}, "avx2"),
 }
 #: Number of operations above which a layer has no baseline: TVM's default code makes about 2
 #: GFLOP/s, and a check takes four runs
@@ -112,6 +118,18 @@ def unsupported(config: Config) -> str:
         direction = config.direction.name.replace("_", " ").lower()
         return f"{direction} of this {config.data_type.value} convolution"
     return "convolutions without an answer"
+
+
+def core_of(config: Config) -> Any:
+    """Return the layer of a task, or the config itself."""
+    return config.core if isinstance(config, TaskConfig) else config
+
+
+def sums_words(solver: str, config: Config) -> bool:
+    """Whether the solver sums words of the config's small values, by an instruction that not every
+    CPU has."""
+    family = FAMILIES.get(BY_NAME[solver].family)
+    return family is not None and family.words and core_of(config).data_type in NEEDED_WORDS
 
 
 def mode_of(conditions: Mapping[str, str]) -> Mode:

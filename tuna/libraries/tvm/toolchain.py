@@ -138,6 +138,24 @@ def cpus(mtriple: str) -> Mapping[str, str]:
     return {"names": " ".join(map(str, names(target)))}
 
 
+def words(target: str) -> Mapping[str, str]:
+    """Return the words that a target, as JSON, has an instruction for, in one text with spaces
+    between (`machine.Sums`). It is run in the child."""
+    from tvm.target import Target
+
+    from tuna.libraries.tvm.kernels import machine
+
+    return {"names": " ".join(sorted(machine.from_target(Target(json.loads(target))).words))}
+
+
+def words_of(target: str) -> Sequence[str]:
+    """Return the same; raises LibraryMissing without TVM."""
+    found = tvm_version()
+    request = {"op": "words", "target": target}
+    key = [found, str(kernels.VERSION), target]
+    return cached_probe("tvm-words", key, lambda: _ask(found, request))["names"].split()
+
+
 def _llvm(question: str) -> Any:
     """Return a function of TVM that asks LLVM."""
     from tvm_ffi import get_global_func, libinfo
@@ -152,7 +170,7 @@ def _llvm(question: str) -> Any:
 
 
 #: Handlers of the child that asks LLVM
-HANDLERS = {"cpus": cpus, "host": host}
+HANDLERS = {"cpus": cpus, "host": host, "words": words}
 
 
 def _ask(tvm: str, request: Mapping[str, str]) -> Mapping[str, str]:
