@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,24 @@ def test_the_last_user_stops_the_embedded_redis(
     assert _process(other) == process
     other.release()
     eventually(lambda: not process.is_running(), END_S)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_home_too_long_for_a_socket_leaves_no_folder(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    home = tmp_path / ("h" * 90)
+    for _ in range(2):
+        server = EmbeddedRedis(home / "run")
+        server.acquire()
+        assert _client(server).ping()
+        assert len(list((tmp_path / "tmp").iterdir())) == 1
+        if is_removed:
+            shutil.rmtree(home)
+        server.release()
+        eventually(lambda: not list((tmp_path / "tmp").iterdir()), END_S)
 
 
 def test_a_forked_child_that_still_lives_is_no_user(

@@ -301,6 +301,7 @@ class EmbeddedRedis:
 
     def _start(self, lock: int) -> None:
         """Start the server, which inherits the lock."""
+        server = program()
         self._socket_folder()
         self.socket.unlink(missing_ok=True)
         options = {
@@ -317,7 +318,7 @@ class EmbeddedRedis:
         try:
             guard = subprocess.Popen(
                 bare_command(
-                    embedded_redis_guard.__name__, str(lock), users, program(), "-", *arguments
+                    embedded_redis_guard.__name__, str(lock), users, server, "-", *arguments
                 ),
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 stdin=subprocess.PIPE,

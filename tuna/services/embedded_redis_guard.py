@@ -10,12 +10,14 @@ Only the standard library is imported here, so that a start costs what Python co
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 
 from tuna.sandbox.self_limits import end_with_parent
 
@@ -24,6 +26,9 @@ def main(argv: list[str]) -> None:
     """Run the server until its last user has ended."""
     lock, users_file, command = int(argv[0]), argv[1], argv[2:]
     users = os.open(users_file, os.O_RDWR | os.O_CLOEXEC)
+    run_dir, folder = Path(users_file).parent, None
+    with contextlib.suppress(OSError):  # the socket lies in `run_dir`
+        folder = (run_dir / "socket").readlink()
     configuration = sys.stdin.buffer.read()
     if not configuration:  # our parent was killed before it wrote the password
         return
@@ -33,6 +38,21 @@ def main(argv: list[str]) -> None:
     os.close(lock)  # from here on it is the server's alone
     threading.Thread(target=_kill_after, args=(users, server), daemon=True).start()
     os.waitpid(server, 0)
+    if folder:
+        _remove(folder, run_dir / "redis.lock")
+
+
+def _remove(folder: Path, lock_file: Path) -> None:
+    """Remove the folder of the socket in TMPDIR, unless another server is being started there."""
+    with contextlib.suppress(OSError):  # TUNA_HOME was removed meanwhile
+        lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+    with contextlib.suppress(OSError):
+        (folder / "redis.sock").unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _kill_after(users: int, server: int) -> None:
