@@ -168,8 +168,9 @@ class _Estimate:
         for sparse in getattr(graph, "sparse_initializer", ()):
             name = sparse.values.name
             scope.tensors[name] = self._sparse(sparse, name)
-        for node in graph.node:
-            self._operators += 1
+        tensors, nodes = scope.tensors, graph.node
+        self._operators += len(nodes)
+        for node in nodes:
             try:
                 answers = self._node(node, scope)
             except UNDEFINED:
@@ -177,13 +178,12 @@ class _Estimate:
             except Unsupported as error:
                 raise _Refused(f"{_title(node)}: {error}", "correct the model") from None
             for number, name in enumerate(node.output):
-                if name:
-                    scope.tensors[name] = answers[number] if number < len(answers) else Tensor()
+                tensors[name] = answers[number] if number < len(answers) else Tensor()
 
     def _node(self, node: Any, scope: _Scope) -> Sequence[Tensor]:
         """The outputs of an operator, as far as they are known; raises what rules raise."""
-        inputs = [scope.find(name) if name else None for name in node.input]
-        operator, domain = node.op_type, node.domain
+        tensors, operator, domain = scope.tensors, node.op_type, node.domain
+        inputs = [(tensors.get(name) or scope.find(name)) if name else None for name in node.input]
         if self._functions and (domain, operator) in self._functions:
             return self._called(node, inputs, scope)
         if domain not in OWN_DOMAINS:
@@ -200,7 +200,8 @@ class _Estimate:
                 constant = constant and (tensor is None or tensor.constant)
         for answer in answers:
             answer.constant = constant
-            self._check_size(answer, node)
+            if not inputs or inputs[0] is None or answer.shape is not inputs[0].shape:
+                self._check_size(answer, node)
         if constant:
             if answers[0].shape is not None and answers[0].values is None:
                 answers[0].values = values(call, answers[0].shape)
@@ -342,11 +343,11 @@ class _Estimate:
 
     def _check_size(self, tensor: Tensor, what: Any) -> None:
         """Raise _Refused for too large a tensor, of a node or of what a phrase says."""
-        if tensor.shape is not None and tensor.size_bytes > self._tensor_bytes:
+        if tensor.shape is not None and (needed := tensor.size_bytes) > self._tensor_bytes:
             subject = what if isinstance(what, str) else f"{_title(what)} makes"
             most = size(self._tensor_bytes)
             raise _Refused(
-                f"{subject} a tensor of {size(tensor.size_bytes)}, and {most} are the most",
+                f"{subject} a tensor of {size(needed)}, and {most} are the most",
                 _hint(_TENSOR_PART),
             )
 

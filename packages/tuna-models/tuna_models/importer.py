@@ -22,6 +22,7 @@ from tuna_models import (
     file_kinds,
     inference,
     obstacles,
+    onnx_shapes,
     opsets,
     qoperators,
     segments,
@@ -158,7 +159,10 @@ def _load_weights(model: Any, path: Path) -> None:
         weight = f"the weight {quoted(tensor.name)}"
         try:
             place = ExternalDataInfo(tensor)
-            first, count = place.offset or 0, place.length or 0
+            needed = onnx_shapes.size_bytes(tensor.data_type, math.prod(tensor.dims))
+            if place.length is None:  # else the rest of the file would be read
+                tensor.external_data.add(key="length", value=str(needed))
+            first, count = place.offset or 0, needed if place.length is None else place.length
             size = (path.parent / place.location).stat().st_size
         except ValueError:
             raise Refusal(f"{weight} has an offset or length that is no number", DAMAGED) from None
@@ -191,7 +195,8 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         return model.to_relax(name)
 
     with refusals_of(name):
-        ready = _without_unused(fold(inline(model)))
+        ready = fold(inline(model))
+        _remove_unused(ready.graph)
         for node in ready.graph.node:
             node.name = node.name or next(filter(None, node.output), "")
         refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
@@ -221,20 +226,15 @@ def _refusal(failure: NotConverted, graph: Any) -> Refusal:
     return Refusal.of(node, f"{why}; {inference.described(node, graph)}", CHANGE_HINT)
 
 
-def _without_unused(model: Any) -> Any:
-    """The model without weights that nobody reads, of which TVM's importer wants a type it has."""
-    read = {name for node in model.graph.node for name in names_read(node)}
-    read |= {value.name for value in model.graph.output}
-    unused = {tensor.name for tensor in model.graph.initializer} - read
-    if not unused:
-        return model
-    light = type(model)()
-    light.CopyFrom(model)
-    for values in (light.graph.initializer, light.graph.input):
-        kept = [value for value in values if value.name not in unused]
-        del values[:]
-        values.extend(kept)
-    return light
+def _remove_unused(graph: Any) -> None:
+    """Remove weights that nobody reads, of which TVM's importer wants a type it has."""
+    read = {name for node in graph.node for name in names_read(node)}
+    read |= {value.name for value in graph.output}
+    unused = {tensor.name for tensor in graph.initializer} - read
+    for values in (graph.initializer, graph.input) if unused else ():
+        for place in reversed(range(len(values))):  # a copy of the others would be one of weights
+            if values[place].name in unused:
+                del values[place]
 
 
 def opset(model: Any) -> str:

@@ -6,6 +6,7 @@ An operator that is not here, or whose shape follows from values that are not kn
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ class Tensor:
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensor as far as its shape is known, of a sequence in sum."""
-        if self.tensors is not None:
-            return sum(tensor.size_bytes for tensor in self.tensors)
-        return size_bytes(self.kind, math.prod(self.shape)) if self.shape is not None else 0
+        if self.shape is not None:
+            return size_bytes(self.kind, math.prod(self.shape))
+        return sum(tensor.size_bytes for tensor in self.tensors or ())
 
     def numbers(self) -> Any:
         """The values of a small constant; raises Unknown for others."""
@@ -89,7 +90,7 @@ def attributes(given: Iterable[Any], bound: Mapping[str, Any]) -> dict[str, Any]
 
 def size_bytes(kind: int, count: int) -> int:
     """Bytes of so many values of a type, 1 each of one that is not known."""
-    return -(-count * _BITS.get(kind, 8) // 8)
+    return (count * _BITS.get(kind, 8) + 7) // 8
 
 
 def held_bytes(proto: Any) -> int:
@@ -116,6 +117,8 @@ _BITS = {
 
 class Call:
     """An operator, and what is known of its inputs."""
+
+    __slots__ = ("_attributes", "_bound", "inputs", "node", "operator", "opset")
 
     def __init__(
         self, node: Any, inputs: Sequence[Tensor | None], opset: int, bound: Mapping[str, Any]
@@ -145,7 +148,10 @@ class Call:
 
     def shape(self, place: int) -> Shape:
         """The shape of an input; raises Unknown."""
-        return known(self.input(place).shape)
+        tensor = self.inputs[place] if place < len(self.inputs) else None
+        if tensor is None or tensor.shape is None:
+            raise Unknown
+        return tensor.shape
 
     def integers(self, place: int, name: str = "") -> list[int] | None:
         """Whole numbers of an attribute of this name or else of an input; None without either.
@@ -193,6 +199,7 @@ def check_extents(shape: Sequence[int], what: str = "extent") -> Shape:
     return tuple(shape)
 
 
+@functools.lru_cache(1 << 10)  # a model has few different ones
 def broadcast(*shapes: Shape) -> Shape:
     """The shape of operators on single values; raises Unknown for shapes that do not fit."""
     made = [1] * max(map(len, shapes))
@@ -215,7 +222,7 @@ def _same(call: Call) -> Shape:
 def _elementwise(call: Call) -> Shape:
     if call.opset < _BROADCASTS:
         return call.shape(0)
-    return broadcast(*(call.shape(place) for place in range(len(call.inputs))))
+    return broadcast(*[call.shape(place) for place in range(len(call.inputs))])
 
 
 def _matrix_product(call: Call, second: int = 1) -> Shape:
