@@ -182,7 +182,7 @@ def test_what_is_no_text_file_is_refused_as_a_whole(
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         parse_file(tmp_path / "missing.txt")
-    with pytest.raises(BadInput, match="directory"):
+    with pytest.raises(BadInput, match="but a folder"):
         parse_file(tmp_path)
 
 

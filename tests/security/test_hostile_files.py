@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tuna.archives.archive import verify
 from tuna.common.files import gunzip
 from tuna.common.setting_values import parse_cpus
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
+from tuna.exports.intake import source_of
 from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
@@ -81,8 +83,10 @@ def test_settings_of_a_gigabyte_are_refused_in_little_memory(
 
 
 def test_an_endless_file_of_layers_is_refused(tmp_path: Path) -> None:
-    _refused(lambda: parse_file("/dev/zero"), "/dev/zero", "NUL")
+    _refused(lambda: parse_file("/dev/zero"), "/dev/zero", "not a plain file, but a device")
     path = tmp_path / "layers.txt"
+    path.write_text("\0" * LINE_LIMIT)
+    _refused(lambda: parse_file(path), "layers.txt", "NUL")
     path.write_text("x" * (LINE_LIMIT + 1))
     _refused(lambda: parse_file(path), "line 1 does not end")
     path.write_text("x\n" * 100_001)
@@ -362,6 +366,40 @@ def test_a_folder_or_a_pipe_is_no_database(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(BadInput), database_file.open_read_only(path):
             pass
+
+
+@pytest.mark.parametrize("made", ["folder", "pipe", "device"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        compressed.head, verify, source_of,
+        lambda path: next(iter(compressed.lines(path, "list"))),
+        lambda path: next(iter(compressed.lines(path.with_suffix(".bz2"), "list"))),
+    ],
+    ids=["head", "verify", "source_of", "lines", "packed"],
+)  # fmt: skip
+def test_what_is_not_a_plain_file_is_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object], made: str
+) -> None:
+    makers: dict[str, Callable[[Path], None]] = {
+        "folder": Path.mkdir, "pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero")
+    }  # fmt: skip
+    for path in (tmp_path / "file", tmp_path / "file.bz2"):
+        makers[made](path)
+    if (read, made) == (source_of, "folder"):  # one of a database's files
+        makers["pipe"](tmp_path / "file" / "pipe")
+        made = "pipe"
+    _refused(lambda: read(tmp_path / "file"), f"it is not a plain file, but a {made}.")
+
+
+def test_text_of_layers_may_come_from_a_pipe(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, f"{LAYER}\n".encode())
+    os.close(writing)
+    assert parse_file(f"/dev/fd/{reading}").counts.total == 1
+    os.close(reading)
+    os.mkfifo(tmp_path / "pipe")
+    _refused(lambda: parse_file(tmp_path / "pipe"), "is empty")
 
 
 _HEADER = {

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.archives import tables
-from tuna.common.files import atomic_file, bounded_lines
+from tuna.common.files import atomic_file, bounded_lines, open_plain
 from tuna.common.version import __version__
 from tuna.db import database, sessions
 from tuna.db.bulk import parts
@@ -157,7 +157,7 @@ def _checked(path: Path) -> Iterator[ArchiveLine]:
     """Yield all lines but the last; raises BadInput unless that has their hash."""
     digest, read = hashlib.sha256(), 0
     try:
-        with gzip.open(path, "rb") as stream:
+        with open_plain(path) as file, gzip.open(file) as stream:
             for data in bounded_lines(cast(BinaryIO, stream), path, _MAX_LINE_BYTES, _MAX_BYTES):
                 if not _is_bounded(data):
                     raise BadInput(f"{path} is damaged: a line has {len(data) >> 20} MiB.")

@@ -14,8 +14,11 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import Column, print_json, print_list, say
 from tuna.cli.groups import Group
+from tuna.common.files import open_plain
 from tuna.errors import BadInput
 
+#: Bytes that are read of a file with a line for each task of an array
+_MAX_BYTES = 16 << 20
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -131,7 +134,8 @@ def join_line(given: str | None) -> str | None:
     line = given or os.environ.pop("TUNA_JOIN", None)
     if line and "#" not in line:
         try:
-            line = Path(line).read_text().strip()
+            with open_plain(Path(line), pipes=True) as file:
+                line = file.read(_MAX_BYTES).decode().strip()
         except (OSError, ValueError):
             raise BadInput(
                 f"{line[:200]} is neither a line of a token nor a file that holds one.",

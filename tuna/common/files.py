@@ -18,7 +18,8 @@ import sqlite3
 import stat
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from io import BufferedReader
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from tuna.errors import BadInput, StorageFull, TunaError
@@ -28,6 +29,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TEXTS = ("disk is full", "No space left", "quota exceeded")
 #: Maximum of links that are followed, as in the kernel
 _MAX_LINKS = 40
+#: Kinds of files that are not plain, but for devices
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -56,28 +59,49 @@ def system_message(error: OSError) -> str:
 class NotPlain(OSError):
     """Not a regular file, or too large a one."""
 
+    def __init__(self, path: PurePath, reason: str) -> None:
+        super().__init__(f"{path.name} {reason}")
+        self.strerror = f"it {reason}"
 
-def read_plain(path: Path, most_bytes: int) -> bytes:
-    """Read a file that an untrusted process wrote, following no link and waiting for no pipe.
 
-    Raises NotPlain unless it is a regular file of at most `most_bytes`, and OSError.
+def open_plain(
+    path: PurePath, flags: int = 0, *, folder: int | None = None, pipes: bool = False
+) -> BufferedReader:
+    """Open a file for reading that a person or another process names, waiting for no pipe.
+
+    Raises NotPlain for a device, pipe, socket or folder, and OSError. `flags` are more of `os`;
+    `folder` is the descriptor of the one in which a relative path begins. With `pipes` a pipe is
+    opened too, such as a shell's `<(command)`; one that nobody writes to is empty.
     """
+    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, flags, dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
-        raise NotPlain(f"{path.name} is not a plain file: {error.strerror}") from None
-    facts = os.fstat(descriptor)
-    try:
-        if not stat.S_ISREG(facts.st_mode):
-            raise NotPlain(f"{path.name} is not a plain file")
-        if facts.st_size > most_bytes:
-            raise NotPlain(f"{path.name} is longer than {most_bytes} bytes")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most_bytes)
-    finally:
-        os.close(descriptor)
+        raise NotPlain(path, f"is not a plain file: {error.strerror}") from None
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind == stat.S_IFREG or (pipes and kind == stat.S_IFIFO):
+        os.set_blocking(descriptor, True)
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise NotPlain(path, f"is not a plain file, but a {_KINDS.get(kind, 'device')}")
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """Read a file that an untrusted process wrote, following no link.
+
+    Raises NotPlain unless it is a regular file of at most `most_bytes`, and OSError.
+    """
+    with open_plain(path, os.O_NOFOLLOW) as file:
+        return read_bounded(file, path, most_bytes)
+
+
+def read_bounded(file: BinaryIO, path: PurePath, most_bytes: int) -> bytes:
+    """Read an open file; raises NotPlain if it has more than `most_bytes`."""
+    if os.fstat(file.fileno()).st_size > most_bytes:
+        raise NotPlain(path, f"is longer than {most_bytes} bytes")
+    return file.read(most_bytes)
 
 
 def empty(folder: Path) -> None:

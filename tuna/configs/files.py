@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import TypeAlias
 
-from tuna.common.files import text_encoding
+from tuna.common.files import open_plain, text_encoding
 from tuna.configs.config import Config
 from tuna.configs.conv import COMMANDS, ConvConfig
 from tuna.configs.kind import Workload
@@ -301,9 +301,10 @@ def parse_file(
     try:
         standard = str(path) == "-"
         name = "standard input" if standard else str(path)
-        place = sys.stdin.fileno() if standard else path
         with (
-            open(place, "rb", closefd=not standard) as raw,
+            open(sys.stdin.fileno(), "rb", closefd=False)
+            if standard
+            else open_plain(Path(path), pipes=True) as raw,
             io.TextIOWrapper(raw, text_encoding(raw.peek(2)), "surrogateescape") as stream,
         ):
             lines = iter(partial(stream.readline, LINE_LIMIT), "")

@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.common.files import open_plain
 from tuna.configs import Config
 from tuna.db import configs
 from tuna.db.bulk import rows_among, upsert
@@ -260,7 +261,7 @@ def source_of(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            with open(file, "rb") as stream:
+            with open_plain(file) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
     except OSError as error:

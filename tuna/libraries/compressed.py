@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tuna.common.files import atomic_file, is_full, text_encoding
+from tuna.common.files import atomic_file, is_full, open_plain, text_encoding
 from tuna.errors import BadInput, StorageFull
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def head(path: Path) -> bytes:
     Those of a text with a byte-order mark come as UTF-8 without it.
     """
     try:
-        with bz2.open(path) if is_packed(path) else open(path, "rb") as stream:
+        with open_plain(path) as file:
+            stream = bz2.BZ2File(file) if is_packed(path) else file
             found = stream.read(_HEAD_BYTES)
     except (OSError, EOFError) as error:
         raise BadInput(
@@ -59,7 +60,8 @@ class _Unpacker(io.RawIOBase):
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit, self._read = path, limit_bytes, 0
-        self._stream = bz2.open(path)  # noqa: SIM115 (close() closes it)
+        self._file = open_plain(path)
+        self._stream = bz2.open(self._file)  # noqa: SIM115 (close() closes it)
 
     def readable(self) -> bool:
         return True
@@ -79,6 +81,7 @@ class _Unpacker(io.RawIOBase):
 
     def close(self) -> None:
         self._stream.close()
+        self._file.close()
         super().close()
 
 
@@ -93,7 +96,7 @@ def open_text(path: Path) -> TextIO:
     Opening raises OSError. Reading raises BadInput if the packed data is damaged or has more than
     LIMIT_BYTES.
     """
-    stream = _opened(path, LIMIT_BYTES) if is_packed(path) else open(path, "rb")  # noqa: SIM115
+    stream = _opened(path, LIMIT_BYTES) if is_packed(path) else open_plain(path)
     try:
         encoding = text_encoding(stream.peek(_MARK_BYTES))
     except BaseException:

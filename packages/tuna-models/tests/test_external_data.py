@@ -4,6 +4,7 @@ folder are refused."""
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pytest
 from command_lines import Ended
 
 from tuna.errors import BadInput, StorageFull
-from tuna_models import files, importer
+from tuna_models import benchmark, checks, files, importer
 
 
 @pytest.fixture
@@ -80,6 +81,21 @@ def test_other_weights_make_another_version(type_in: Callable[..., Ended], model
     assert len({one["version"] for one in listed}) == 2
 
 
+@pytest.mark.parametrize("made", ["folder", "pipe", "device"])
+@pytest.mark.parametrize("read", [files.read, benchmark.digest, checks.check_recorded])
+def test_what_is_not_a_plain_file_is_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object], made: str
+) -> None:
+    makers: dict[str, Callable[[Path], None]] = {
+        "folder": Path.mkdir,
+        "pipe": os.mkfifo,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+    }
+    makers[made](tmp_path / "x.onnx")
+    with pytest.raises(BadInput, match=f"x.onnx .* not a (plain file, but a {made}|file of NumPy)"):
+        read(tmp_path / "x.onnx")
+
+
 @pytest.mark.parametrize(
     "place",
     ["../secret", "weights/../../secret", "/etc/hostname", "", ".", "weights", "absent", "a\0b"],
@@ -98,7 +114,7 @@ def test_links_to_weights_are_not_followed(model: Path) -> None:
     (model.parent / "link").symlink_to(weights / "net.data")
     (model.parent / "folder").symlink_to(weights, target_is_directory=True)
     for place in ("link", "folder/net.data"):
-        with pytest.raises(BadInput, match="which cannot be read: no plain file"):
+        with pytest.raises(BadInput, match="which cannot be read: it is not a plain file"):
             files.read_beside(model, place)
     assert files.read_beside(model, "weights/net.data") == (weights / "net.data").read_bytes()
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tuna.common.files import open_plain
 from tuna.common.messages import first_fault
 from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, ServiceError
@@ -246,7 +247,8 @@ def _not_valid(place: BenchmarkDevice, reason: str) -> ServiceError:
 def digest(path: Path) -> str:
     """SHA-256 of a library, hex; raises BadInput for a file that is none or unreadable."""
     try:
-        data = path.read_bytes()
+        with open_plain(path) as file:
+            data = file.read()
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
     if not data.startswith(b"\x7fELF"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuna.common.files import open_plain
 from tuna.configs.model import BF16_TOLERANCE
 from tuna.errors import BadInput
 
@@ -57,7 +58,7 @@ class Checks:
 
 def check_recorded(path: Path) -> Path:
     """The path of a file of recorded inputs; raises BadInput for one of another form."""
-    with contextlib.suppress(OSError), open(path, "rb") as stream:
+    with contextlib.suppress(OSError), open_plain(path) as stream:
         if stream.read(len(_NPZ)) == _NPZ:
             return path
     raise BadInput(f"{path} is not a file of NumPy arrays.", hint="write one with numpy.savez")

@@ -4,18 +4,16 @@ libraries that were built of it, and the right answers."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tuna.common.files import atomic_file, write_errors
+from tuna.common.files import atomic_file, open_plain, read_bounded, write_errors
 from tuna.errors import BadInput
 from tuna.vocabulary import MAX_BYTES
 
@@ -35,7 +33,8 @@ _CODE = ("tuna_models", "tuna.libraries.tvm", "tuna.configs")
 def read(path: Path) -> bytes:
     """The model file; raises BadInput."""
     try:
-        return path.read_bytes()
+        with open_plain(path) as file:
+            return read_bounded(file, path, MAX_BYTES)
     except OSError as error:
         hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
         raise BadInput(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
@@ -57,31 +56,17 @@ def read_beside(model: Path, location: str) -> bytes:
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             os.close(folder)
             folder = inner
-        file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        with open_plain(PurePosixPath(parts[-1]), os.O_NOFOLLOW, folder=folder) as file:
+            return read_bounded(file, PurePosixPath(location), MAX_BYTES)
     except OSError as error:
-        is_link = isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
-        why = "no plain file" if is_link else error.strerror
+        is_link = isinstance(error, NotADirectoryError)
         raise BadInput(
-            f"{model.name} wants weights from {location!r}, which cannot be read: {why}.",
+            f"{model.name} wants weights from {location!r}, which cannot be read:"
+            f" {'it is not a plain file' if is_link else error.strerror}.",
             hint=_HINT,
         ) from None
     finally:
         os.close(folder)
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadInput(
-                f"{model.name} wants weights from {location!r}, not a plain file.", hint=_HINT
-            )
-        if status.st_size > MAX_BYTES:
-            raise BadInput(
-                f"{location} has more than {MAX_BYTES >> 20} MiB, which the artifact store does not"
-                " take."
-            )
-        with open(file, "rb", closefd=False) as stream:
-            return stream.read(MAX_BYTES)
-    finally:
-        os.close(file)
 
 
 def lay_out(path: Path, data: bytes, beside: Mapping[str, bytes]) -> None:
