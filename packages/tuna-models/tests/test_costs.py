@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tuna.errors import BadInput
 from tuna_models import costs, importer, inlining
+from tuna_models.refusals import refusals_of
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
 
@@ -43,8 +44,8 @@ def model(
 
 
 def refusal(made: Any, file_bytes: int = 1 << 20) -> str:
-    with pytest.raises(BadInput) as refused:
-        costs.refuse_costly("net.onnx", made, file_bytes)
+    with pytest.raises(BadInput) as refused, refusals_of("net.onnx"):
+        costs.refuse_costly(made, file_bytes)
     return str(refused.value)
 
 
@@ -202,7 +203,7 @@ def test_loop_whose_condition_ends_it_is_counted_to_its_end() -> None:
         ],
     )
     nodes = [helper.make_node("Loop", ["", "", "x"], ["y"], body=graph)]
-    costs.refuse_costly("net.onnx", model(nodes, constants(last=np.int64(15))), 1 << 20)
+    costs.refuse_costly(model(nodes, constants(last=np.int64(15))), 1 << 20)
     said = refusal(model(nodes, constants(last=np.int64(40))))
     assert "the operator Concat (twice) makes a tensor of 1.5 GiB" in said
 
@@ -230,7 +231,7 @@ def test_branch_that_is_not_taken_costs_nothing() -> None:
         ),
     }
     nodes = [helper.make_node("If", ["c"], ["y"], **graphs)]
-    costs.refuse_costly("net.onnx", model(nodes, constants(c=np.array(False))), 1 << 20)
+    costs.refuse_costly(model(nodes, constants(c=np.array(False))), 1 << 20)
     assert "the operator RandomNormal (z) makes" in refusal(
         model(nodes, constants(c=np.array(True)))
     )
@@ -320,7 +321,7 @@ def test_shapes_that_are_not_known_refuse_nothing() -> None:
         helper.make_node("Unheard", ["zeros"], ["z"], domain="elsewhere"),
         helper.make_node("Add", ["z", "x"], ["sum"]),
     ]
-    costs.refuse_costly("net.onnx", model(nodes), 1 << 20)
+    costs.refuse_costly(model(nodes), 1 << 20)
 
 
 def test_reading_a_file_refuses_it_by_its_estimate(tmp_path: Path) -> None:

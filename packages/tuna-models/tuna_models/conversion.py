@@ -3,6 +3,7 @@ TVM."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,10 @@ from tuna_models.obstacles import Unsupported
 
 #: ONNX's operators whose work TVM's converter of another one does.
 _DONE_BY = {"ConvInteger": "Conv", "QLinearConv": "Conv"}
+
+
+#: TVM's own converters by ONNX's names; it makes the table anew for each operator.
+converters_of_tvm = functools.cache(onnx_frontend._get_convert_map)
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Conversion:
     def of_tvm(self, inputs: list[Any]) -> Any:
         """Convert the operator with other inputs by TVM's importer."""
         operator = _DONE_BY.get(self.operator, self.operator)
-        converter = onnx_frontend._get_convert_map()[operator].get_converter(self.opset)
+        converter = converters_of_tvm()[operator].get_converter(self.opset)
         return self.emit(
             converter(self.builder, onnx_frontend.onnx_input(inputs), self.attributes, [{}, {}])
         )

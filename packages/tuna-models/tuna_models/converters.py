@@ -22,6 +22,7 @@ from tuna_models import (
     resizing,
     sampling,
 )
+from tuna_models.conversion import converters_of_tvm
 from tuna_models.conversion import kind_of as _kind
 from tuna_models.conversion import shape_of as _shape
 from tuna_models.graph import Whole, constant_of
@@ -79,7 +80,8 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                     [exact[value] if value in exact else self._in_fp32(value) for value in inputs]
                 )
             if own is None:
-                converted = super()._convert_operator(op_name, inputs, attrs, opset)
+                convert = converters_of_tvm()[op_name].get_converter(opset)
+                converted = convert(self.bb, inputs, attrs, [self._nodes, self._params])
             else:
                 known = self._floats, self.wholes
                 converted = own(QuantisedConversion(op_name, inputs, attrs, opset, self.bb, *known))

@@ -19,8 +19,9 @@ def convolved(node: Conversion, convert: Callable[[Sequence[Any]], Any]) -> Any:
     """Convert a convolution with padding that takes values away: a smaller input is convolved."""
     x, *rest = (node.inputs[place] for place in range(3))
     axes = len(shape_of(x)) - 2
-    pads = np.reshape(node.attributes.get("pads", [0] * 2 * axes), (2, -1))
-    if np.any(pads < 0):
+    pads = node.attributes.get("pads", [0] * 2 * axes)
+    if min(pads, default=0) < 0:
+        pads = np.reshape(pads, (2, -1))
         x = cropped(node, x, pads, 2)
         node.attributes["pads"] = tuple(np.maximum(pads, 0).reshape(-1).tolist())
     return convert([x, *rest])

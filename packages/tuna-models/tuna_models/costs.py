@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tuna.errors import BadInput
 from tuna.reports.formats import size
 from tuna_models import loops, onnx_shapes
 from tuna_models.answers import UNDEFINED, answers_of
-from tuna_models.bodies import version_of
+from tuna_models.bodies import title, version_of
 from tuna_models.obstacles import Unsupported
-from tuna_models.onnx_files import OWN_DOMAINS, operator_name
+from tuna_models.onnx_files import OWN_DOMAINS
 from tuna_models.onnx_shapes import Call, Tensor, Unknown, attributes
+from tuna_models.refusals import CHANGE_HINT, DAMAGED, Refusal
 from tuna_models.small_values import OF_SHAPES, values
 
 #: Most operators of a model, with those of its functions, branches and loops written out.
@@ -57,24 +57,13 @@ def memory_bytes() -> int:
     return machine_bytes // 2 if limit == resource.RLIM_INFINITY else limit
 
 
-def refuse_costly(name: str, model: Any, file_bytes: int) -> None:
-    """Raise BadInput for a model, in a file of so many bytes, that would take too much memory or
-    has too many operators, and for numbers that an operator cannot have, such as a step of 0.
+def refuse_costly(model: Any, file_bytes: int) -> None:
+    """Raise Refusal for a model, in a file of so many bytes, that would take too much memory or has
+    too many operators, and for numbers that an operator cannot have, such as a step of 0.
 
     Its operators are in order, and the shapes of its inputs are fixed as far as they are known.
     """
-    try:
-        _Estimate(model, file_bytes).check()
-    except _Refused as error:
-        raise BadInput(f"{name} cannot be imported: {error}.", hint=error.hint) from None
-
-
-class _Refused(Exception):
-    """Why a model is refused, as a phrase."""
-
-    def __init__(self, reason: str, hint: str) -> None:
-        super().__init__(reason)
-        self.hint = hint
+    _Estimate(model, file_bytes).check()
 
 
 class _Scope:
@@ -114,14 +103,15 @@ class _Estimate:
         self._operators = 0  #: operators that were looked at
 
     def check(self) -> None:
-        """Raise _Refused."""
+        """Raise Refusal."""
         graph = self._model.graph
         counts = [self._count([node]) for node in graph.node]
         if sum(counts) > MAX_OPERATORS:
             largest = graph.node[counts.index(max(counts))]
-            raise _Refused(
+            raise Refusal(
                 f"with its functions written out it has {_number(sum(counts))} operators, and"
-                f" {MAX_OPERATORS:,} are the most ({_number(max(counts))} of {_title(largest)})",
+                f" {MAX_OPERATORS:,} are the most ({_number(max(counts))} of the operator"
+                f" {title(largest)})",
                 "export it in parts, or with smaller functions",
             )
         scope = _Scope(version_of(self._model, ""), {})
@@ -144,9 +134,9 @@ class _Estimate:
                 total += 1
                 continue
             if depth > _MAX_DEPTH:
-                raise _Refused(
+                raise Refusal(
                     f"its functions call themselves, or more than {_MAX_DEPTH} others in each"
-                    f" other ({_title(node)})",
+                    f" other (the operator {title(node)})",
                     "export it with simpler functions",
                 )
             key = (node.domain, operator)
@@ -176,7 +166,7 @@ class _Estimate:
             except UNDEFINED:
                 answers = []
             except Unsupported as error:
-                raise _Refused(f"{_title(node)}: {error}", "correct the model") from None
+                raise Refusal.of(node, str(error), CHANGE_HINT) from None
             for number, name in enumerate(node.output):
                 tensors[name] = answers[number] if number < len(answers) else Tensor()
 
@@ -212,7 +202,7 @@ class _Estimate:
         return answers
 
     def _constant(self, proto: Any, name: str) -> Tensor:
-        """A constant of the file; raises _Refused for one that the file does not hold."""
+        """A constant of the file; raises Refusal for one that the file does not hold."""
         tensor = Tensor(proto.data_type, tuple(proto.dims), proto, constant=True)
         if proto.data_type == TensorProto.STRING:
             return tensor
@@ -225,10 +215,10 @@ class _Estimate:
         elif proto.data_location != TensorProto.EXTERNAL:
             held = onnx_shapes.held_bytes(proto)
         if held < needed:
-            raise _Refused(
+            raise Refusal(
                 f"its constant {name} has the shape {tensor.shape}, which is {size(needed)}, and"
                 f" the file holds {size(held)} of it",
-                "export it again: the file is cut off, or was written without all weights",
+                DAMAGED,
             )
         self._check_size(tensor, f"its constant {name} is")
         self._add_constant(needed, name)
@@ -332,31 +322,33 @@ class _Estimate:
         return [inside.find(value.name) for value in body.output]
 
     def _check_iterations(self, node: Any, body: Any, count: int) -> None:
-        """Raise _Refused where so many more iterations are too many operators."""
+        """Raise Refusal where so many more iterations are too many operators."""
         each = self._count(body.node)
         if self._operators + count * each > MAX_OPERATORS:
-            raise _Refused(
-                f"{_title(node)} has {_number(count)} more iterations of {_number(each)} operators"
-                f" each, and {MAX_OPERATORS:,} operators are the most",
+            raise Refusal(
+                f"the operator {title(node)} has {_number(count)} more iterations of"
+                f" {_number(each)} operators each, and {MAX_OPERATORS:,} operators are the most",
                 "export it with fewer iterations",
             )
 
     def _check_size(self, tensor: Tensor, what: Any) -> None:
-        """Raise _Refused for too large a tensor, of a node or of what a phrase says."""
+        """Raise Refusal for too large a tensor, of a node or of what a phrase says."""
         if tensor.shape is not None and (needed := tensor.size_bytes) > self._tensor_bytes:
-            subject = what if isinstance(what, str) else f"{_title(what)} makes"
+            subject = what if isinstance(what, str) else f"the operator {title(what)} makes"
             most = size(self._tensor_bytes)
-            raise _Refused(
+            raise Refusal(
                 f"{subject} a tensor of {size(needed)}, and {most} are the most",
                 _hint(_TENSOR_PART),
             )
 
     def _add_constant(self, made_bytes: int, what: Any) -> None:
-        """Raise _Refused for the constant, of a node or of this name, that is one too much."""
+        """Raise Refusal for the constant, of a node or of this name, that is one too much."""
         self._constant_bytes += made_bytes
         if self._constant_bytes > self._constants_bytes:
-            last = f"the constant {what}" if isinstance(what, str) else _title(what)
-            raise _Refused(
+            last = (
+                f"the constant {what}" if isinstance(what, str) else f"the operator {title(what)}"
+            )
+            raise Refusal(
                 f"its constants with those that are computed, up to {last}, have"
                 f" {size(self._constant_bytes)}, and {size(self._constants_bytes)} are the most",
                 _hint(_CONSTANTS_PART),
@@ -364,12 +356,6 @@ class _Estimate:
 
 
 _BODIES = {"If": _Estimate._branch, "Loop": _Estimate._loop, "Scan": _Estimate._scan}
-
-
-def _title(node: Any) -> str:
-    """An operator and its node, as messages name them."""
-    name = node.name or next(filter(None, node.output), "without a name")
-    return f"the operator {operator_name(node.domain, node.op_type)} ({name})"
 
 
 def _hint(part: int) -> str:

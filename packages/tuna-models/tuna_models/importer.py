@@ -100,7 +100,7 @@ def read_onnx(
         _check_types(path.name, real_inputs(model))
         sizes = _fix_shapes(path.name, model, shapes, batch)
         _fix_values(path.name, model, values or {})
-        costs.refuse_costly(path.name, model, path.stat().st_size)
+        costs.refuse_costly(model, path.stat().st_size)
         _load_weights(model, path)
         obstacles.check_scales(model)
         model = qoperators.written_out(model)

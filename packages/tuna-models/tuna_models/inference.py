@@ -3,6 +3,7 @@ onnx."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -101,7 +102,7 @@ def without_weights(model: Any) -> Any:
     constants = {tensor.name for tensor in graph.initializer}
     light.graph.output.extend(value for value in graph.output if value.name not in constants)
     for tensor in graph.initializer:
-        if np.prod(tensor.dims, dtype=np.int64) <= _LARGEST:
+        if math.prod(tensor.dims) <= _LARGEST:
             light.graph.initializer.append(tensor)
         elif tensor.name not in given:
             light.graph.input.append(

@@ -14,7 +14,6 @@ from typing import Any
 
 import onnx
 from onnx import defs, inliner
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.common.messages import one_line
 from tuna_models import own_functions, wellformed
@@ -27,6 +26,7 @@ from tuna_models.bodies import (
     title,
     version_of,
 )
+from tuna_models.conversion import converters_of_tvm
 from tuna_models.converters import OWN
 from tuna_models.fold import OPERATORS
 from tuna_models.inference import inferred
@@ -103,7 +103,7 @@ def _since(node: Any, opset: int) -> int:
 @functools.cache
 def known_operators() -> frozenset[str]:
     """Return the names of ONNX's own operators that can be converted."""
-    return frozenset({*onnx_frontend._get_convert_map(), *OWN, "Constant"})
+    return frozenset({*converters_of_tvm(), *OWN, "Constant"})
 
 
 def unsupported(nodes: Iterable[Any], *, branches: bool = True) -> dict[str, list[str]]:

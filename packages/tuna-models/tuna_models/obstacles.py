@@ -3,6 +3,7 @@ whose values have to be known by then. Imports onnx."""
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -184,6 +185,7 @@ def type_name(kind: Any) -> str:
     return _tensor_type(kind.tensor_type.elem_type)
 
 
+@functools.cache
 def _tensor_type(number: int) -> str:
     if number == onnx.TensorProto.STRING:
         return "string"
