@@ -27,12 +27,16 @@ from tuna_models import build, choosing, importer, precisions
 from tuna_models.arguments import Obstacles
 from tuna_models.build import Planned, TaskKernels
 from tuna_models.child_answers import FileCheck, Obstacle, PlainTask
+from tuna_models.inference import inferred
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
+from tuna_models.refusals import Refusal
 
 #: Seconds after which nothing more is looked for behind what cannot be imported.
 _LONG_S = 10.0
+#: Names of functions that Tuna writes as loops of their own (`recurrent.py`, `indices.py`).
+_WRITTEN = ("lstm", "gru", "rnn", "check_indices")
 #: Words in the name of a function that is a convolution or a product.
-_CORE = re.compile(r"(?:^|_)(conv[123]d|matmul)")
+_CORE = re.compile(r"(?:^|_)(conv[123]d(?:_transpose)?|matmul)")
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,10 @@ def check(
                 )
             nodes = {each.node for each in new if each.operator}
             if nodes:
-                if not _cut(path, shapes, batch, nodes):
+                try:
+                    if not _cut(path, shapes, batch, nodes):
+                        break
+                except (BadInput, Refusal):  # what it says, others have said, or it is of the copy
                     break
                 shapes, batch, is_whole = {}, None, False  # the shapes are in the file now
         else:
@@ -108,16 +115,15 @@ def _listed(extents: Sequence[int]) -> str:
 
 
 def _batches_of_one(shapes: Mapping[str, Sequence[int | str]]) -> dict[str, list[int]]:
-    """Shapes that close open extents with 1; none unless each is the first of its input."""
+    """Shapes that close open extents with 1; none unless each is the first of an input."""
     found: dict[str, list[int]] = {}
+    firsts = {extents[0] for extents in shapes.values()} - {"?"}
     for label, (first, *others) in shapes.items():
-        if any(isinstance(extent, str) for extent in others):
+        if any(isinstance(extent, str) and extent not in firsts for extent in others):
             return {}
         if first == "?":
-            found[label] = [1, *map(int, others)]
-        elif isinstance(first, str):
-            found[first] = [1]
-    return found
+            found[label] = [1, *(1 if isinstance(extent, str) else extent for extent in others)]
+    return found | {extent: [1] for extent in firsts if isinstance(extent, str)}
 
 
 def _obstacles(error: BadInput) -> Sequence[Obstacle]:
@@ -140,9 +146,10 @@ def _cut(
     model = onnx.load(str(path), load_external_data=False)
     importer._fix_shapes(path.name, model, shapes, batch)
     graph, gone, made = model.graph, set[str](), []
-    known = {
-        value.name: value for value in onnx.shape_inference.infer_shapes(model).graph.value_info
-    }
+    try:
+        known = {value.name: value for value in inferred(model).graph.value_info}
+    except Refusal:  # of one of the nodes that are cut out, it may be
+        known = {}
     kept = []
     for node in graph.node:
         if (node.name or next(iter(node.output), "")) in names:
@@ -156,7 +163,7 @@ def _cut(
         else:
             kept.append(node)
     if not kept or len(kept) == len(graph.node):
-        return False
+        return False  # nothing is left, or they are within functions or bodies
     read = {name for node in kept for name in node.input}
     del graph.node[:]
     graph.node.extend(kept)
@@ -221,8 +228,12 @@ def _why(found: ReadFile, task: TaskConfig) -> str:
     if task.core is not None or function is None or functions.moves_nothing(function):
         return ""
     if core := _CORE.search(task.name):
-        return f"no kernel for a {core[1]} of this form"
-    if found.kernels.classes[task.key] is Class.DEFAULT:
+        a, b = (
+            "x".join(str(int(extent)) for extent in param.shape) for param in function.params[:2]
+        )
+        return f"no kernel for {core[1]} of {a} and {b}, {function.params[0].dtype}"
+    is_default = found.kernels.classes[task.key] is Class.DEFAULT
+    if is_default and task.name.rstrip("_0123456789") not in _WRITTEN:
         return "no schedule by rule: TVM's default, on one core"
     return ""
 

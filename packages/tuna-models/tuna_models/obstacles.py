@@ -99,7 +99,7 @@ def refuse_undecided(name: str, model: Any) -> None:
                 places.setdefault(node.op_type, []).append(f"{label}: {argument}")
                 sources = dict.fromkeys(_sources(node.input[place], makers, known))
                 asked |= sources
-                why = f"its {argument} depends on the model's input"
+                why = f"the value of its {argument} depends on the model's input"
                 obstacles.append(obstacle(node, why, _asking(sources, sizes)))
     if not places:
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -67,14 +68,10 @@ def show_check(file: Path, found: api.FileCheck) -> None:
         say(f"{file.name} would be refused:")
         same: dict[tuple[str, str, str], list[str]] = {}
         for each in found.obstacles:
-            same.setdefault((each.operator, each.reason, each.hint), []).append(each.node)
-        for (operator, reason, hint), nodes in same.items():
-            named = ", ".join(nodes[:_MAX_NODES]) + ", ..." * (len(nodes) > _MAX_NODES)
-            number = f"{len(nodes)}: " if len(nodes) > 1 else ""
-            what = (
-                f"{operator} ({number}{named})" if operator else f"input {named}" if named else ""
-            )
-            say(f"- {what}{': ' if what else ''}{reason}")
+            same.setdefault((each.hint, each.operator, each.reason), []).append(each.node)
+        for hint, alike in itertools.groupby(same.items(), key=lambda entry: entry[0][0]):
+            for (_, operator, reason), nodes in alike:
+                say(f"- {_named(operator, nodes)}{reason}")
             if hint:
                 say(f"  {hint}")
     if not found.tasks:
@@ -95,14 +92,21 @@ def show_check(file: Path, found: api.FileCheck) -> None:
         ("task without a kernel of Tuna's", "calls", "of the time, at least", "why"),
         [
             (
-                *(each.task, each.count, f"{100 * each.share:.1f} % or more"),
-                each.reason
-                + ("" if each.vectors else "; value by value, as far as LLVM's vectors"),
+                *(each.task, each.count, f"{100 * each.share:.1f} %"),
+                each.reason + ("" if each.vectors else "; in vectors only where LLVM finds them"),
             )
             for each in found.without_kernel
         ],
         right=(1, 2),
     )
+
+
+def _named(operator: str, nodes: Sequence[str]) -> str:
+    """What is in the way, in front of the reason."""
+    names = ", ".join(nodes[:_MAX_NODES]) + ", ..." * (len(nodes) > _MAX_NODES)
+    if operator:
+        return f"{operator} ({f'{len(nodes)}: ' if len(nodes) > 1 else ''}{names}): "
+    return f"input {names}: " if names else ""
 
 
 def show_whole_numbers(whole: int, left: Mapping[str, int]) -> None:
