@@ -12,6 +12,7 @@ container's CPU quota allows fewer; `TVM_NUM_THREADS` overrides that.
 
 import argparse
 import ctypes
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+#: What a program needs to know of a library.
+_KEYS = ("size_bytes", "sha256", "inputs", "target")
 
 
 def drawn(entry, random):
@@ -94,13 +98,36 @@ def use_large_pages():
                 libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
 
 
+def facts_of(library):
+    """What stands beside a library, which it has to be: one that is cut off, and any other file,
+    would end the process while it is loaded."""
+    beside = Path(f"{library}.json")
+    for path in (library, beside):
+        if not path.is_file():
+            raise SystemExit(f"{path} is not there: `tuna model build -o {library}` writes both")
+    try:
+        facts = json.loads(beside.read_bytes())
+        size_bytes, sha256, _, _ = (facts[key] for key in _KEYS)
+    except (ValueError, TypeError, KeyError):
+        raise SystemExit(
+            f"{beside} is not what `tuna model build` writes, or is of an older Tuna: build again"
+        ) from None
+    data = library.read_bytes()
+    if (len(data), hashlib.sha256(data).hexdigest()) != (size_bytes, sha256):
+        raise SystemExit(
+            f"{library} is not the library of {beside}, or is cut off: it has {len(data)} bytes,"
+            f" and should have {size_bytes}; copy both again, or build again"
+        )
+    return facts
+
+
 def main():
     """Load, run, print the outputs' shapes and first values, and how long a run takes."""
     parser = argparse.ArgumentParser(description="Run a model that `tuna model build` wrote.")
     parser.add_argument("library", type=Path)
     parser.add_argument("--input", type=Path, action="append", default=[], metavar="FILE.npy")
     given = parser.parse_args()
-    facts = json.loads(Path(f"{given.library}.json").read_text())
+    facts = facts_of(given.library)
     missing = missing_flags(facts.get("cpu_flags", ()))
     if missing:  # the first of these instructions would end the process
         raise SystemExit(

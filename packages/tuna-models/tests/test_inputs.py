@@ -3,7 +3,10 @@ is run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from onnx import TensorProto
 from tuna.errors import BadInput
 from tuna.sandbox.cpu import cpu_model
 from tuna_models import importer, inputs
+from tuna_models.api.benchmarks import benchmark_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "run_model.py"
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
@@ -34,11 +38,54 @@ def bounds(model: Any) -> list[inputs.Bounds | None]:
     return [one["bounds"] for one in inputs_of(model)]
 
 
+def sums_of(library: Path) -> dict[str, Any]:
+    """The size and SHA-256 that stand beside a library."""
+    data = library.read_bytes()
+    return {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("edit", "example", "benchmark"),
+    [
+        (lambda library, beside: library.unlink(), "net.so is not there: `tuna model build", None),
+        (lambda library, beside: beside.unlink(), "net.so.json is not there: `tuna model", None),
+        (lambda library, beside: beside.write_text("{}"), "is not what `tuna model build`", None),
+        (
+            lambda library, beside: library.write_bytes(b"\x7fELF"),
+            "is cut off: it has 4 bytes, and should have 68;",
+            "net.so has 4 bytes, and 68 by net.so.json: it is cut off or damaged,",
+        ),
+        (
+            lambda library, beside: library.write_bytes(b"\x7fELF" + bytes(63) + b"1"),
+            "net.so is not the library of",
+            "net.so has another SHA-256 than net.so.json says: it is cut off or damaged,",
+        ),
+    ],
+    ids=["no library", "no facts", "other facts", "cut off", "damaged"],
+)
+def test_a_library_that_is_not_whole_is_not_loaded(
+    tmp_path: Path, edit: Callable[[Path, Path], Any], example: str, benchmark: str | None
+) -> None:
+    """Linux would end the process by SIGBUS where a library ends before its segments do."""
+    library, beside = tmp_path / "net.so", tmp_path / "net.so.json"
+    library.write_bytes(b"\x7fELF" + bytes(64))
+    beside.write_text(json.dumps({"inputs": [], "target": {}, **sums_of(library)}))
+    facts_of = runpy.run_path(str(EXAMPLE))["facts_of"]
+    assert facts_of(library)["size_bytes"] == 68
+    edit(library, beside)
+    with pytest.raises(SystemExit, match=re.escape(example)):
+        facts_of(library)
+    if benchmark is not None:
+        with pytest.raises(BadInput, match=re.escape(benchmark)):
+            benchmark_model(library)
+
+
 def test_a_library_is_not_loaded_on_a_cpu_without_its_instructions(tmp_path: Path) -> None:
     """The first of them would end the process by SIGILL, without a word."""
     facts = {"target": {"mcpu": "znver9"}, "cpu_flags": ["avx2", "avx2048"], "inputs": []}
     library = tmp_path / "net.so"
-    Path(f"{library}.json").write_text(json.dumps(facts))
+    library.write_bytes(b"\x7fELF")
+    Path(f"{library}.json").write_text(json.dumps(facts | sums_of(library)))
     ran = subprocess.run([sys.executable, EXAMPLE, library], capture_output=True, text=True)
     assert ran.returncode == 1
     assert ran.stderr == (

@@ -36,6 +36,7 @@ from tuna_models import store
 from tuna_models.api import tuning
 from tuna_models.child_answers import ChildAnswer
 from tuna_models.process import ModelProcess
+from tuna_models.refusals import REPORT_HINT
 from tuna_models.work import SESSION
 
 #: NumPy has no threads of its own there.
@@ -115,8 +116,8 @@ def test_what_the_child_refuses_is_an_error_of_the_command(
                 "the traceback",
             ),
             (
-                "The model net cannot be processed: InternalError: Check failed: it is false: of no"
-                " use."
+                "The model net cannot be processed (InternalError: Check failed: it is false: of no"
+                " use)."
             ),
         ),
         (
@@ -136,7 +137,7 @@ def test_what_goes_wrong_in_the_child_is_told_in_a_sentence(
     with ModelProcess("{}", "net") as process, pytest.raises(BadInput) as refused:
         process.call(ChildAnswer, "check")
     assert str(refused.value) == told
-    assert refused.value.hint == "run it as tuna --debug to see where"
+    assert refused.value.hint == REPORT_HINT
     assert "the traceback" in str(refused.value.__cause__)
 
 

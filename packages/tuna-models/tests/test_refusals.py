@@ -169,6 +169,22 @@ BROKEN: dict[str, tuple[Any, str]] = {
         made(node("QuantizeLinear", "x s"), s=filled(2, 1, 1)),
         "QuantizeLinear (n): its scale or zero point has the shape [2, 1, 1], which is neither",
     ),
+    "a scale of 0": (
+        made(node("QuantizeLinear", "x s z"), s=np.float32(0), z=np.uint8(0)),
+        "QuantizeLinear (n): its scale 's' is 0",
+    ),
+    "an index beyond": (
+        made(node("Gather", "x w"), w=whole(99)),
+        "Gather (n): its index 99 is beyond the end of 2",
+    ),
+    "an axis of CumSum beyond": (
+        made(node("CumSum", "x w"), w=np.int64(9)),
+        "CumSum (n): its axis 9 is beyond the end of 2",
+    ),
+    "a slope of another shape": (
+        made(node("PRelu", "x w"), w=filled(7)),
+        "PRelu (n): its slope of the shape [7] does not broadcast to [2, 3]",
+    ),
     "a short constant": (
         weight(raw_data=bytes(8)),
         "the constant 'w' has 8 bytes where the shape [3] of FLOAT needs 12",

@@ -245,6 +245,11 @@ class TaskKernels:
         found.classes = {key: kind for key, kind in self.classes.items() if key in same}
         return found
 
+    @property
+    def has_winograd(self) -> bool:
+        """Whether one of them is Winograd's."""
+        return any(each is not None and each.winograd for each in self._found.values())
+
     def __call__(self, task: TaskConfig, *, exact: bool = False) -> Chosen | None:
         """The kernel; None where no family has one. With `exact` it is none of Winograd's: see
         `FusionGroup.exact`."""
@@ -335,4 +340,4 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
     pack = None if problem.packing()[1] is None else problem.packed_weights
     sizes = None if isinstance(problem.layer, Product) else problem.layer.shape
-    return Chosen(module["main"], pack, sizes)
+    return Chosen(module["main"], pack, sizes, winograd=problem.family.outputs > 0)

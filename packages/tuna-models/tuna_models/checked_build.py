@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tuna.configs import ConvConfig
 from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, TunaError
 from tuna.sandbox.cores import available_cpus, some_cpus
@@ -277,7 +276,7 @@ class _Draft:
             self._unanswered,
             refused if find_spec(RUNTIMES[RIVAL]) else "",
             recorded,
-            winograd=build.winograd and _has_winograd(build.manifest),
+            winograd=plan.winograd,
             bf16=in_bf16,
             alone=alone,
         )
@@ -351,18 +350,6 @@ class _Draft:
 def _error(measured: MeasuredModel) -> float:
     """The error of a measured model; infinite where the answer breaks another rule."""
     return float("inf") if measured.error is None else measured.error
-
-
-def _has_winograd(manifest: Manifest) -> bool:
-    """Whether the model has convolutions of which Winograd's kernels are right to fewer digits."""
-    cores = (entry.task.core for entry in manifest.tasks)
-    return any(
-        isinstance(core, ConvConfig)
-        and core.fil_h == core.fil_w == 3
-        and core.conv_stride_h == core.conv_stride_w == 1
-        and core.dilation_h == core.dilation_w == core.group_count == 1
-        for core in cores
-    )
 
 
 def _fastest(places: Mapping[str, int | None], parts_ms: Mapping[str, float]) -> ComparedTask:

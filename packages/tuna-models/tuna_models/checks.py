@@ -12,6 +12,7 @@ from typing import Any
 from tuna.common.files import open_plain
 from tuna.configs.model import BF16_TOLERANCE
 from tuna.errors import BadInput
+from tuna_models.refusals import REPORT_HINT
 
 #: Names of the right answers: by the reference, and by the runtime that is asked where there is no
 #: reference, or it differs.
@@ -75,7 +76,7 @@ class Checked:
     #: Reason why onnxruntime, which is installed, has no answer; empty: it has, or is not installed
     rival_unanswered: str = ""
     recorded: bool = False  #: True for inputs of a file, False for random ones
-    winograd: bool = False  #: True if Winograd's sums may be the reason
+    winograd: bool = False  #: True if it has Winograd's sums, which may be the reason
     bf16: bool = False  #: True if the model is computed in bf16, which may be the reason
     alone: str = ""  #: sentence on its operators alone, of a model in bf16 on its layers
 
@@ -93,7 +94,7 @@ def judge(opset: str, checked: Checked) -> str:
     others = {name: fault for name, fault in checked.faults.items() if name != REFERENCE}
     names, verb = " and ".join(others), "agree" if len(others) > 1 else "agrees"
     agree = bool(others) and not any(others.values())
-    hint = "it is a fault of Tuna or TVM"
+    hint = REPORT_HINT
     if checked.bf16:
         hint = "leave it in fp32, or allow the error: --max-error"
     elif checked.winograd:

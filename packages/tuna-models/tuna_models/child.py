@@ -28,6 +28,7 @@ from tuna_models import (
     file_check,
     importer,
     inputs,
+    not_finite,
     program,
     rounding,
     rules,
@@ -194,6 +195,7 @@ def plan(
         refused_records=variants.kernels.refused,
         operations=sum(task.flops * count for task, count in first.tasks()),
         cpu_flags=machine.cpu_flags(code),
+        winograd=variants.kernels.has_winograd,
     )
 
 
@@ -253,6 +255,7 @@ def _answer(
         raise_memory_error(error)
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
         return WrittenAnswers(unanswered=reason)
+    not_finite.refuse(Path(file.path).name, source, arrays, cases[0].outputs, titles)
     Answers(cases, near).write(Path(output))
     count = len(cases[0].cuts)
     text = rules.line(cases[0].outputs, near, why, count, titles)

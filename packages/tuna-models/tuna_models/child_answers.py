@@ -96,6 +96,7 @@ class Plan(ChildAnswer):
     refused_records: dict[str, str]  #: Why a record could not be applied, by task key
     operations: int  #: Floating-point operations of convolutions and products
     cpu_flags: list[str] = []  #: Flags of /proc/cpuinfo without which a CPU cannot run the code
+    winograd: bool = False  #: True if a kernel is one of Winograd's, right to fewer digits
 
     def task_of(self, function: str) -> str:
         """Return the task key of a function; empty for one that belongs to no task."""

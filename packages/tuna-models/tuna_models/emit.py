@@ -37,6 +37,7 @@ class Chosen:
     #: packs weights for it; None for a product of two variables
     pack: Callable[[Any], Any] | None
     shape: ConvShape | None  #: Shape of a convolution
+    winograd: bool = False  #: True for Winograd's sums, which are right to fewer digits
 
 
 class Emitter(BlockEmitter):

@@ -92,8 +92,9 @@ def read_onnx(
     all extents that stay open and all operators that cannot be imported.
     """
     model = _graph(path)
-    opsets.refuse_undefined(path.name, model)
     with refusals_of(path.name):
+        wellformed.check_texts(model)
+        opsets.refuse_undefined(path.name, model)
         wellformed.check(model)
         _forget_inferred(model.graph)
         model = in_order(model)
@@ -202,6 +203,7 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
         inferred = inference.inferred(ready, strict=True)
         obstacles.refuse_types(name, ready, inferred)
+        obstacles.check_values(ready, inferred.graph)
         obstacles.refuse_undecided(name, ready)
         refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
         whole = segments.returning(ready)

@@ -50,8 +50,9 @@ def inline(model: Any) -> Any:
     The operators are in the order in which they run. Raises Refusal if no such order exists.
     """
     if model.functions:
+        model = _with_one_opset(model)
         try:
-            model = inliner.inline_local_functions(_with_one_opset(model))
+            model = inliner.inline_local_functions(model)
         except Exception as error:  # onnx's are of several kinds
             reason = one_line(str(error).rpartition("failed: ")[2], REASON_CHARS).rstrip(".")
             raise Refusal(f"its functions cannot be written out: {reason}", CHANGE_HINT) from error
@@ -72,15 +73,16 @@ def _with_one_opset(model: Any) -> Any:
     """The model with functions of its own opset, without which onnx leaves their calls; raises
     Refusal for one of another opset, in which an operator of it is another."""
     copy, wanted = type(model)(), version_of(model, "")
+    if all(version_of(function, "") == wanted for function in model.functions):
+        return model
     copy.CopyFrom(model)
     for function in copy.functions:
         for entry in function.opset_import:
             if entry.domain not in OWN_DOMAINS or entry.version == wanted:
                 continue
             for node in all_nodes(function):
-                if node.domain in OWN_DOMAINS and _since(node, entry.version) != _since(
-                    node, wanted
-                ):
+                own = node.domain in OWN_DOMAINS
+                if own and _form(node, entry.version) != _form(node, wanted):
                     name = operator_name(function.domain, function.name)
                     raise Refusal.of(
                         node,
@@ -92,12 +94,17 @@ def _with_one_opset(model: Any) -> Any:
     return copy
 
 
-def _since(node: Any, opset: int) -> int:
-    """The opset that defined an operator as an opset has it; 0 where it has it not."""
+def _form(node: Any, opset: int) -> Any:
+    """The inputs, outputs and attributes of an operator as an opset defines it, by which a change
+    of its meaning shows; None where the opset has it not."""
     try:
-        return int(defs.get_schema(node.op_type, opset).since_version)
+        schema = defs.get_schema(node.op_type, opset)
     except defs.SchemaError:
-        return 0
+        return None
+    attributes = {
+        name: each.default_value.SerializeToString() for name, each in schema.attributes.items()
+    }
+    return attributes, *([each.name for each in of] for of in (schema.inputs, schema.outputs))
 
 
 @functools.cache

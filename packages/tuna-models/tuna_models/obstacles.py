@@ -15,7 +15,7 @@ from onnx import defs, numpy_helper
 from tuna_models.arguments import TYPES, Obstacles
 from tuna_models.bodies import quoted, title
 from tuna_models.child_answers import Obstacle
-from tuna_models.refusals import Refusal, obstacle
+from tuna_models.refusals import CHANGE_HINT, Refusal, obstacle
 
 #: Operators by the places of inputs that decide a shape, or that TVM takes as constants alone.
 _BY_PLACES: Mapping[tuple[int, ...], str] = {
@@ -42,6 +42,8 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
     "QLinearConv": (1, 4, 6),
     "QLinearMatMul": (1, 4, 6),
 }
+#: Operators with a second input that is checked against the shape of the first
+_CHECKED = {"Gather", "GatherElements", "CumSum", "PRelu"}
 #: Most whole numbers, and most others, such as scales, that a hint asks for.
 _MAX_WHOLE, _MAX_REAL = 64, 8
 #: Most operators with a wrong type that are named.
@@ -53,7 +55,8 @@ class Unsupported(Exception):
 
 
 def check_scales(model: Any) -> None:
-    """Raise Refusal for an operator whose scale is a constant that is not finite."""
+    """Raise Refusal for an operator whose scale is a constant that is not finite, or by which it
+    divides, 0."""
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
@@ -68,14 +71,49 @@ def check_scales(model: Any) -> None:
             tensor = constants.get(node.input[place]) if place < len(node.input) else None
             if tensor is None:
                 continue
-            values = numpy_helper.to_array(tensor).astype(np.float32)
+            values, word = numpy_helper.to_array(tensor).astype(np.float32), ""
             if not np.isfinite(values).all():
                 word = "NaN" if np.isnan(values).any() else "infinite"
+            elif node.op_type == "QuantizeLinear" and not values.all():
+                word = "0"
+            if word:
                 raise Refusal.of(
                     node,
                     f"its scale {quoted(node.input[place])} is {word}",
-                    "quantise the model again, on inputs that are finite",
+                    "quantise the model again, on inputs that are finite and not all 0",
                 )
+
+
+def check_values(model: Any, inferred: Any) -> None:
+    """Raise Refusal for constants that decide places beyond the end of a tensor, and a slope that
+    does not broadcast; `inferred` is a graph with all shapes."""
+    shapes = {
+        value.name: [each.dim_value for each in value.type.tensor_type.shape.dim]
+        for value in (*inferred.input, *inferred.value_info)
+    }
+    shapes |= {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type not in _CHECKED or any(name not in shapes for name in node.input[:2]):
+            continue
+        shape, other = (shapes[name] for name in node.input[:2])
+        axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+        if node.op_type == "PRelu":
+            if len(other) > len(shape) or any(
+                slope not in (1, extent)
+                for slope, extent in zip(other[::-1], shape[::-1], strict=False)
+            ):
+                why = f"its slope of the shape {other} does not broadcast to {shape}"
+                raise Refusal.of(node, why, CHANGE_HINT)
+        elif node.input[1] in constants:
+            places = numpy_helper.to_array(constants[node.input[1]])
+            what, size = ("axis", len(shape))
+            if node.op_type != "CumSum":
+                what, size = "index", shape[axis]
+            beyond = places[(places < -size) | (places >= size)]
+            if beyond.size:
+                why = f"its {what} {beyond.flat[0]} is beyond the end of {size}"
+                raise Refusal.of(node, why, CHANGE_HINT)
 
 
 def refuse_undecided(name: str, model: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 #: Operators that move values.
-_MOVING = {
+MOVING = {
     *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand"),
     *("Tile", "Concat", "Split", "DepthToSpace", "SpaceToDepth", "Gather", "GatherElements"),
     *("GatherND", "Where", "Trilu", "Pad"),
@@ -78,12 +78,12 @@ class OnnxGraph:
 
     def is_ordered(self, name: str) -> bool:
         """Whether what reads a value may take infinities: it is only ordered and moved."""
-        return all(node.op_type in {*_MOVING, *_ORDERING} for node in self.behind(name))
+        return all(node.op_type in {*MOVING, *_ORDERING} for node in self.behind(name))
 
     def is_whole(self, name: str) -> bool:
         """Whether what is made of whole numbers are others, by arithmetic."""
         nodes = list(self.behind(name))
-        allowed = {*_MOVING, *_WHOLE, *_ORDERING} - {"Exp", "Sigmoid", "Tanh"}
+        allowed = {*MOVING, *_WHOLE, *_ORDERING} - {"Exp", "Sigmoid", "Tanh"}
         return any(node.op_type in {*_WHOLE, *_ORDERING, "Neg"} for node in nodes) and all(
             node.op_type in allowed and _attribute(node, "to") not in (*_REAL, TensorProto.BOOL)
             for node in nodes
@@ -146,7 +146,7 @@ class OnnxGraph:
             node = self._makers.get(each)
             if node is None:
                 continue
-            if node.op_type not in {*_MOVING, *_ORDERING} - {"Exp", "Sigmoid", "Tanh", "LeakyRelu"}:
+            if node.op_type not in {*MOVING, *_ORDERING} - {"Exp", "Sigmoid", "Tanh", "LeakyRelu"}:
                 return False
             names += [given for given in node.input if given]
         return True
@@ -198,7 +198,7 @@ class OnnxGraph:
                 if id(node) in seen:
                     continue
                 seen.add(id(node))
-                moves = node.op_type in _MOVING - _SELECTING and node.input[0] == current
+                moves = node.op_type in MOVING - _SELECTING and node.input[0] == current
                 real = casts and node.op_type == "Cast"
                 if moves or (real and _attribute(node, "to") != TensorProto.BOOL):
                     names += node.output
@@ -207,7 +207,7 @@ class OnnxGraph:
 
     def _source(self, name: str) -> str:
         """The name of a value before it was moved."""
-        while (node := self._makers.get(name)) is not None and node.op_type in _MOVING - _SELECTING:
+        while (node := self._makers.get(name)) is not None and node.op_type in MOVING - _SELECTING:
             name = node.input[0]
         return name
 

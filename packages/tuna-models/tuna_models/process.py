@@ -22,12 +22,12 @@ from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildFailed, ChildFault, child_env
 from tuna_models.child_answers import ChildAnswer
 from tuna_models.limits import ModelLimits, raise_memory_error
+from tuna_models.refusals import REPORT_HINT
 
 Answer = TypeVar("Answer", bound=ChildAnswer)
 
 #: Enough to read, plan and compile a model of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
-_HINT = "run it as tuna --debug to see where"
 _KINDS: Mapping[str, type[TunaError]] = {
     kind.__name__: kind for kind in (BadInput, NotFound, ServiceError, StorageFull)
 }
@@ -99,10 +99,10 @@ class ModelProcess:
                 raise refusal from cause
             if isinstance(error, ChildFailed):
                 reason = str(error).splitlines()[0][:300].rstrip(".")  # TVM's traceback follows
-                said = f"The model {self._model} cannot be processed: {reason}."
+                said = f"The model {self._model} cannot be processed ({reason})."
             else:
                 said = f"The process that compiles {self._model} ended: {error}."
-            raise BadInput(said, hint=_HINT) from cause
+            raise BadInput(said, hint=REPORT_HINT) from cause
 
     def close(self) -> None:
         """End the child."""

@@ -43,7 +43,9 @@ class Program:
         self._builder = relax.BlockBuilder()
         self._timed: dict[str, list[str]] = {}
         self._cuts: list[dict[str, Any]] = []
-        self._stamp: Any = None
+        clock = _MONOTONIC if machine.from_target(self.target).cores > 1 else _THREAD_CPUTIME
+        # always there, as a program that calls nothing needs one function to be compiled
+        self._stamp = self._builder.add_func(_clock(clock), "read_clock")
 
     @classmethod
     def of(
@@ -137,10 +139,6 @@ class Program:
 
     def _stamped(self) -> Any:
         """Emit a reading of the clock: seconds and nanoseconds."""
-        if self._stamp is None:
-            cores = machine.from_target(self.target).cores
-            clock = _MONOTONIC if cores > 1 else _THREAD_CPUTIME
-            self._stamp = self._builder.add_func(_clock(clock), "read_clock")
         return self._builder.emit(relax.call_tir(self._stamp, [], relax.TensorType((2,), "int64")))
 
 

@@ -107,7 +107,9 @@ def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, 
     for answer in answers:
         kind = np.asarray(answer.values).dtype
         if kind.kind in "fc":
-            words.append(f"{answer.name} ({kind}) to {near:.2g} of its largest value")
+            nan = float(np.isnan(answer.values).mean()) if np.size(answer.values) else 0.0
+            part = f", NaN in {max(nan, 1e-4):.2%} of its places" if nan else ""
+            words.append(f"{answer.name} ({kind}) to {near:.2g} of its largest value{part}")
         elif answer.allowed is not None:
             words.append(
                 f"{answer.name} ({kind}) the index of the reference, or of a value as good"

@@ -4,9 +4,10 @@ made twice, numbers of inputs and outputs, attributes, constants, functions. Imp
 from __future__ import annotations
 
 import graphlib
+import itertools
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, defs, helper
 
 from tuna.common.messages import counted
-from tuna_models.bodies import quoted, subgraphs, title, version_of
+from tuna_models.bodies import all_nodes, quoted, subgraphs, title, version_of
 from tuna_models.onnx_files import OWN_DOMAINS, operator_name
 from tuna_models.refusals import DAMAGED, Refusal
 
@@ -30,7 +31,8 @@ _ANY = 1 << 30
 
 
 def check(model: Any) -> None:
-    """Raise Refusal for the first fault of a model, its functions and the graphs inside."""
+    """Raise Refusal for the first fault of a model, its functions and the graphs inside; its texts
+    are checked (`check_texts`)."""
     _check_calls(model)
     functions = {(each.domain, each.name): each for each in model.functions}
     for function in model.functions:
@@ -47,6 +49,31 @@ def check(model: Any) -> None:
         _add(outputs, value.name, "an output")
     if not outputs:
         raise Refusal("it has no outputs", _REMOVED)
+
+
+def check_texts(model: Any) -> None:
+    """Raise Refusal for names that are no UTF-8, of which protobuf makes bytes."""
+    graph = model.graph
+    named = (*graph.input, *graph.output, *graph.initializer, *model.functions)
+    domains = (each.domain for each in (*model.functions, *model.opset_import))
+    texts = itertools.chain(
+        (each.name for each in named),
+        domains,
+        (name for each in model.functions for name in (*each.input, *each.output)),
+        *(_texts(each) for scope in (graph, *model.functions) for each in all_nodes(scope)),
+    )
+    for text in texts:
+        if not isinstance(text, str):
+            raise Refusal(f"its name {bytes(text)[:40]!a} is no text (UTF-8)", DAMAGED)
+
+
+def _texts(node: Any) -> Iterator[Any]:
+    yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+    for attribute in node.attribute:
+        yield attribute.name
+        yield attribute.ref_attr_name
+        if attribute.HasField("g"):
+            yield from (each.name for each in (*attribute.g.input, *attribute.g.output))
 
 
 def tensor_fault(tensor: Any, *, counted_bytes: float = _COUNTED_BYTES) -> str:

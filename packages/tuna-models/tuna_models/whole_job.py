@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tuna.api import jobs, preparation
 from tuna.api.services import artifact_store, remove_unneeded
+from tuna.common.messages import last_line
 from tuna.configs.model import WholeModelConfig
 from tuna.coordinator.session_run import Progress
 from tuna.db import configs
@@ -27,6 +28,7 @@ from tuna.libraries.tvm.solvers import MODEL
 from tuna.vocabulary import Cause, State
 from tuna.workers.launch import RunStopped
 from tuna_models.files import BODY, PROGRAM
+from tuna_models.refusals import REPORT_HINT
 from tuna_models.store import StoredModel
 from tuna_models.work import ModelWork
 
@@ -195,11 +197,12 @@ class _Outcome:
         if self.state is State.CANCELED:
             raise ServiceError(f"The job {self.job_id} of the model {name} was canceled.")
         if not self.is_over or self.trial is None:
-            tail = self.attempt.output_tail.strip().splitlines() if self.attempt else []
-            raise BadInput(
-                f"The model {name} cannot be built: {self.cause}: {(tail or ['no attempt'])[-1]}",
-                hint=f"see `tuna status --session-id {self.session_id}`",
-            )
+            tail = self.attempt.output_tail if self.attempt else ""
+            hint = f"see `tuna status --session-id {self.session_id}`"
+            if self.cause in (Cause.BUILD_ERROR.value, Cause.RUN_ERROR.value):
+                hint = f"{hint}; {REPORT_HINT}"
+            last = last_line(tail) if tail.strip() else "no attempt"
+            raise BadInput(f"The model {name} cannot be built: {self.cause} ({last}).", hint=hint)
         trial = self.trial
         times_ms = json.loads(trial.times_ms)
         return MeasuredModel(

@@ -81,7 +81,7 @@ def benchmark_model(
     files = {benchmark.digest(path): path for path in (library, *([against] if against else []))}
     if against and len(files) == 1:
         raise BadInput(f"{against.name} is the same library as {library.name}.")
-    facts = [_facts(path) for path in files.values()]
+    facts = [_facts(path, digest) for digest, path in files.items()]
     recorded, texts = _recorded(options.inputs)
     variables = _inputs_of(library, facts[0], texts)
     points = arguments.sweep(variables, options.shapes)
@@ -181,13 +181,27 @@ def _place(
             )
 
 
-def _facts(library: Path) -> Mapping[str, Any]:
-    """Return the facts that `tuna model build` wrote beside a library, none where it wrote none."""
+def _facts(library: Path, sha256: str) -> Mapping[str, Any]:
+    """Return the facts that `tuna model build` wrote beside a library, none where it wrote none;
+    raises BadInput for a library of which they have another size or SHA-256: loading one that is
+    cut off would end the process."""
     try:
         found = json.loads(Path(f"{library}.json").read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    size_bytes = library.stat().st_size
+    if found.get("size_bytes", size_bytes) != size_bytes:
+        fault = f"has {size_bytes} bytes, and {found['size_bytes']} by {library.name}.json"
+    elif found.get("sha256", sha256) != sha256:
+        fault = f"has another SHA-256 than {library.name}.json says"
+    else:
+        return found
+    raise BadInput(
+        f"{library.name} {fault}: it is cut off or damaged, or the files are of two builds.",
+        hint="copy both files again, or build the model again",
+    )
 
 
 def _tolerance(facts: Mapping[str, Any]) -> float:

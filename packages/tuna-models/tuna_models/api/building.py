@@ -277,9 +277,12 @@ def _store_time(built: BuiltModel, measured: MeasuredModel) -> None:
 
 def _for_programs(built: BuiltModel, target: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that stand beside the library, for programs that load it."""
+    library = built.path.read_bytes()
     return {
         "model": built.model.name,
         "version": built.model.version,
+        "size_bytes": len(library),
+        "sha256": hashlib.sha256(library).hexdigest(),
         "inputs": [value.model_dump(mode="json") for value in built.model.manifest.inputs],
         "target": target,
         "precision": str(built.model.manifest.precision),

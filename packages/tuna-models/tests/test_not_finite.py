@@ -1,0 +1,68 @@
+"""Models of which the check says little: answers that are not finite, and no functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import compiled
+import numpy as np
+import pytest
+import tvm
+from test_refusals import ADD, filled, made, node
+
+from tuna.errors import BadInput
+from tuna_models import build, importer, not_finite, rules
+from tuna_models.build import TaskKernels
+
+ONES = {"x": filled(2, 3)}
+#: Models without a finite answer to ones, and where that comes from.
+NOT_FINITE = {
+    "a constant": (
+        made(node("Relu", "x", "a"), node("MatMul", "a w"), w=np.full((3, 4), np.nan, np.float32)),
+        "NaN, on random inputs, and agree with whatever is built: MatMul (n) reads the constant"
+        " 'w', of which 12 of 12 values are NaN.",
+        "the weights are damaged",
+    ),
+    "infinite ones": (
+        made(node("Mul", "x w"), w=np.full(3, -np.inf, np.float32)),
+        "infinite, on random inputs, and agree with whatever is built: Mul (n) reads the constant"
+        " 'w', of which 3 of 3 values are infinite.",
+        "the weights are damaged",
+    ),
+    "an operator": (
+        made(node("Neg", "x", "a"), node("Sqrt", "a", "b"), node("Relu", "b")),
+        "NaN, on random inputs, and agree with whatever is built: Sqrt (n) makes NaN of finite"
+        " numbers.",
+        "--input FILE.npz",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "reason", "advice"), NOT_FINITE.values(), ids=list(NOT_FINITE))
+def test_answers_without_a_finite_value_are_refused_with_their_origin(
+    model: Any, reason: str, advice: str
+) -> None:
+    with np.errstate(all="ignore"):
+        right = rules.of(model, ONES, 1e-3).outputs
+    with pytest.raises(BadInput) as refused:
+        not_finite.refuse("net.onnx", model, ONES, right, "random inputs")
+    assert str(refused.value) == f"All answers of net.onnx are {reason}"
+    assert advice in refused.value.hint
+
+
+def test_answers_of_which_some_are_nan_are_built_and_said_to_be() -> None:
+    model = made(ADD, w=np.array([1, np.nan, 2], np.float32))
+    right = rules.of(model, ONES, 1e-3).outputs
+    not_finite.refuse("net.onnx", model, ONES, right, "random inputs")
+    assert "NaN in 33.33% of its places; on" in rules.line(right, 1e-3, "", 0, "random inputs")
+    mask = made(node("Relu", "x"), outputs="w", w=np.full(3, -np.inf, np.float32))
+    not_finite.refuse("net.onnx", mask, ONES, rules.of(mask, ONES, 1e-3).outputs, "random inputs")
+
+
+def test_a_model_that_calls_nothing_is_compiled(tmp_path: Path) -> None:
+    target = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
+    code, model = tvm.target.Target(target), made(node("Identity", "x"))
+    planned = build.plan(importer.to_relax(model, "net"), TaskKernels(code, {}), code)
+    assert not planned.calls
+    assert compiled.write(planned, target, tmp_path).stat().st_size
