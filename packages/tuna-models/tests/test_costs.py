@@ -143,7 +143,7 @@ def test_functions_that_call_the_one_before_twice_are_counted_not_written_out() 
     said = refusal(model([called("f41", "x", "y", "top")], functions=functions))
     assert said == (
         "net.onnx cannot be imported: with its functions written out it has 2,199,023,255,552"
-        " operators, and 65,536 are the most (2,199,023,255,552 of the operator own.f41 (top))."
+        " operators, and 32,768 are the most (2,199,023,255,552 of the operator own.f41 (top))."
     )
 
 
@@ -245,6 +245,12 @@ def test_sequence_is_as_large_as_its_tensors() -> None:
     ]
     said = refusal(model(nodes, constants(s=whole(10**6, 3, 8, 8))))
     assert "the operator ConcatFromSequence (big) makes a tensor of 5.7 GiB" in said
+
+
+def test_tensor_is_not_split_into_too_many() -> None:
+    parts = helper.make_node("Split", ["x"], [f"v{i}" for i in range(5000)], "parts", axis=2)
+    said = "the operator Split (parts): it makes 5000 tensors, and 4096 are the most."
+    assert refusal(model([parts])).endswith(said)
 
 
 def test_constants_that_are_computed_are_summed() -> None:

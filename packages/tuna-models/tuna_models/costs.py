@@ -29,7 +29,7 @@ from tuna_models.refusals import CHANGE_HINT, DAMAGED, Refusal
 from tuna_models.small_values import OF_SHAPES, values
 
 #: Most operators of a model, with those of its functions, branches and loops written out.
-MAX_OPERATORS = 1 << 16
+MAX_OPERATORS = 1 << 15
 #: Bytes up to which a computed constant is kept, unless its inputs have as many.
 KEPT_BYTES = 16 << 20
 #: Random operators, which have no constant answer.

@@ -21,6 +21,8 @@ Shape = tuple[int, ...]
 
 #: Most values of a tensor that are looked at; tensors that decide shapes have few.
 MAX_VALUES = 1 << 12
+#: Most tensors that one operator splits a tensor into.
+_MAX_PARTS = 1 << 12
 #: Most axes of a tensor, as NumPy has them.
 _MAX_AXES = 64
 #: First opset in which arithmetic broadcasts as NumPy does.
@@ -197,6 +199,12 @@ def check_extents(shape: Sequence[int], what: str = "extent") -> Shape:
         if extent < 0:
             raise Unsupported(f"it has the {what} {extent}")
     return tuple(shape)
+
+
+def check_parts(count: int) -> None:
+    """Raise Unsupported for more parts of a tensor than one operator makes."""
+    if count > _MAX_PARTS:
+        raise Unsupported(f"it makes {count} tensors, and {_MAX_PARTS} are the most")
 
 
 @functools.lru_cache(1 << 10)  # a model has few different ones

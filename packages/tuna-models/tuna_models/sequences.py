@@ -10,10 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from tuna_models.obstacles import Unsupported
-from tuna_models.onnx_shapes import Call, Tensor, Unknown, known
-
-#: Most tensors of a sequence that is made of one.
-_MAX_PARTS = 1 << 12
+from tuna_models.onnx_shapes import Call, Tensor, Unknown, check_parts, known
 
 
 def _tensors(call: Call) -> list[Tensor]:
@@ -76,8 +73,7 @@ def _split(call: Call) -> Tensor:
         return Tensor(
             tensors=[Tensor(kind, (*shape[:axis], each, *shape[axis + 1 :])) for each in sizes]
         )
-    if parts > _MAX_PARTS:
-        raise Unsupported(f"it makes {parts} tensors, and {_MAX_PARTS} are the most")
+    check_parts(parts)
     return Tensor(
         tensors=[
             Tensor(

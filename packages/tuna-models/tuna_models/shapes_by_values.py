@@ -11,7 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuna_models.obstacles import Unsupported
-from tuna_models.onnx_shapes import Call, Rule, Shape, Unknown, at, broadcast, check_extents
+from tuna_models.onnx_shapes import (
+    Call,
+    Rule,
+    Shape,
+    Unknown,
+    at,
+    broadcast,
+    check_extents,
+    check_parts,
+)
 
 #: First opset whose Resize has a region beside its scales.
 _RESIZES_REGIONS = 11
@@ -36,10 +45,10 @@ def _concatenation(call: Call) -> Shape:
 
 
 def _split(call: Call) -> list[Shape]:
-    shape = call.shape(0)
+    outputs, shape = len(call.node.output), call.shape(0)
+    check_parts(outputs)
     axis, parts = call.axis(len(shape)), call.integers(1, "split")
     if parts is None:
-        outputs = len(call.node.output)
         each = -(-shape[axis] // outputs)
         parts = [min(each, max(shape[axis] - each * place, 0)) for place in range(outputs)]
     return [(*shape[:axis], *check_extents([part]), *shape[axis + 1 :]) for part in parts]
