@@ -11,7 +11,6 @@ has it. `--data` reads the cases of an older wheel of onnx from its folder
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import re
@@ -31,7 +30,7 @@ import onnx
 from onnx import numpy_helper
 
 from benchmarks import forked
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.errors import BadInput
 
 #: Seconds for a case, and cases of a process.
@@ -250,14 +249,11 @@ def _runtime_verdict(folder: Path, case: Case) -> Verdict:
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, help="folder of an older wheel's cases")
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--runtime", metavar="PYTHON", help="a Python that has onnxruntime, too")
     parser.add_argument("--log", type=Path, help="write the verdict of each case there")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     import tvm.relax.frontend.onnx  # noqa: F401  before the forks
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contest import TYPES, Contest, Contestant, epilogue_of, host_target, prepare, spoilt
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.configs.values import DataType
 
@@ -41,7 +41,7 @@ _FINALISTS = 3
 
 def main() -> int:
     """Run it; options say what with."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument(
         "--onednn",
         type=Path,
@@ -55,7 +55,6 @@ def main() -> int:
     parser.add_argument(
         "--all", action="store_true", help="print the quick look at every candidate"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     data_type = TYPES[options.type]
     if data_type is not DataType.FP32 and not options.onednn:
@@ -74,7 +73,7 @@ def main() -> int:
     outcome.figures |= {"worst": max(ratios), "peak": statistics.median(contest.peak.gflops)}
     outcome.limits["against the better vendor, geometric mean"] = LIMIT
     print(f"geometric mean {mean:.3f} of at most {LIMIT}, worst {max(ratios):.3f}", file=sys.stderr)
-    return outcome.print(options.json)
+    return outcome.print()
 
 
 def _rival(prefix: Path | None, folder: Path) -> Any:

@@ -7,13 +7,14 @@ import json
 import os
 import platform
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 
 def command_line(about: str | None, **numbers: int) -> argparse.ArgumentParser:
     """Make a parser with an option for each of these numbers; `--json` has no effect."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     for name, default in numbers.items():
         parser.add_argument(
@@ -40,8 +41,8 @@ class Outcome:
         missed = {name for name, least in self.budget.items() if all_figures[name] < least}
         return missed | {name for name, most in self.limits.items() if all_figures[name] > most}
 
-    def print(self, file: Path | None = None) -> int:
-        """Print the object and write it to `file`; return 0 if the budget is met."""
+    def print(self) -> int:
+        """Print the object; return 0 if the budget is met."""
         missed = self.missed
         document: dict[str, Any] = {
             "bench": self.bench,
@@ -58,10 +59,7 @@ class Outcome:
                 "load": os.getloadavg()[0],
             },
         }
-        text = json.dumps(document, indent=1)
-        print(text)
-        if file:
-            file.write_text(text + "\n")
+        print(json.dumps(document, indent=1))
         return 1 if missed else 0
 
 

@@ -40,7 +40,7 @@ from benchmarks.contest import (
     prepare,
     spoilt,
 )
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.kernels_verdicts import LayerResult, verdicts
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.configs.values import DataType
@@ -83,9 +83,7 @@ class Tuned:
 
 def main() -> int:
     """Run it; options say what with."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--onednn", type=Path, help="folder with oneDNN's include and lib")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
     parser.add_argument("--type", choices=TYPES, default="fp32")
@@ -101,7 +99,6 @@ def main() -> int:
     )
     parser.add_argument("--core", type=int, help="the first CPU that it is pinned to")
     parser.add_argument("--tune-tir", action="store_true", help="beside TVM's own tuner; slow")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     data_type = TYPES[options.type]
     options.modes = options.modes or ["native", "layer"][: 2 if data_type is DataType.FP32 else 1]
@@ -124,7 +121,7 @@ def main() -> int:
     outcome.figures["peak"] = statistics.median(contest.peak.gflops)
     complete = len(options.layers) == len(LAYERS)
     verdicts(outcome, results, options.cores, complete=complete, data_type=data_type)
-    return outcome.print(options.json)
+    return outcome.print()
 
 
 def _onednn(prefix: Path | None, folder: Path) -> Any:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.sandbox.cores import measuring_with
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ _CONVERSIONS = ("task from_blocks", "task to_blocks")
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", choices=_LIMITS, default=list(_LIMITS))
     parser.add_argument("--minutes", type=float, default=3.0, help="of tuning, for each model")
     parser.add_argument(
@@ -69,14 +67,13 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, help="for models, results and libraries; default: a temporary one"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tuna-model-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["TUNA_HOME"] = str(folder / "home")
         with measuring_with(options.cores):
-            return _Run(options, folder).all().print(options.json)
+            return _Run(options, folder).all().print()
 
 
 class _Run:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.sandbox.cores import available_cpus
 
 _PROGRAM = Path(__file__).with_name("peer_process.py")
@@ -63,15 +63,12 @@ class _Runner:
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument("libraries", type=Path, nargs="+", metavar="LIBRARY.so")
     parser.add_argument("--python", required=True, help="a Python that has the other runtimes")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.2, help="of each turn")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     outcome = Outcome("peers", {})
     ours: dict[int, float] = {}
@@ -81,7 +78,7 @@ def main() -> int:
         ours[threads] = _in_turn(options, library, threads, outcome)
     if {1, 2} <= ours.keys():
         outcome.ratios["one thread over two"] = ours[1] / ours[2]
-    return outcome.print(options.json)
+    return outcome.print()
 
 
 def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: Outcome) -> float:

@@ -13,7 +13,6 @@ stderr, with the inputs that were drawn.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks import forked, planted_faults, planted_layers  # noqa: F401  faults are in FAULTS
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.planted_models import Subject, Verdict, right_models
 from benchmarks.planting import FAULTS
 
@@ -114,15 +113,12 @@ def _all(subjects: Sequence[Subject]) -> list[Verdict]:
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     strangers = ROOT.parent / "shared" / "data" / "strangers"
     parser.add_argument("--scripts", type=Path, default=strangers, help=f"default: {strangers}")
     parser.add_argument("--models", type=int, default=200, help="right models, default: 200")
     parser.add_argument("--only", default="", help="faults and models with this text in their name")
     parser.add_argument("--verbose", action="store_true", help="each verdict to stderr")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT / part) for part in ("tests", "packages/tuna-models/tests")]
     import tvm.relax.frontend.onnx  # noqa: F401  before the forks

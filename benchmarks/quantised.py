@@ -15,7 +15,6 @@ with the quantised tensors answers, bit by bit. Lines of the networks go to stde
 
 from __future__ import annotations
 
-import argparse
 import functools
 import multiprocessing
 import subprocess
@@ -34,7 +33,7 @@ import numpy as np
 import onnx
 
 from benchmarks.exact import Evaluation, Step
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.errors import BadInput
 
 Argument = TypeVar("Argument")
@@ -295,13 +294,10 @@ def _judged(path: str) -> Verdict:
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL.onnx")
     parser.add_argument("--python", help="a Python that makes the networks")
     parser.add_argument("--only", default="", help="names of networks, with commas")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     if not (options.models or options.python):
         parser.error("give MODEL.onnx files, or --python PYTHON to make networks")

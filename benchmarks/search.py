@@ -20,7 +20,6 @@ random's over the search's. The first trial of both is the schedule by rule.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -36,7 +35,7 @@ from random import Random
 
 import sqlalchemy as sa
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.configs import Config
 from tuna.libraries.kernels import Known, Past
 from tuna.libraries.search.cost_model import learn
@@ -112,13 +111,10 @@ class Table(Space):
 
 def main() -> int:
     """Print the figures of every task; 1 if the budget is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=128, help="of a search")
     parser.add_argument("--batch", type=int, default=16, help="trials of one round")
-    parser.add_argument("--json", action="store_true", help="the default")
     parser.add_argument(
         "--task",
         action="append",

@@ -16,7 +16,6 @@ a request, each in an empty database and for the same minutes, and both are time
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -35,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tests.private_servers import free_port, listens, wait_until
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -49,16 +48,13 @@ _BY_COMMAND = 1.05
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--size", type=int, default=32, help="rows and columns of an image")
     parser.add_argument("--minutes", type=float, default=4.0, help="of tuning, each time")
     parser.add_argument("--no-board", action="store_true", help="this machine alone")
     parser.add_argument("--board-only", action="store_true", help="the board alone")
     parser.add_argument("--kill-board", type=int, default=0, metavar="N", help="times")
     parser.add_argument("--by-command", metavar="MODEL", help="against `tuna tune`, that alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tuna-service-") as temporary:
@@ -67,7 +63,7 @@ def main() -> int:
             if options.by_command:
                 ratio = {"by_request_to_by_command": run.versus_command(options.by_command)}
                 limits = dict.fromkeys(ratio, _BY_COMMAND)
-                return Outcome("service", ratio, limits=limits).print(options.json)
+                return Outcome("service", ratio, limits=limits).print()
             figures: dict[str, float] = {}
             if not options.no_board:
                 figures |= run.elsewhere(options.kill_board)
@@ -84,7 +80,7 @@ def main() -> int:
     if options.kill_board:
         limits["stored_twice"] = 0.0
     outcome = Outcome("service", figures, limits=limits, budget=budget)
-    return outcome.print(options.json)
+    return outcome.print()
 
 
 class Visitor:

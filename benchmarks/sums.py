@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.peer_process import drawn
 from benchmarks.peers import running
 
@@ -101,21 +101,18 @@ CASES = {
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--python", required=True, help="a Python that has the other runtimes")
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="cases with a word")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each turn")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
     options = parser.parse_args()
     outcome = Outcome("sums", {})
     for name, case in CASES.items():
         if not options.only or any(word in name for word in options.only):
             with tempfile.TemporaryDirectory(prefix="tuna-sums-") as folder:
                 _compare(name, case, options, Path(folder), outcome)
-    return outcome.print(options.json)
+    return outcome.print()
 
 
 def _compare(

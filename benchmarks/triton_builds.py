@@ -8,7 +8,6 @@ parameters are those of its PTX or of its AMD metadata. No GPU is needed; nothin
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import random
@@ -18,7 +17,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna_triton.descriptions import DESCRIPTIONS
 from tuna_triton.moe import MoeConfig
 from tuna_triton.tiles import TARGETS, least_shared_bytes, tile_of, tile_text
@@ -76,7 +75,7 @@ def distinct(solver: str, arch: str) -> tuple[list[Build], Counter[str]]:
 
 def main() -> int:
     """Run it; options say what for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--arch", choices=sorted(TARGETS), default="sm_90")
     parser.add_argument(
         "--solver", choices=["TritonMoe", "VllmMoe", "SglangMoe"], default="TritonMoe"

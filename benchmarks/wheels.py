@@ -13,7 +13,6 @@ rounding is a matter of luck there. Quantised ones are judged tensor by tensor, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -30,7 +29,7 @@ import onnx
 
 from benchmarks import quantised
 from benchmarks.exact import Evaluation
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.wheel_models import KINDS, TRAINED, Trained, drawn, extract
 
 _PROGRAM = Path(__file__).with_name("wheel_process.py")
@@ -222,14 +221,11 @@ def _error(ours: Sequence[Any], right: Sequence[Any]) -> float:
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--python", required=True, help="a Python that has the other runtimes")
     parser.add_argument("--folder", type=Path, help="keep the wheels and models there")
     parser.add_argument("--only", default=",".join(TRAINED), help="names, with commas")
     parser.add_argument("--types", default="fp32,int8", help="default: fp32,int8")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:

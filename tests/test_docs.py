@@ -105,6 +105,13 @@ def test_each_dependency_has_its_reason() -> None:
     assert explained - {"package"} == wanted
 
 
+def test_each_benchmark_has_the_options_of_all() -> None:
+    """`--json` of some wanted a file, and so took the next word for one."""
+    names = {path.name for path in ROOT.glob("benchmarks/*.py") if "Outcome(" in path.read_text()}
+    own = {name for name in names if "ArgumentParser" in (ROOT / "benchmarks" / name).read_text()}
+    assert not own
+
+
 def test_each_folder_with_modules_is_a_package_that_the_build_finds() -> None:
     folders = {path.parent for place in (CORE, *PACKAGES) for path in place.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
