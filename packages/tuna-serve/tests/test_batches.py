@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tuna.errors import BadInput
-from tuna_serve.web.batches import Batches
+from tuna_serve.web.batches import Batches, Shared
 
 
 class Answers:
@@ -65,3 +65,25 @@ def test_a_batch_has_a_bound(most: int) -> None:
     found = asyncio.run(_asked(answers, *(((str(one), "a")) for one in range(8)), most=most))
     assert found[1:] == [f"{one} a" for one in range(8)]
     assert max(len(texts) for texts, _ in answers.batches) == most
+
+
+def test_who_asks_while_the_same_is_read_gets_what_was_read_after() -> None:
+    """So nobody misses what it has written itself; who asks for something else does not wait."""
+    reads, go_on = list[int](), threading.Event()
+
+    def read() -> int:
+        reads.append(len(reads))
+        assert go_on.wait(30)
+        return reads[-1]
+
+    async def ask() -> list[int]:
+        shared = Shared()
+        first = asyncio.create_task(shared.ask("same", read))
+        while not reads:
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(shared.ask("same", read)) for _ in range(50)]
+        assert await shared.ask("other", lambda: 7) == 7
+        go_on.set()
+        return await asyncio.gather(first, *others)
+
+    assert asyncio.run(ask()) == [0, *[1] * 50]

@@ -52,7 +52,7 @@ from tuna_serve.web import (
     submissions,
     twins,
 )
-from tuna_serve.web.batches import Batches
+from tuna_serve.web.batches import Batches, Shared
 from tuna_serve.web.guard import BodyTooLarge, Guard
 from tuna_serve.web.visitors import Visitors
 
@@ -71,9 +71,8 @@ _STATUS: dict[type[TunaError], int] = {
     StorageFull: 507,
     TunaError: 409,
 }
-#: Requests for metrics that have one answer, and submissions that are looked at, each at a time:
-#: pages have the other threads.
-_MAX_SCRAPES, _SUBMITTING = 1000, 3
+#: Submissions that are looked at, at a time: pages have the other threads.
+_SUBMITTING = 3
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,8 @@ def create_app(site: Site) -> ASGIApp:
     app.state.site = site
     app.state.visitors = Visitors(site.engine)
     collector = Collector(site.engine, site.settings)
-    app.state.scrapes = Batches(lambda asked: [collector.scrape()] * len(asked), _MAX_SCRAPES)
+    app.state.shared = Shared()
+    app.state.scrape = partial(app.state.shared.ask, "/metrics", collector.scrape)
     app.state.layers = index = LayerIndex()
     app.state.best = Batches(
         lambda layers, **scope: api.best(layers, index=index, **scope), MAX_LAYERS

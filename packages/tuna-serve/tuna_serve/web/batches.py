@@ -1,5 +1,5 @@
 """Batches of questions: those that come while a batch is answered are the next one, so that many at
-a time cost one thread and one query, not one each."""
+a time cost one thread and one query, not one each. So do those who ask the same."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from anyio import to_thread
 
+#: Visitors who get one answer.
+_MAX_SHARING = 1000
 _Asked = list[tuple[str, asyncio.Future[Any]]]
 
 
@@ -21,6 +23,11 @@ class Batches:
         self._answer, self._most = answer, most
         self._waiting: dict[tuple[tuple[str, Any], ...], _Asked] = {}
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def are_over(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return not self._waiting and (self._task is None or self._task.done())
 
     async def ask(self, text: str, **conditions: Any) -> Any:
         """Return the answer for one text; raises what `answer` raises for it."""
@@ -51,3 +58,21 @@ class Batches:
         for (_, answer), value in zip(asked, found, strict=True):
             if not answer.done():  # its visitor has gone
                 answer.set_result(value)
+
+
+class Shared:
+    """Answers that do not depend on who asks: those who ask the same while it is read for another
+    get the next one, which was begun after they asked, together."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, Batches] = {}
+
+    async def ask(self, key: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns, called in a thread for all who ask with this key; raises what
+        it raises."""
+        batches = self._batches.get(key)
+        if batches is None or batches.are_over:
+            batches = Batches(lambda asked: [read()] * len(asked), _MAX_SHARING)
+            self._batches = {k: one for k, one in self._batches.items() if not one.are_over}
+            self._batches[key] = batches
+        return await batches.ask("")

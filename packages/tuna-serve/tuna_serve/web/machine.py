@@ -35,7 +35,7 @@ def healthz(request: Request) -> PlainTextResponse:
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request, _: Reader) -> Response:
     """Answer Prometheus, as `tuna metrics` does."""
-    return Response(await request.app.state.scrapes.ask(""), media_type=CONTENT_TYPE)
+    return Response(await request.app.state.scrape(), media_type=CONTENT_TYPE)
 
 
 @router.get("/v1/whoami")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -65,13 +67,24 @@ def twin(path: str, menu: str) -> Callable[[Callable[..., Twin]], Callable[..., 
         def called(request: Request, arguments: Mapping[str, Any]) -> Twin:
             return lookup(**arguments, **({"request": request} if takes_request else {}))
 
-        def answer(request: Request, visitor: Visitor, **arguments: Any) -> Response:
-            return called(request, arguments).answer()
+        async def answer(request: Request, visitor: Visitor, **arguments: Any) -> Response:
+            def read() -> Response:
+                return called(request, arguments).answer()
 
-        def page(request: Request, visitor: Visitor, **arguments: Any) -> Response:
-            view, told = called(request, arguments), request.query_params.get("told", "")[:300]
-            facts = {"told": told, **view.facts(request.url.path)}
-            return html_page(view.template, visitor, view.title, menu, **facts)
+            if "csv" in request.query_params.getlist("format"):  # it is streamed to one alone
+                return await to_thread.run_sync(read)
+            found: Response = await request.app.state.shared.ask(str(request.url), read)
+            return found
+
+        async def page(request: Request, visitor: Visitor, **arguments: Any) -> Response:
+            def read() -> tuple[Twin, Mapping[str, Any]]:
+                view = called(request, arguments)
+                return view, view.facts(request.url.path)
+
+            view, facts = await request.app.state.shared.ask(str(request.url), read)
+            facts = {"told": request.query_params.get("told", "")[:300], **facts}
+            draw = partial(html_page, view.template, visitor, view.title, menu, **facts)
+            return await to_thread.run_sync(draw)
 
         takes_request = "request" in signature.parameters
         own = [parameter for name, parameter in signature.parameters.items() if name != "request"]
