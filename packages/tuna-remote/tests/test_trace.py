@@ -3,7 +3,9 @@ restored from it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job, KernelRow, Session, SolverRow, TrialRow
 from tuna.errors import BadInput
 from tuna.vocabulary import State
+from tuna_remote.master import MasterPlan, _default_trace
 from tuna_remote.trace import ENDED, Trace, packed
 from tuna_remote.trace_restore import restore, session_of
 
@@ -28,6 +31,27 @@ def traced(engine: sa.Engine, path: Path, session_id: int) -> Trace:
     trace.begin(engine, session_id)
     trace.record(engine, session_id)
     return trace
+
+
+def test_the_same_command_goes_on_with_its_newest_trace(
+    sqlite_engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session_id = make_jobs(sqlite_engine, 1)
+    plan = MasterPlan("none", (), "test", {}, library="noop")
+
+    def default(plan: MasterPlan) -> str:
+        return str(_default_trace(sqlite_engine, plan, {}))
+
+    for name in ("1", "2"):
+        traced(sqlite_engine, Path(f"lorien-tune-{name}.trace"), session_id).close()
+    elsewhere = Path("lorien-tune-2.trace").read_text().replace('"session":"', '"session":"0', 1)
+    Path("lorien-tune-3.trace").write_text(elsewhere)
+    Path("lorien-tune-4.trace").write_text("no trace")
+    assert default(plan) == "lorien-tune-2.trace"
+    with contextlib.closing(Trace(Path("lorien-tune-2.trace"))):
+        assert default(plan) == "lorien-tune-1.trace", "another master appends to the other"
+    assert not Path(default(replace(plan, table="another"))).exists()
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -56,7 +80,7 @@ def test_a_session_is_restored_from_its_trace(
     found = restore(sqlite_engine, trace, kept.append)
     assert facts(sqlite_engine, found) == facts(source, session_id)
     with reading(sqlite_engine) as connection:
-        assert session_of(connection, trace) == found
+        assert session_of(connection, trace.header) == found
         assert sorted(connection.execute(sa.select(KernelRow.blob)).scalars()) == sorted(kept)
     assert trace.record(sqlite_engine, found) == [], "it is as the trace says"
     trace.close()

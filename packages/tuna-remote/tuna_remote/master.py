@@ -31,7 +31,7 @@ from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import toolchain
 from tuna_remote.commit import Commit, commit
-from tuna_remote.trace import ENDED, Trace
+from tuna_remote.trace import ENDED, Trace, header_of
 from tuna_remote.trace_restore import restore, session_of
 from tuna_remote.trial_logs import TrialLogs
 
@@ -136,9 +136,9 @@ class Master:
 
 
 @contextlib.contextmanager
-def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
+def start_master(plan: MasterPlan, trace_file: Path | None) -> Iterator[Master]:
     """Prepare the session of a plan: that of its trace file, restored from it where the database
-    does not have it.
+    does not have it. None: one in the current folder.
 
     Raises BadInput, before anything is stored, for a plan that cannot be, a trace file that is none
     or in use, and one of another table or target.
@@ -151,6 +151,7 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
     options = check(get_library(plan.library).options, plan.options, plan.library)
     engine = open_database()  # and the log, to which a target may be a warning
     facts, words = _target(plan)
+    trace_file = trace_file or _default_trace(engine, plan, facts)
     with contextlib.closing(Trace(trace_file)) as trace:
         if trace.header is not None and trace.header.label != plan.table:
             raise BadInput(
@@ -169,6 +170,19 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
             _others(engine, session_id, options),
         )
         yield Master(session_id, words, loaded, restored, unsolved, others, engine, trace, logs)
+
+
+def _default_trace(engine: sa.Engine, plan: MasterPlan, facts: dict[str, str]) -> Path:
+    """The trace file of a plan for which none was named: the newest one here of its table, target
+    and database that no master appends to, so that the same command goes on, else a new one."""
+    key = environment_of(get_library(plan.library), facts).key
+    for path in sorted(Path().glob("lorien-tune-*.trace"), reverse=True):
+        header = header_of(path)
+        if header and (header.label, header.environment.key) == (plan.table, key):
+            with reading(engine) as connection:
+                if session_of(connection, header) is not None:
+                    return path
+    return Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
 
 
 def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
@@ -204,7 +218,7 @@ def _session(
             hint="results of two environments do not compare: begin a new trace file",
         )
     with reading(engine) as connection:
-        session_id = session_of(connection, trace)
+        session_id = session_of(connection, trace.header)
     if session_id is not None:
         return session_id, False
     store = artifact_store(engine)

@@ -12,6 +12,7 @@ database that does not have it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -68,6 +69,7 @@ LOCAL: Mapping[str, frozenset[str]] = {
 
 #: Bounds of a line, which may hold the artifacts of a result, and of the file.
 _MAX_LINE_BYTES, _MAX_BYTES = 256 << 20, 64 << 30
+_MAX_HEAD_BYTES = 1 << 20
 
 
 class JobName(NamedTuple):
@@ -293,6 +295,14 @@ def plain(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as JSON, without its `LOCAL` columns."""
     kept = [key for key in row if key not in LOCAL[name]]
     return dict(zip(kept, tables.values([row[key] for key in kept]), strict=True))
+
+
+def header_of(path: Path) -> TraceHeader | None:
+    """The first line of a trace file; None for another file, and one that a process appends to."""
+    with contextlib.suppress(OSError, ValueError, BadInput), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return _header(path, json.loads(file.readline(_MAX_HEAD_BYTES)))
+    return None
 
 
 def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:

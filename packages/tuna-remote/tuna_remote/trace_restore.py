@@ -33,7 +33,7 @@ from tuna.db.searches import begin_as_recorded
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.vocabulary import SEARCH, State
-from tuna_remote.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, job_of
+from tuna_remote.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, TraceHeader, job_name, job_of
 
 #: Largest artifact that is unpacked.
 _MAX_ARTIFACT_BYTES = 256 << 20
@@ -41,12 +41,10 @@ _MAX_ARTIFACT_BYTES = 256 << 20
 _OF_OWNER = ("solver", *OF_JOB)
 
 
-def session_of(connection: sa.Connection, trace: Trace) -> int | None:
+def session_of(connection: sa.Connection, header: TraceHeader | None) -> int | None:
     """The session of a trace, where this database has it."""
-    assert trace.header is not None
-    return connection.execute(
-        sa.select(Session.id).where(Session.uuid == trace.header.uuid)
-    ).scalar()
+    assert header is not None
+    return connection.execute(sa.select(Session.id).where(Session.uuid == header.uuid)).scalar()
 
 
 def restore(

@@ -136,7 +136,8 @@ class _MasterOptions:
         metavar="URL",
     )
     trace_file: Path | None = options.option(
-        "Go on with this; default: a new one.", type=click.Path(dir_okay=False, path_type=Path)
+        "Go on with this; default: the last one of the table and target here.",
+        type=click.Path(dir_okay=False, path_type=Path),
     )
     host: str = options.option(
         "Address that the port is opened on.", "--listen", default="127.0.0.1"
@@ -168,8 +169,7 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
     if wanted.tuner == "gridsearch":
         raise BadInput(f"The tuner gridsearch does not exist: {_GRID}.")
     workloads = [workload for group in wanted.workloads for workload in group]
-    trace = wanted.trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
-    if not workloads and not trace.exists():
+    if not workloads and not (wanted.trace_file and wanted.trace_file.exists()):
         raise BadInput(
             "No workload was given.", hint="use --workload, or name a file: @workloads.yaml"
         )
@@ -180,7 +180,7 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
     with (
         listening(wanted.host, port, "`port` of --rpc"),
         _lines(wanted.log_run) as info,
-        start_master(plan, trace) as master,
+        start_master(plan, wanted.trace_file) as master,
     ):
         info(f"INFO Master: Loaded {len(plan.layers)} workloads")
         if master.logs is not None:
