@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -340,10 +341,16 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
     monkeypatch.setattr(
         coordinator.reaper, "_depth", lambda queue: 7 if queue.startswith("compile") else 0
     )
-    coordinator.reaper.reclaim(coordinator._works)
-    with reading(engine) as connection:
-        held = set(connection.execute(sa.select(Job.chunk).where(Job.chunk.is_not(None))).scalars())
-    assert held == {chunks["build"]}
+
+    def held_after_reclaim() -> set[str]:
+        coordinator.reaper.reclaim(coordinator._works)
+        with reading(engine) as connection:
+            rows = connection.execute(sa.select(Job.chunk).where(Job.chunk.is_not(None)))
+            return set(rows.scalars())
+
+    assert held_after_reclaim() == set(chunks.values()), "a worker may be about to take its lease"
+    monkeypatch.setattr(coordinator.reaper, "_unsent", {chunks["measure"]: -math.inf})
+    assert held_after_reclaim() == {chunks["build"]}
 
 
 def test_after_an_outage_workers_have_time_to_renew_their_leases(

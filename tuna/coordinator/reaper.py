@@ -3,6 +3,7 @@ jobs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -61,6 +62,7 @@ class Reaper:
         self._quarantine = quarantine
         self._drain_all = drain_all
         self._max_attempts = max_attempts
+        self._unsent: dict[str, float] = {}  #: since when a chunk has no message
         self.patience = Throttle()  #: not due while workers may still renew their leases
 
     def reclaim(self, works: Iterable[SessionWork]) -> None:
@@ -107,6 +109,18 @@ class Reaper:
         lost = release(connection, sorted(begun), max_attempts=most, worker_lost=True)
         return lost, again + release(connection, unsent, max_attempts=most, message_lost=True)
 
+    def withdraw(self, works: Iterable[SessionWork]) -> None:
+        """Make the jobs of chunks that nobody has taken claimable again, with those that were
+        claimed and not published."""
+        soon, found = utc_now() + timedelta(seconds=GRACE_S), set[str]()
+        with reading(self._engine) as connection:
+            for work in works:
+                with self._quarantine.guard(work):
+                    steps = [step.name for step in work.steps]
+                    found |= orphans(connection, work.session_id, steps, soon).keys()
+        chunks = self._leases.withdraw(sorted(found))
+        transaction(self._engine, release, chunks, max_attempts=self._max_attempts)
+
     def sweep(self) -> None:
         """Drop the leases of untaken chunks that were canceled or reclaimed, for which nothing is
         written to Redis."""
@@ -132,12 +146,17 @@ class Reaper:
         return found
 
     def _without_message(self, old: Mapping[str, str]) -> set[str]:
-        """Return the untaken chunks whose queue holds no message any more."""
+        """Return the untaken chunks whose queue has held no message for half a lease: a worker has
+        the message before it takes the lease, and may be slow in between."""
         queues = {old[chunk] for chunk in old.keys() & set(self._leases.untaken())}
         empty = {queue for queue in queues if not self._depth(queue)}
-        if not empty:
-            return set()
-        return {chunk for chunk in self._leases.untaken() if old.get(chunk) in empty}
+        untaken = self._leases.untaken() if empty else ()
+        now = time.monotonic()
+        self._unsent = {
+            chunk: self._unsent.get(chunk, now) for chunk in untaken if old.get(chunk) in empty
+        }
+        bound_s = self._leases.lease_s / 2
+        return {chunk for chunk, since in self._unsent.items() if now - since >= bound_s}
 
     def _depth(self, queue: str) -> int:
         with self._celery.connection_for_read() as connection:
