@@ -12,6 +12,7 @@ from celery import Celery
 from celery.worker.control import control_command
 
 from tuna.queue.connection import make_celery
+from tuna.queue.envelopes import TASK
 from tuna.settings import Settings, get_settings
 from tuna.workers import remote_exec
 from tuna.workers.worker import CeleryWorker, or_exit
@@ -22,7 +23,7 @@ def _make(settings: Settings) -> Celery:
     worker = CeleryWorker(made, settings)
     worker.connect_signals()
 
-    @made.task(name="tuna.run_chunk", ignore_result=True, acks_late=True)
+    @made.task(name=TASK, ignore_result=True, acks_late=True)
     def run_chunk(chunk: str) -> str:
         return worker.process.run_chunk(chunk)
 

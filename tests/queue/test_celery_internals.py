@@ -34,7 +34,7 @@ def test_no_other_version_is_installed_with_tuna(package: str) -> None:
 def test_the_consumer_has_every_step_but_gossip() -> None:
     from celery.worker.consumer.consumer import Consumer
 
-    ours = celery_internals.consumer_class()
+    ours = celery_internals.consumer_class(lambda _: None)
     assert issubclass(ours, Consumer)
     left_out = set(Consumer.Blueprint.default_steps) - set(ours.Blueprint.default_steps)
     assert left_out == {"celery.worker.consumer.gossip:Gossip"}

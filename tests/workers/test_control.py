@@ -11,6 +11,7 @@ import redis
 
 from tuna.queue.announcements import NAMESPACES_KEY, control_key, namespaces
 from tuna.queue.celery_internals import QueueSwitch
+from tuna.queue.envelopes import DroppedMessages
 from tuna.settings import Settings
 from tuna.workers.worker import ControlListener
 
@@ -45,7 +46,12 @@ def test_a_worker_is_cordoned_and_goes_on_and_leaves(
     consumer, left = _Consumer(), []
     redis_client.sadd(NAMESPACES_KEY, "n")
     orders = ControlListener(
-        redis_client, settings, "w", QueueSwitch(consumer), lambda: left.append(1)
+        redis_client,
+        settings,
+        "w",
+        QueueSwitch(consumer),
+        DroppedMessages(),
+        lambda: left.append(1),
     )
     redis_client.set(control_key("n", "another"), "draining")
     assert orders.look() == ""

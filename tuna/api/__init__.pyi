@@ -81,6 +81,7 @@ from tuna.api.services import upgrade_database as upgrade_database
 from tuna.api.sessions import archive_session as archive_session
 from tuna.api.sessions import check_deletion as check_deletion
 from tuna.api.sessions import delete_session as delete_session
+from tuna.api.sessions import dropped_messages as dropped_messages
 from tuna.api.sessions import outlook as outlook
 from tuna.api.sessions import prune_session as prune_session
 from tuna.api.sessions import restore_session as restore_session

@@ -128,6 +128,12 @@ def workers_aside() -> dict[str, str]:
     return {one.name: one.aside for one in live if one.aside}
 
 
+def dropped_messages() -> int:
+    """Return how many messages workers dropped because no coordinator sent them; 0 if Redis does
+    not answer."""
+    return status.dropped_messages(get_settings())
+
+
 def waits(session_ids: Collection[int]) -> dict[int, str]:
     """Return what the published jobs of sessions wait for, such as "an eval worker", by session;
     without those that workers are at work on."""

@@ -16,6 +16,7 @@ from tuna.api.documents import json_text, overview_documents, snapshot_document
 from tuna.cli import options, show
 from tuna.cli.console import Column, duration, fitted, print_json, say, table
 from tuna.common.messages import COMMAND_CHARS, counted, last_line, one_line
+from tuna.common.signals import INTERRUPTS
 from tuna.vocabulary import State
 
 #: Maximum of sessions that fit a screen; those with work to do come first, then the newest
@@ -54,6 +55,9 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         if in_flight := [session.session_id for session in overviews if session.in_flight]:
             show.aside(api.workers_aside())
             show.waits(api.waits(in_flight))
+            if number := api.dropped_messages():
+                strange = f"{counted(number, 'message')} on the queues came from no coordinator"
+                say(f"{strange}, and were dropped: see the workers' log", err=True)
     if letters := api.undrained_reports():
         reports = counted(letters, "report of a worker", "reports of workers")
         say(
@@ -74,7 +78,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
     """Refresh every `interval_s` seconds until Ctrl-C."""
     watcher = api.watcher(session_id)
     console = Console()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(*INTERRUPTS):
         if as_json or not console.is_terminal:
             while True:
                 snapshot = watcher.look(interval_s)

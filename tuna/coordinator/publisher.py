@@ -29,6 +29,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk, claim
+from tuna.queue.envelopes import TASK
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import memory_of
@@ -263,7 +264,7 @@ class Publisher:
             items=chunk.items,
         )
         self._celery.send_task(
-            "tuna.run_chunk",
+            TASK,
             kwargs=task_message(message),
             # What Celery's events say of the task, and Flower shows.
             shadow=title(message),

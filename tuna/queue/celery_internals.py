@@ -8,10 +8,14 @@ and the pins together.
 
 from __future__ import annotations
 
-import json
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from tuna.queue.envelopes import fault_of, fault_of_bytes
+
+logger = logging.getLogger(__name__)
 
 #: Major.minor of the packages whose internals this module was written for
 READ_IN = {"celery": "5.7", "kombu": "5.7"}
@@ -25,26 +29,76 @@ def time_limit_s(message: Any) -> float:
 
 def task_arguments(message: Any) -> dict[str, Any]:
     """The keyword arguments of a task's message; raises ValueError for anything else."""
-    found = json.loads(message.body)
-    if not isinstance(found, list) or len(found) != 3 or not isinstance(found[1], dict):
-        raise ValueError("not the message of a task")
-    return found[1]
+    if fault := fault_of(message):
+        raise ValueError(fault)
+    named: dict[str, Any] = message.payload[1]
+    return named
 
 
-def consumer(*args: Any, **options: Any) -> Any:
-    """A consumer of `consumer_class`: for the setting `worker_consumer`, which Celery calls like a
-    class."""
-    return consumer_class()(*args, **options)
+def consumer(drop: Callable[[str], None], *args: Any, **options: Any) -> Any:
+    """A consumer of `consumer_class`, for the setting `worker_consumer`, which Celery calls like a
+    class with the arguments after `drop`."""
+    return consumer_class(drop)(*args, **options)
 
 
-def consumer_class() -> Any:
+def consumer_class(drop: Callable[[str], None]) -> Any:
     """Celery's consumer without gossip, which nothing here needs and which stalls for seconds when
-    Redis comes back."""
+    Redis comes back. `drop` is called with the fault of each message that it passes over."""
     from celery.worker.consumer.consumer import Consumer
 
     steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":Gossip")]
     blueprint = type("Blueprint", (Consumer.Blueprint,), {"default_steps": steps})
-    return type("Consumer", (Consumer,), {"Blueprint": blueprint})
+
+    def create_task_handler(self: Any, *args: Any, **options: Any) -> Callable[[Any], None]:
+        handle = Consumer.create_task_handler(self, *args, **options)
+
+        def checked(message: Any) -> None:
+            if fault := fault_of(message):
+                drop(fault)
+                message.reject_log_error(logger, self.connection_errors)
+            else:
+                handle(message)
+
+        return checked
+
+    own = {"Blueprint": blueprint, "create_task_handler": create_task_handler}
+    return type("Consumer", (Consumer,), own)
+
+
+def check_messages(drop: Callable[[str], None]) -> None:
+    """Have this process pass over items of queues of Redis that are no messages, which kombu raises
+    errors of; `drop` is called with the fault of each."""
+    from kombu.transport import redis
+
+    channel: Any = redis.Channel
+    get_client = channel._get_client
+
+    def checked(self: Any) -> Any:
+        class Client(get_client(self)):  # type: ignore[misc]
+            def parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
+                answer = super().parse_response(connection, command_name, **options)
+                if not answer or command_name not in ("BRPOP", "RPOP"):
+                    return answer
+                if fault := fault_of_bytes(answer[1] if command_name == "BRPOP" else answer):
+                    drop(fault)
+                    return None
+                return answer
+
+        return Client
+
+    channel._get_client = checked
+
+
+def after_own_handlers(worker: Any, install: Callable[[], None]) -> None:
+    """Have `install` called once a worker, as the signal `celeryd_init` sends it, has its handlers
+    of signals: that of SIGHUP starts a program again which `python -m` did not start."""
+    own = worker.install_platform_tweaks
+
+    def tweaks(*args: Any) -> None:
+        own(*args)
+        install()
+
+    worker.install_platform_tweaks = tweaks
 
 
 def stop_warmly() -> None:

@@ -96,7 +96,6 @@ def make_celery(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         # the lease decides who holds a chunk
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        worker_consumer="tuna.queue.celery_internals:consumer",
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # an outage of the broker may last a night

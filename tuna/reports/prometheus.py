@@ -24,11 +24,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector as PrometheusCollector
 from sqlalchemy.exc import DBAPIError
 
+from tuna.common.signals import INTERRUPTS
 from tuna.db import models, overview, sessions
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.plugins import Plugins
 from tuna.queue.connection import connect_broker, queue_depth, redis_url
+from tuna.queue.envelopes import dropped
 from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.reports.totals import Totals
@@ -73,6 +75,9 @@ METRICS = {
         "Share of the time from its first to its last measurement that a device was idle.",
     ),
     "tuna_trials_total": Metric("counter", ("session",), "Trials, good or failed."),
+    "tuna_messages_dropped_total": Metric(
+        "counter", (), "Messages on a queue that no coordinator sent."
+    ),
     "tuna_results_drained_total": Metric("counter", (), "Results of workers that are in SQL."),
     "tuna_up": Metric("gauge", ("service",), "Whether the service answered this scrape."),
 }
@@ -199,7 +204,7 @@ class Collector:
 
     def _from_redis(self, samples: Samples) -> None:
         with redis_client.single_attempt_client(redis_url(self._settings), _WAIT_S) as client:
-            client.ping()
+            samples.set("tuna_messages_dropped_total", dropped(client))
             if self._namespace is None:
                 return
             lease_s = self._settings.lease_s
@@ -280,5 +285,5 @@ def serve(
         started(f"http://{host!s}:{port}/metrics")
         try:
             http.serve_forever()
-        except KeyboardInterrupt:
+        except INTERRUPTS:
             return

@@ -217,6 +217,19 @@ def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...]
         return () if uses_embedded(settings) and type(error) is redis.ConnectionError else None
 
 
+def dropped_messages(settings: Settings) -> int:
+    """The number of messages that no coordinator sent; 0 when Redis does not answer."""
+    import redis
+
+    from tuna.queue.connection import impatient_client
+    from tuna.queue.envelopes import dropped
+
+    try:
+        return dropped(impatient_client(settings, _REDIS_S))
+    except (redis.RedisError, OSError, TunaError):
+        return 0
+
+
 def _rates(connection: sa.Connection) -> dict[int, float]:
     """Results a second of each session in the last minute, from the newest rows: a range of the
     primary key."""

@@ -11,14 +11,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
 import stamina
 import structlog
-from celery import Celery, signals
+from celery import Celery
+from celery import signals as celery_signals
 
-from tuna.common import logs
+from tuna.common import logs, signals
 from tuna.common.files import make_home
 from tuna.common.settings_file import ignored_file
 from tuna.errors import BadInput, ServiceError, TunaError
@@ -26,6 +28,7 @@ from tuna.queue import celery_internals
 from tuna.queue.announcements import control_key, namespaces
 from tuna.queue.celery_internals import QueueSwitch
 from tuna.queue.connection import connect, ensure_services
+from tuna.queue.envelopes import DroppedMessages
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.sandbox import box
@@ -75,22 +78,27 @@ class CeleryWorker:
             settings.shutdown_s, lambda: shutdown.return_chunks(settings)
         )
         self._repair = DeviceRepair(settings)
+        self._dropped = DroppedMessages()
+        app.conf.worker_consumer = partial(celery_internals.consumer, self._dropped.add)
         self.process = WorkerProcess(settings, self._served, self._repair, self._is_ending)
 
     def connect_signals(self) -> None:
         """Connect the handlers of Celery's worker signals."""
         # By default Celery keeps weak references to handlers.
-        signals.celeryd_init.connect(self._start_services, weak=False)
-        signals.setup_logging.connect(self._set_up_logs, weak=False)
-        signals.celeryd_after_setup.connect(self._set_queues, weak=False)
-        signals.worker_ready.connect(self._start_control, weak=False)
-        signals.worker_process_init.connect(self._start_process, weak=False)
-        signals.worker_process_shutdown.connect(self._end_process, weak=False)
-        signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
+        celery_signals.celeryd_init.connect(self._start_services, weak=False)
+        celery_signals.setup_logging.connect(self._set_up_logs, weak=False)
+        celery_signals.celeryd_after_setup.connect(self._set_queues, weak=False)
+        celery_signals.worker_ready.connect(self._start_control, weak=False)
+        celery_signals.worker_process_init.connect(self._start_process, weak=False)
+        celery_signals.worker_process_shutdown.connect(self._end_process, weak=False)
+        celery_signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
 
-    def _start_services(self, **_: Any) -> None:
+    def _start_services(self, instance: Any, **_: Any) -> None:
+        signals.leave_first_process()
         self._pid = os.getpid()
         self._set_up_logs()
+        celery_internals.check_messages(self._dropped.add)
+        celery_internals.after_own_handlers(instance, self._shutdown.install)
         logging.captureWarnings(True)  # Celery's own handler does not write JSON
         if sentence := ignored_file():
             log.warning("settings file ignored", reason=sentence)
@@ -135,12 +143,12 @@ class CeleryWorker:
     def _start_control(self, sender: Any, **_: Any) -> None:
         """Called again, with the same `sender` (Celery's consumer), at each new connection to the
         broker."""
-        self._shutdown.install()
-        end_with_starter(signal.SIGTERM)  # to return its chunks first
+        end_with_starter(signals.NOW)  # to return its chunks first
         if self._control is None:
             name = self._settings.worker_name or socket.gethostname()
             switch = celery_internals.QueueSwitch(sender)
-            self._control = ControlListener(connect(self._settings), self._settings, name, switch)
+            client = connect(self._settings)
+            self._control = ControlListener(client, self._settings, name, switch, self._dropped)
             self._control.start()
         if os.environ.pop(ONCE, ""):
             shutdown.leave_when_empty(
@@ -151,6 +159,7 @@ class CeleryWorker:
         # After a kill of the worker its pool must not measure concurrently with the replacement.
         if os.getpid() != self._pid:
             end_with_parent(self._pid)
+            signals.ignore()  # sent to every process of a group or container at once
         self.process = WorkerProcess(
             self._settings, self._served, self._repair, self._is_ending, self._pid
         )
@@ -197,7 +206,8 @@ class CeleryWorker:
 
 
 class ControlListener:
-    """Polls Redis for this worker's wanted state, from a thread of the Celery parent process."""
+    """Polls Redis for this worker's wanted state, from a thread of the Celery parent process, and
+    tells what it dropped."""
 
     def __init__(
         self,
@@ -205,6 +215,7 @@ class ControlListener:
         settings: Settings,
         worker: str,
         queues: QueueSwitch,
+        dropped: DroppedMessages,
         leave: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         """`leave` requests a warm shutdown of this process."""
@@ -212,6 +223,7 @@ class ControlListener:
         self._settings = settings
         self._worker = worker
         self._queues = queues
+        self._dropped = dropped
         self._leave = leave
 
     def start(self) -> None:
@@ -222,6 +234,7 @@ class ControlListener:
         pause = threading.Event()
         while not pause.wait(self._settings.lease_s / 4):
             try:
+                self._dropped.tell(self._client)
                 if self.look() == "draining":
                     return
             except redis.RedisError as error:

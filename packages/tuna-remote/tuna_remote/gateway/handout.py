@@ -28,6 +28,7 @@ from kombu import Queue
 
 from tuna.db.joined_workers import RemoteWorker
 from tuna.queue import celery_internals
+from tuna.queue.envelopes import DroppedMessages
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.services import redis_client
@@ -86,6 +87,7 @@ class Handout:
         self._connection: Any = None
         self._queues: dict[str, Any] = {}
         self._empty_until: dict[str, float] = {}
+        self.dropped = DroppedMessages()
         self._lock = threading.Lock()  # a connection to the broker is for one thread at a time
 
     def may_have(self, queues: Sequence[str]) -> bool:
@@ -111,6 +113,7 @@ class Handout:
                     if (handed := self._lease(worker, message, token, ends)) is not None:
                         return handed
                 self._empty_until[queue] = time.monotonic() + _EMPTY_S
+        self.dropped.tell(self._client)
         return None
 
     def find(self, token: str) -> HandedChunk | None:
@@ -196,8 +199,8 @@ class Handout:
         try:
             text = celery_internals.task_arguments(message)["chunk"]
             chunk = Chunk.model_validate_json(text)
-        except (KeyError, ValueError) as error:
-            log.error("invalid message dropped", fault=str(error))
+        except ValueError as error:
+            self.dropped.add(str(error)[:200])
             message.ack()
             return None
         now = time.time()

@@ -16,6 +16,7 @@ from tuna.common.files import make_home
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError
+from tuna.queue import celery_internals
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.python import module_command
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
@@ -33,6 +34,7 @@ def gateway_listener(listening: Sequence[socket.socket], settings: Settings) -> 
     engine = open_database()
     ensure_services(settings)
     app = GatewayApp(engine, connect(settings), make_celery(settings), settings)
+    celery_internals.check_messages(app.dropped.add)
     with reading(engine) as connection:
         return Listener(listening, app.asgi(), server_context(joined.tls_secret(connection)))
 

@@ -97,6 +97,7 @@ class GatewayApp:
         with reading(engine) as connection:
             self._namespace = sessions.namespace(connection)
         self._handout = Handout(client, celery, self._namespace, settings.lease_s)
+        self.dropped = self._handout.dropped
         self._artifacts = Artifacts.from_settings(
             settings, self._namespace, self._read_keys(), self._read_keys, waits=False
         )
