@@ -12,6 +12,7 @@ from tuna.db import configs, jobs, sessions
 from tuna.db import solvers as known_solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Search, StepResultRow, TrialRow
+from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 
 
@@ -22,9 +23,10 @@ def make_jobs(
     steps: str = "build,measure",
     options: Mapping[str, Any] | None = None,
     solvers: Sequence[str] = (),
+    library: Library | None = None,
 ) -> int:
     """Jobs for `layers` layers and all ten solvers, or those named; returns the session's id."""
-    library = get_library("noop")
+    library = library or get_library("noop")
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, library.environment(), "test")
         configs.store(
@@ -35,7 +37,7 @@ def make_jobs(
     with writing(engine) as connection:
         request = jobs.JobRequest(
             session_id,
-            "noop",
+            library.name,
             steps.split(","),
             "test",
             "new",

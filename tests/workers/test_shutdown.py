@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import signal
 import threading
 
 import pytest
@@ -15,7 +15,7 @@ from tuna.queue.announcements import NAMESPACES_KEY, OPEN_S, announce_open
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
-from tuna.workers import lifetime, shutdown
+from tuna.workers import shutdown
 from tuna.workers.shutdown import Shutdown
 
 CHUNK = Chunk(
@@ -32,7 +32,6 @@ CHUNK = Chunk(
 @pytest.fixture(autouse=True)
 def _fresh_celery_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "should_stop", None)
-    monkeypatch.setattr(shutdown, "ECHO_S", 0.0)
 
 
 class _Request:
@@ -58,7 +57,7 @@ class _Worker:
 def test_the_first_signal_ends_warmly_within_the_bound() -> None:
     worker = _Worker(bound_s=0.05)
     assert not worker.shutdown.asked
-    worker.shutdown.ask()
+    worker.shutdown.ask(signal.SIGTERM, False)
     assert state.should_stop == 0
     assert worker.left.wait(60)
     assert worker.did == ["gave back", "left with 0"]
@@ -66,27 +65,11 @@ def test_the_first_signal_ends_warmly_within_the_bound() -> None:
 
 def test_the_second_signal_ends_at_once() -> None:
     worker = _Worker(bound_s=3600)
-    worker.shutdown.ask()
-    worker.shutdown.ask()
-    assert worker.left.wait(60)
-    assert worker.did == ["gave back", "left with 0"]
-
-
-def test_a_worker_without_its_parent_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(lifetime.WITH_PARENT, "1" if os.getppid() != 1 else "2")
-    worker = _Worker(bound_s=3600)
-    worker.shutdown.ask()
-    assert worker.left.wait(60)
-    assert worker.did == ["gave back", "left with 0"]
-
-
-def test_the_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "ECHO_S", 3600.0)
-    worker = _Worker(bound_s=3600)
-    worker.shutdown.ask()
-    worker.shutdown.ask()
+    worker.shutdown.ask(signal.SIGTERM, False)
     assert worker.shutdown.asked
-    assert not worker.left.wait(0.1)
+    worker.shutdown.ask(signal.SIGTERM, True)
+    assert worker.left.wait(60)
+    assert worker.did == ["gave back", "left with 0"]
 
 
 def test_a_redis_that_is_away_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +80,7 @@ def test_a_redis_that_is_away_does_not_keep_the_worker(monkeypatch: pytest.Monke
     def give_back() -> None:
         stuck.wait()
 
-    Shutdown(0.0, give_back, lambda _: left.set()).ask()
+    Shutdown(0.0, give_back, lambda _: left.set()).ask(signal.SIGTERM, False)
     assert left.wait(60)
     stuck.set()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
@@ -16,6 +18,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from tuna.common import signals
 from tuna.common.version import __version__
 from tuna.errors import BadInput, StorageFull, TunaError
 from tuna.plugins import Plugins
@@ -225,11 +228,12 @@ def guarded(
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _complain(
-            "Interrupted; what was finished is kept, and the same command goes on from there."
-        )
-        return 130
+    except (click.Abort, *signals.INTERRUPTS) as error:
+        number = error.number if isinstance(error, signals.Interrupted) else signal.SIGINT
+        how = "Interrupted" if number == signal.SIGINT else f"Ended by {signals.name_of(number)}"
+        with contextlib.suppress(OSError):  # who reads it may have ended by the same signal
+            _complain(f"{how}; what was finished is kept, and the same command goes on from there.")
+        return signals.exit_code(number)
     except BrokenPipeError:
         return 141  # as the shell shows a program that SIGPIPE ended
     except OSError as error:
@@ -282,4 +286,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # a terminal of ASCII or Latin-1 has no "×"
-    raise SystemExit(guarded(tuna))
+    signals.run_program(lambda: guarded(tuna))

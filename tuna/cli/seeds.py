@@ -10,6 +10,7 @@ import click
 
 from tuna.cli import options
 from tuna.cli.main import guarded
+from tuna.common import signals
 from tuna.errors import BadInput
 
 _T = TypeVar("_T")
@@ -58,6 +59,6 @@ def program(command: click.Command, name: str) -> Callable[[], None]:
     """The entry point of a script."""
 
     def main() -> None:
-        raise SystemExit(guarded(command, name=name, respell=respell))
+        signals.run_program(lambda: guarded(command, name=name, respell=respell))
 
     return main

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,12 +13,13 @@ import click
 from tuna import api
 from tuna.cli import options, show, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
+from tuna.common import signals
 from tuna.common.messages import counted
-from tuna.common.signals import ECHO_S, SignalEvent
 from tuna.errors import BadInput
 from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
+from tuna.workers.lifetime import has_starter
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress
@@ -62,7 +61,7 @@ def run(
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @options.policy
 @options.log_to
-@click.option("--stay", is_flag=True, help="With --all: go on without jobs, until SIGTERM.")
+@click.option("--stay", is_flag=True, help="With --all: go on without jobs, until a signal.")
 def enqueue(
     session_ids: tuple[int, ...],
     every: bool,
@@ -76,24 +75,26 @@ def enqueue(
     chosen = options.sessions(session_ids, every=every)
     if stay and chosen is not None:
         raise BadInput("A coordinator that stays serves all sessions.", hint="--all --stay")
-    stop = _set_by_sigterm() if stay else None
-    errored = work_through(chosen, options.split(steps), policy=policy, stop=stop, on_stored=stored)
-    return int(errored > 0 and not stay)
+    if not stay:
+        return int(work_through(chosen, options.split(steps), policy=policy, on_stored=stored) > 0)
+    with _set_by_signal() as stop:
+        work_through(chosen, options.split(steps), policy=policy, stop=stop, on_stored=stored)
+    say("Ended; what is queued is done, and its results wait in Redis.", err=True)
+    return 0
 
 
-def _set_by_sigterm() -> threading.Event:
-    """Return an event that the first SIGTERM sets; the second one ends the process."""
-    stop, asked_at = SignalEvent(), list[float]()
+@contextlib.contextmanager
+def _set_by_signal() -> Iterator[threading.Event]:
+    """Yield an event that the first signal sets; the second one ends the process."""
+    stop = signals.SignalEvent()
 
-    def ask(*_: object) -> None:
-        asked_at.append(time.monotonic())
+    def ask(number: int, at_once: bool) -> None:
         stop.set()
-        if asked_at[-1] - asked_at[0] >= ECHO_S:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+        if at_once:
+            signals.end_at_once(number)
 
-    signal.signal(signal.SIGTERM, ask)
-    return stop
+    with signals.handling(ask, by_command=has_starter()):
+        yield stop
 
 
 def work_through(
@@ -213,14 +214,18 @@ def worker(
         boards = api.WorkerBoards(*(given or "" for given in named))
     if line := tokens.join_line(wanted.line):
         api.joining().join(role, line, wanted.processes, devices=wanted.devices, boards=boards)
-    return api.serve_workers(
-        role,
-        wanted.processes,
-        devices=wanted.devices,
-        session_id=wanted.session_id,
-        once=wanted.once,
-        boards=boards,
-    )
+    try:
+        return api.serve_workers(
+            role,
+            wanted.processes,
+            devices=wanted.devices,
+            session_id=wanted.session_id,
+            once=wanted.once,
+            boards=boards,
+        )
+    except signals.INTERRUPTS:  # before there was a worker
+        say("Ended; nothing was begun.", err=True)
+        return 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from stamina import instrumentation
 
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
-from tuna.common import waits
+from tuna.common import signals, waits
 from tuna.coordinator import key_rotation
 from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
 from tuna.coordinator.drain import Drain
@@ -218,10 +218,17 @@ class Coordinator:
                                 return
                         if attempt.num > 1:  # nor could workers renew their leases meanwhile
                             self.reaper.patience.wait(self._settings.lease_s / 2)
-                        going = self._round(tick, finished)
+                        with signals.held():
+                            going = self._round(tick, finished)
                 if attempt.num > 1:
                     log.warning("servers work again")
                     waits.tell("")
+
+    def settle(self) -> None:
+        """Drain what workers that have ended finished, returned or abandoned, and take back what
+        they have not begun."""
+        self.drain.finish()
+        self.reaper.withdraw(self._works)
 
     def _show_alive(self) -> None:
         if self._alive.is_due:

@@ -140,6 +140,13 @@ class Drain:
         self.write(entries)
         return len(entries)
 
+    def finish(self) -> None:
+        """Drain everything, beginning with what was read when this process was interrupted."""
+        while entries := self._stream.read(_READ_ENTRIES, again=True):
+            self.write(entries)
+        while self.once():
+            pass
+
     def take_over(self) -> int:
         """Drain the pending entries of a drain that died; returns the number of entries."""
         entries = self._stream.take_over(100)

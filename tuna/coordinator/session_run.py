@@ -4,13 +4,17 @@ jobs are done."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.exc import DBAPIError
 
 from tuna.common import waits
@@ -34,6 +38,8 @@ from tuna.settings import Settings
 from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import ALONE, LIBRARIES
+
+log = structlog.get_logger(__name__)
 
 _COUNT_EVERY_S = 0.5
 #: Maximum share of the time for counting jobs, and the share when there is nothing else to do:
@@ -235,12 +241,14 @@ def run_sessions(
     )
     with contextlib.ExitStack() as stack:
         if specs:
-            stack.callback(_drain_last_reports, coordinator)
+            ends = functools.partial(_settle, coordinator)
             start = settings.home / "logs", specs, settings.shutdown_s, events.on_wait
             if lasting is None:
+                stack.callback(ends)
                 watch.workers = stack.enter_context(local_workers(*start))
             else:
                 watch.workers = lasting.start(*start)
+                lasting.on_end = ends
                 stack.push(lasting.ended)
         with _in_a_sentence(engine), waits.shown_by(watch.wait):
             coordinator.run(lambda: watch.tick(coordinator.waited_for), watch.finished, stop)
@@ -306,12 +314,15 @@ def _in_a_sentence(engine: sa.Engine) -> Iterator[None]:
         ) from error
 
 
-def _drain_last_reports(coordinator: Coordinator) -> None:
-    """Drain what interrupted workers finished, returned or abandoned; the next run would, but users
+def _settle(coordinator: Coordinator) -> None:
+    """Leave nothing in flight when the workers of a run have ended; the next run would, but users
     look at the status before, and an embedded Redis may end with the workers."""
-    with contextlib.suppress(Exception):  # the run is over, or raises another exception
-        while coordinator.drain.once():
-            pass
+    if error := sys.exc_info()[1]:  # it may hold a transaction that it came from the middle of
+        traceback.clear_frames(error.__traceback__)
+    try:
+        coordinator.settle()
+    except Exception as error:  # the run is over, or raises another exception
+        log.warning("jobs left in flight for the next run", reason=server_errors.words(error))
 
 
 class _Watch:

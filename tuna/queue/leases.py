@@ -76,6 +76,18 @@ redis.call('ZADD', KEYS[1], 'XX', 0, '')
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now)
 """
 )
+# KEYS: leases.  ARGV: chunks
+_WITHDRAW = """
+local free = {}
+for _, chunk in ipairs(ARGV) do
+    local score = redis.call('ZSCORE', KEYS[1], chunk)
+    if not score or score == 'inf' then
+        redis.call('ZREM', KEYS[1], chunk)
+        free[#free + 1] = chunk
+    end
+end
+return free
+"""
 # KEYS: leases, holders.  ARGV: chunk, token
 _EVICT = (
     _HOLDS
@@ -140,10 +152,8 @@ class Leases:
         self._take, self._renew, self._report, self._finish = (
             client.register_script(text) for text in scripts
         )
-        self._return_chunk, self._evict, self._expired = (
-            client.register_script(_RETURN_CHUNK),
-            client.register_script(_EVICT),
-            client.register_script(_EXPIRED),
+        self._return_chunk, self._evict, self._expired, self._withdraw = map(
+            client.register_script, (_RETURN_CHUNK, _EVICT, _EXPIRED, _WITHDRAW)
         )
 
     # -- the coordinator's side
@@ -181,6 +191,11 @@ class Leases:
                 pipe.zrem(self.leases_key, *chunks)
                 pipe.hdel(self.holders_key, *chunks)
                 pipe.execute()
+
+    def withdraw(self, chunks: Sequence[str]) -> list[str]:
+        """Delete those of the chunks that nobody has taken; returns them, and those that Redis does
+        not know."""
+        return _texts(self._withdraw(keys=[self.leases_key], args=chunks)) if chunks else []
 
     def evict(self, worker: str) -> None:
         """Revoke the leases that a worker holds, which expire at once."""

@@ -104,14 +104,17 @@ class ResultStream:
         if not self._is_open:
             self.open()
 
-    def read(self, count: int, block_ms: int | None) -> list[StreamEntry]:
-        """New entries, waiting up to `block_ms` for the first (None: not at all)."""
+    def read(
+        self, count: int, block_ms: int | None = None, *, again: bool = False
+    ) -> list[StreamEntry]:
+        """New entries, waiting up to `block_ms` for the first (None: not at all); `again`: those
+        that were read and not acknowledged."""
         self._open_once()
         try:
             answer = self._client.xreadgroup(
                 GROUP,
                 self._consumer,
-                {self._key: ">"},
+                {self._key: "0" if again else ">"},
                 count=count,
                 block=block_ms if block_ms else None,
             )
@@ -120,7 +123,7 @@ class ResultStream:
                 raise
             self.open()
             return []
-        return _entries(cast(list[Any], answer)[0][1]) if answer else []
+        return _entries([pair for pair in cast(Any, answer)[0][1] if pair[1]]) if answer else []
 
     def take_over(self, count: int) -> list[StreamEntry]:
         """Entries that are pending in a drain that died."""

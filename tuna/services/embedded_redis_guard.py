@@ -1,4 +1,5 @@
-"""Parent of the embedded Redis server, which it ends after the last process that uses it.
+"""Parent of the embedded Redis server, which it ends after the last process that uses it, and not
+at a signal that was sent to all: results are still to be drained then.
 
 `main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file
 LOCK_FD and gets what this process reads from its standard input, waits until no process has a lock
@@ -25,6 +26,8 @@ from tuna.sandbox.self_limits import end_with_parent
 def main(argv: list[str]) -> None:
     """Run the server until its last user has ended."""
     lock, users_file, command = int(argv[0]), argv[1], argv[2:]
+    # the server inherits what is blocked, and has a handler in place of what is ignored
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     users = os.open(users_file, os.O_RDWR | os.O_CLOEXEC)
     run_dir, folder = Path(users_file).parent, None
     with contextlib.suppress(OSError):  # the socket lies in `run_dir`

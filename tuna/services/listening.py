@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tuna.common import signals
 from tuna.services.ports import BACKLOG
 
 #: Key in the state of a request of a function that marks its connection as that of a known client
@@ -189,6 +192,19 @@ class BoundedServer(uvicorn.Server):
         self._listeners = listeners
         self._strangers: dict[_Bounded, None] = {}
         self._handshakes: dict[asyncio.Transport, None] = {}
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End when a signal asks for it; `at_once` without the requests that are worked on."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with signals.handling(self._asked):
+            yield
+
+    def _asked(self, _: int, at_once: bool) -> None:
+        self.should_exit = True
+        self.force_exit = at_once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve all listeners."""

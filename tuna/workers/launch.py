@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tuna.common import signals
 from tuna.errors import ServiceError
 from tuna.libraries.boards import board_settings
 from tuna.sandbox.processes import signal_name
@@ -64,9 +65,8 @@ class LocalWorkers:
         """Start one worker; its log goes to a file in the log directory."""
         self._log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = self._log_dir / f"worker-{spec.queue}-{os.getpid()}.log"
-        with open(log, "ab") as output:
-            process = start_process(spec, output)
-        self._running.append((spec, log, process))
+        with open(log, "ab") as output, signals.held():
+            self._running.append((spec, log, start_process(spec, output)))
 
     def check(self) -> None:
         """Raise ServiceError with the reason of a worker that has ended: the signal, or else the
@@ -92,14 +92,18 @@ class LocalWorkers:
         """Stop all: at once when they are known to be `idle`, else warmly, with `bound_s` for the
         current chunks.
 
-        A KeyboardInterrupt during the wait stops them at once; they still return their chunks.
+        A bound of 0 and an interruption of the wait stop them at once; they still return their
+        chunks.
         """
         if not idle:
-            self._terminate()
             try:
-                self._wait(bound_s + _MARGIN_S)
-            except KeyboardInterrupt:
-                self._terminate()
+                if bound_s:
+                    self._send(signal.SIGTERM)
+                    self._wait(bound_s + _MARGIN_S)
+            except signals.INTERRUPTS:
+                bound_s = 0.0
+            if not bound_s:
+                self._send(signals.NOW)
                 self._wait(_MARGIN_S)
         for _, _, process in self._running:
             with contextlib.suppress(ProcessLookupError):
@@ -107,9 +111,9 @@ class LocalWorkers:
             process.wait()
         self._running.clear()
 
-    def _terminate(self) -> None:
+    def _send(self, number: signal.Signals) -> None:
         for _, _, process in self._running:
-            process.terminate()
+            process.send_signal(number)
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -171,7 +175,10 @@ def local_workers(
         yield workers
         idle = True
     except BaseException as error:
-        on_wait(bound_s, str(error) if isinstance(error, RunStopped) else "")
+        if isinstance(error, signals.Interrupted) and error.at_once:
+            bound_s = 0.0
+        with contextlib.suppress(OSError):  # who reads it may have ended by the same signal
+            on_wait(bound_s, str(error) if isinstance(error, RunStopped) else "")
         raise
     finally:
         workers.stop(idle=idle and workers.idle, bound_s=bound_s)
@@ -186,6 +193,8 @@ class LastingWorkers:
         self._started: LocalWorkers | None = None
         self._on_wait: Callable[[float, str], None] = lambda *_: None
         self._used = False  #: True once a run has ended
+        #: called after the workers have ended; the last run drains what they reported
+        self.on_end: Callable[[], None] = lambda: None
         self._stopped: RunStopped | None = None  #: exception that ended the last run
 
     def start(
@@ -217,7 +226,10 @@ class LastingWorkers:
             kind, error, trace = None, None, None
         elif error is None and self._stopped is not None:
             kind, error = RunStopped, self._stopped
-        self._stack.__exit__(kind, error, trace)
+        try:
+            self._stack.__exit__(kind, error, trace)
+        finally:
+            self.on_end()
 
 
 #: Seconds in which a hook may reset or reboot a device

@@ -29,7 +29,11 @@ def end_with_starter(number: int = signal.SIGKILL) -> None:
         end_with_parent(int(starter), number)
 
 
+def has_starter() -> bool:
+    """True if a command started this worker."""
+    return WITH_PARENT in os.environ
+
+
 def is_orphan() -> bool:
     """True if the command that started this worker has ended."""
-    starter = os.environ.get(WITH_PARENT)
-    return bool(starter) and os.getppid() != int(starter or 0)
+    return has_starter() and os.getppid() != int(os.environ[WITH_PARENT])

@@ -11,12 +11,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import structlog
 
-from tuna.common import logs
-from tuna.common.signals import SignalEvent
+from tuna.common import logs, signals
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
 from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
@@ -138,7 +136,8 @@ class Supervisor:
         """`margin_s`: beyond the bound of their warm shutdown, until workers are killed."""
         self._settings = settings
         self._margin_s = margin_s
-        self._stop = SignalEvent()
+        self._stop = signals.SignalEvent()
+        self._sent = signal.SIGTERM  #: what workers are sent that are to end
         self._kill_at = self._leave_at = float("inf")
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -150,36 +149,32 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until every worker has ended; returns the highest exit code."""
-        before = {
-            number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            for thread in self._threads:
-                thread.start()
-            while (
-                any(thread.is_alive() for thread in self._threads)
-                and time.monotonic() < self._leave_at
-            ):
+        with signals.handling(self._asked):
+            try:
                 for thread in self._threads:
-                    thread.join(_TICK_S)
-                if time.monotonic() >= self._kill_at:
-                    self._kill()
-        finally:
-            self._kill()  # a no-op unless an error occurred above
-            for number, handler in before.items():
-                signal.signal(number, handler)
+                    thread.start()
+                while (
+                    any(thread.is_alive() for thread in self._threads)
+                    and time.monotonic() < self._leave_at
+                ):
+                    for thread in self._threads:
+                        thread.join(_TICK_S)
+                    if time.monotonic() >= self._kill_at:
+                        self._kill()
+            finally:
+                self._kill()  # a no-op unless an error occurred above
         return max(self._codes.values(), default=0)
 
-    def _asked(self, *_: Any) -> None:
-        """The first signal: warm shutdown; the second: cold, hooks included. Workers treat SIGTERM
-        alike."""
-        if self._stop.is_set():
+    def _asked(self, _: int, at_once: bool) -> None:
+        """Warm shutdown; `at_once`: cold, hooks included."""
+        if at_once:
+            self._sent = signals.NOW
             self._kill_at = self._leave_at = time.monotonic() + self._margin_s
         else:
             self._kill_at = time.monotonic() + self._settings.shutdown_s + self._margin_s
         self._stop.set()
         for process in list(self._running.values()):
-            _send(process, signal.SIGTERM)
+            _send(process, self._sent)
 
     def _kill(self) -> None:
         for process in list(self._running.values()):
@@ -218,7 +213,7 @@ class Supervisor:
             process = start_process(spec)
             self._running[spec.title] = process
         if self._stop.is_set():  # the signal came while the process was being started
-            _send(process, signal.SIGTERM)
+            _send(process, self._sent)
         code = process.wait()
         del self._running[spec.title]
         try:

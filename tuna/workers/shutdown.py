@@ -1,5 +1,5 @@
-"""Shutdown of a worker: warm within a bound at the first signal, or when its queues are empty; cold
-at the second signal, or when the command ended that started it.
+"""Shutdown of a worker: warm within a bound when a signal asks for it, or its queues are empty;
+cold at the second signal, or when the command ended that started it.
 
 The bound is kept by the worker's parent process, because a pool process that is inside a library
 cannot be interrupted safely. It returns the chunks that its pool has not finished in time,
@@ -21,7 +21,7 @@ import redis
 import structlog
 from celery import Celery
 
-from tuna.common.signals import ECHO_S, SignalEvent
+from tuna.common import signals
 from tuna.errors import ServiceError
 from tuna.queue import celery_internals
 from tuna.queue.announcements import is_open, namespaces
@@ -54,8 +54,7 @@ class Shutdown:
         self._bound_s = bound_s
         self._return_chunks = return_chunks
         self._leave = leave
-        self._asked_at: float | None = None
-        self._now = SignalEvent()
+        self._now = signals.SignalEvent()
         self._shared = mmap.mmap(-1, 1)  # with processes that are forked from this one
 
     @property
@@ -67,26 +66,24 @@ class Shutdown:
         return self._shared[0] > 0
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT from Celery, whose warm shutdown has no bound; call it in
-        the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.ask())
+        """Take the signals over from Celery, whose warm shutdown has no bound; call it in the main
+        thread."""
+        signals.install(self.ask, by_command=lifetime.has_starter())
 
-    def ask(self) -> None:
-        """Warm shutdown: take no new chunk and exit within the bound; a second call, or the end of
-        the parent: exit now."""
-        if lifetime.is_orphan():
+    def ask(self, number: int, at_once: bool) -> None:
+        """Warm shutdown: take no new chunk and exit within the bound; `at_once`: exit now."""
+        if at_once:
             self._now.set()
-        if self._asked_at is not None:
-            if time.monotonic() - self._asked_at >= ECHO_S:
-                self._now.set()
+        if self.asked:
             return
-        self._asked_at = time.monotonic()
         self._shared[0] = 1
         celery_internals.stop_warmly()  # if Celery ends first, the thread below dies with it
-        threading.Thread(target=self._wait_and_leave, name="shutdown", daemon=True).start()
+        args = (signals.name_of(number),)
+        threading.Thread(target=self._wait_and_leave, args=args, name="end", daemon=True).start()
 
-    def _wait_and_leave(self) -> None:
+    def _wait_and_leave(self, why: str) -> None:
+        if not self._now.is_set():
+            log.warning("worker ends", signal=why, most_s=self._bound_s)
         self._now.wait(self._bound_s)
         returning = threading.Thread(target=self._return_chunks, name="return-chunks", daemon=True)
         returning.start()

@@ -101,7 +101,7 @@ def test_a_process_that_died_is_started_again_after_a_pause(
     worker._starts_at = [time.monotonic() + 600]
     worker._restart()
     assert worker.started == 0
-    worker._asked_at = time.monotonic()  # it ends: no process is started any more
+    worker._ends = "SIGTERM"  # it ends: no process is started any more
     worker._restart()
     assert worker._starts_at == []
     assert isinstance(worker._shared, mmap.mmap)

@@ -110,7 +110,8 @@ def test_ctrl_c_is_how_a_server_ends(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"{module}.{function}", interrupted)
-    assert type_in("tuna", command) == (0, "", "")
+    done = type_in("tuna", command)
+    assert (done.code, done.out, done.err.partition(";")[0]) == (0, "", "Ended")
 
 
 def ended(visitor: httpx.Client, number: int) -> dict:

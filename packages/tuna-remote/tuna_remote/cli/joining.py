@@ -10,6 +10,7 @@ import click
 from tuna.cli import options
 from tuna.cli.console import say
 from tuna.cli.tokens import join_line
+from tuna.common.signals import INTERRUPTS
 from tuna_remote import joining
 from tuna_remote.gateway.ports import GATEWAY_PORT
 
@@ -24,8 +25,9 @@ def gateway(host: str, port: int) -> None:
 
     Any number of gateways may serve one database.
     """
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(*INTERRUPTS):
         joining.gateway(host, port, lambda url: say(f"gateway: {url}"))
+    say("Ended; workers wait ten minutes for a gateway.", err=True)
 
 
 @dataclass(frozen=True)

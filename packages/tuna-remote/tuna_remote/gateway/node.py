@@ -11,7 +11,6 @@ import logging
 import mmap
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -24,9 +23,8 @@ from typing import Any
 
 import structlog
 
-from tuna.common import logs
+from tuna.common import logs, signals
 from tuna.common.files import make_home
-from tuna.common.signals import ECHO_S
 from tuna.errors import ServiceError, TunaError
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
@@ -82,7 +80,8 @@ class RemoteNode:
         self._device = self._served.device_name(self._queues)
         self._children: list[_Child] = []
         self._shared = mmap.mmap(-1, 1)  # with the processes: 1 once the worker ends
-        self._asked_at: float | None = None
+        self._ends = ""  #: name of the signal that asked this worker to end
+        self._has_told = False
         self._leave_at = float("inf")
         self._restarts = Restarts()
         self._starts_at: list[float] = []  #: moments to start processes in the place of dead ones
@@ -90,9 +89,8 @@ class RemoteNode:
 
     def run(self) -> int:
         """Run until the processes have ended, or a signal came; returns the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        lifetime.end_with_starter(signal.SIGTERM)  # to return its chunks first
+        signals.install(self._asked, by_command=lifetime.has_starter())
+        lifetime.end_with_starter(signals.NOW)  # to return its chunks first
         for _ in range(self._processes):
             self._start()
         while (self._children or self._starts_at) and time.monotonic() < self._leave_at:
@@ -102,18 +100,12 @@ class RemoteNode:
         self._end()
         return 0
 
-    def _on_signal(self, *_: Any) -> None:
-        """Warm shutdown: take no new chunk and exit within the bound; on a second signal, or the
-        end of the starter, exit now."""
-        now = time.monotonic()
-        if lifetime.is_orphan():
-            self._leave_at = now
-        if self._asked_at is None:
-            self._asked_at = now
-            self._shared[0] = 1
-            self._leave_at = min(self._leave_at, now + self._settings.shutdown_s)
-        elif now - self._asked_at >= ECHO_S:
-            self._leave_at = now
+    def _asked(self, number: int, at_once: bool) -> None:
+        """Warm shutdown: take no new chunk and exit within the bound; `at_once`: exit now."""
+        self._ends = self._ends or signals.name_of(number)
+        self._shared[0] = 1
+        bound_s = 0.0 if at_once else self._settings.shutdown_s
+        self._leave_at = min(self._leave_at, time.monotonic() + bound_s)
 
     def _start(self) -> None:
         ours, theirs = connection.Pipe()
@@ -127,14 +119,16 @@ class RemoteNode:
     def _in_child(self, pipe: Connection, parent: int) -> None:
         for child in self._children:
             child.pipe.close()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent says when it ends
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.ignore()
         end_with_parent(parent)
         process = _Process(self._settings, self._served, self._queues, pipe, self._shared, parent)
         os._exit(process.run(self._device))
 
     def _wait(self) -> None:
         """Read what the processes say, and look after those that ended."""
+        if self._ends and not self._has_told:
+            self._has_told = True
+            log.warning("worker ends", signal=self._ends, most_s=self._settings.shutdown_s)
         watched: list[Any] = [child.pipe for child in self._children]
         watched += [child.process.sentinel for child in self._children]
         ready = set(connection.wait(watched, _TICK_S))
@@ -164,7 +158,7 @@ class RemoteNode:
         self._read(child)
         child.process.join()
         child.pipe.close()
-        if child.process.exitcode == _LEFT or self._asked_at is not None:
+        if child.process.exitcode == _LEFT or self._ends:
             self._give_up(child, died=False)
             return
         log.error("process of a remote worker ended", code=child.process.exitcode)
@@ -191,7 +185,7 @@ class RemoteNode:
     def _restart(self) -> None:
         """Start the processes that are due, while no thread holds a lock that a fork would
         inherit."""
-        if self._asked_at is not None:
+        if self._ends:
             self._starts_at.clear()
         self._burials = [thread for thread in self._burials if thread.is_alive()]
         due = [at for at in self._starts_at if at <= time.monotonic()]
@@ -341,6 +335,7 @@ class _Process:
 
 def main(argv: Sequence[str]) -> int:
     """Run a remote worker of a role, with a number of processes; returns the exit code."""
+    signals.leave_first_process()
     role, processes = argv[0], int(argv[1])
     settings = get_settings()
     logs.configure(settings.log_level, settings.log_format)

@@ -9,6 +9,7 @@ import click
 
 from tuna.api import require_packages_of_server
 from tuna.cli.console import say
+from tuna.common.signals import INTERRUPTS
 
 PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -44,5 +45,6 @@ def serve(
     from tuna_serve.web.demo import demo_home
 
     address = serving.Address.parse(listen, tls_cert, tls_key, behind)
-    with suppress(KeyboardInterrupt), demo_home() if demo else nullcontext():
+    with suppress(*INTERRUPTS), demo_home() if demo else nullcontext():
         serving.serve(address, lambda url: say(url, wrap=False))
+    say("Ended; what is asked for goes on when it is started again.", err=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 import structlog
 
-from tuna.common import logs
+from tuna.common import logs, signals
 from tuna.common.files import own_folder
 from tuna.db import server_errors
 from tuna.db.database import keeping_open, open_database
@@ -87,7 +86,7 @@ def _leave(request: TuningRequest) -> None:
 def main(argv: Sequence[str]) -> int:
     """Work on a request, with PARENT ID, until it is over or the parent ends."""
     parent, request_id = map(int, argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.install(signals.interrupt, by_command=True)
     end_with_parent(parent)
     settings = get_settings()
     logs.configure(settings.log_level, settings.log_format)
@@ -100,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             with keeping_open(open_database()):
                 work_on(request_id)
-        except Exception as error:
+        except (Exception, signals.Interrupted) as error:
             log.warning("request waits", request=request_id, error=str(error)[:300])
             return AGAIN
         finally:

@@ -4,6 +4,7 @@ open requests."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 import structlog
 
+from tuna.common import signals
 from tuna.coordinator.chores import Throttle
 from tuna.coordinator.coordinator import is_alive
 from tuna.db import server_errors
@@ -24,6 +26,7 @@ from tuna.sandbox.python import module_command
 from tuna.services.restarts import Restarts
 from tuna.settings import Settings
 from tuna.vocabulary import RequestState
+from tuna.workers.lifetime import WITH_PARENT
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import process, uploads
@@ -37,6 +40,8 @@ _EVERY_S = 0.5
 _SWEEP_EVERY_S = 60.0
 #: Seconds before a request is tried again whose servers, or whose lock, were not available
 _AGAIN_S = 5.0
+#: Seconds beyond the limit of its workers' warm shutdown after which a process is ended at once
+_MARGIN_S, _TICK_S = 10.0, 0.1
 #: Restarts in a row of the process of a request, which may crash, or be killed by others
 _MAX_RESTARTS = 20
 
@@ -59,13 +64,14 @@ class _Child:
         """Start it; it ends with this process."""
         before = (
             "from tuna.sandbox.self_limits import end_with_parent;"
-            f" end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
+            f" end_with_parent({os.getpid()}, {int(signals.NOW)})"
         )
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             module_command(module, *words, before=before),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            env={**os.environ, WITH_PARENT: str(os.getpid())},
             start_new_session=True,  # Ctrl-C reaches the service alone, which ends them
         )
 
@@ -89,6 +95,7 @@ class RequestSupervisor:
     _works: dict[int, _Child] = field(default_factory=dict)
     _coordinator: _Child = field(default_factory=_Child)
     _ends: threading.Event = field(default_factory=threading.Event)
+    _at_once: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> RequestSupervisor:
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -96,8 +103,13 @@ class RequestSupervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End what was started here, warmly; at once if a signal comes meanwhile."""
         self._ends.set()
-        self._thread.join()
+        try:
+            self._thread.join()
+        except signals.INTERRUPTS:
+            self._at_once.set()
+            self._thread.join()
 
     def _run(self) -> None:
         with keeping_open(self.engine):
@@ -136,7 +148,7 @@ class RequestSupervisor:
             if work.process is None:
                 process.clear_up(request)
             else:
-                work.process.terminate()
+                work.process.send_signal(signals.NOW)
             return
         if code not in (None, process.AGAIN):
             log.warning("process of a request ended", request=request.id, code=code)
@@ -157,13 +169,18 @@ class RequestSupervisor:
     def _end_all(self) -> None:
         children = [self._coordinator, *self._works.values()]
         there = [one.process for one in children if one.process is not None]
-        for one in there:
-            one.terminate()
-        for one in there:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(10)
-            one.kill()
-            one.wait()
+        for number, limit_s in (
+            (signal.SIGTERM, self.settings.shutdown_s + _MARGIN_S),
+            (signals.NOW, _MARGIN_S),
+            (signal.SIGKILL, math.inf),
+        ):
+            for one in there:
+                one.send_signal(number)
+            until = time.monotonic() + limit_s
+            while any(one.poll() is None for one in there) and time.monotonic() < until:
+                if self._at_once.is_set() and number == signal.SIGTERM:
+                    break
+                time.sleep(_TICK_S)
 
 
 @contextlib.contextmanager

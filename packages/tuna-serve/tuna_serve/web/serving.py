@@ -7,10 +7,8 @@ import ipaddress
 import os
 import re
 import secrets
-import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,8 +145,6 @@ def serve(
         stack.enter_context(announced(settings.run_dir, "serve", port, address.url(port)))
         token = owner_token(engine, settings.run_dir / "serve.token")
         stack.enter_context(RequestSupervisor(settings, engine))
-        # uvicorn sends itself the signal that ended it: what is open here is closed then, too
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         started(f"{address.url(port)}/login?token={quote(token)}")
         server.run()
 
