@@ -277,7 +277,7 @@ def send_all(
                 pass
             finally:
                 writer.transport.abort()
-        status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0
+        status = int(answer[9:12]) if answer.startswith(b"HTTP/1.") else 0
         statuses[status] += 1
         if status >= 500:
             failed.append((status, request))

@@ -7,6 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jobs_builder import make_jobs, make_searches
 from kombu import Connection, Queue
 from million_jobs import fill
 from prometheus_client.parser import text_string_to_metric_families
+from raw_requests import RawRequests, logged_in_lines, send_all
 
 from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
@@ -233,6 +235,22 @@ def test_the_page_is_served_at_metrics_and_nowhere_else(served: str) -> None:
         assert _read(answer.read().decode())['tuna_jobs{session="1",state="new"}'] == 10
     with pytest.raises(urllib.error.HTTPError, match="404"):
         _get(f"{served}/etc/passwd")
+    head = urllib.request.Request(f"{served}/metrics", method="HEAD")  # noqa: S310
+    with urllib.request.urlopen(head) as answer:  # noqa: S310
+        assert (answer.status, answer.read()) == (200, b"")
+
+
+def test_malformed_requests_for_metrics_are_refused_in_a_line(
+    served: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.3)
+    host = served.removeprefix("http://")
+    requests = RawRequests(7, host, ["GET /metrics", "HEAD /metrics", "GET /{}"], [], ["a"])
+    with logged_in_lines():
+        answers = send_all(list(islice(requests, 60)), int(host.partition(":")[2]))
+        assert _get(f"{served}/metrics").status == 200
+    assert {*answers.statuses} <= {0, 200, 400, 404, 414, 431, 501, 505}
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_scrapes_at_once_all_get_the_same(served: str) -> None:

@@ -8,6 +8,7 @@ Prometheus. A package registers more of SQL under the entry point group `tuna.me
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,8 @@ log = structlog.get_logger(__name__)
 #: a service answers
 _READ_S = 4.0
 _WAIT_S = 2
+#: Seconds that a client may send nothing
+_CLIENT_S = 10.0
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
@@ -239,6 +242,7 @@ def _queues(connection: sa.Connection) -> set[str]:
 
 class _Handler(BaseHTTPRequestHandler):
     collector: Collector
+    timeout = _CLIENT_S
 
     def do_GET(self) -> None:
         """`/metrics`, and nothing else."""
@@ -255,10 +259,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        """The same without a body."""
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged."""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log a line: a client that goes away is no reason for a traceback."""
+        error = sys.exc_info()[1]
+        log.warning("request for metrics failed", error=f"{type(error).__name__}: {error}"[:300])
 
 
 def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
@@ -268,7 +284,7 @@ def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
         raise BadInput(f"{listen!r} is not of the form HOST:PORT.")
     handler = type("Handler", (_Handler,), {"collector": collector})
     try:
-        return ThreadingHTTPServer((host.strip("[]"), int(port)), handler)
+        return _Server((host.strip("[]"), int(port)), handler)
     except OSError as error:
         raise ServiceError(
             f"Metrics cannot be offered at {listen}: {error.strerror}.",
