@@ -53,7 +53,7 @@ def test_weights_without_space_are_said_in_a_sentence(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a quota has it
     try:
         with pytest.raises(StorageFull, match=r"No space is left to write .*w/net\.data"):
-            files.lay_out(tmp_path / "net.onnx", b"model", {"w/net.data": bytes(200)})
+            files.write(tmp_path / "w" / "net.data", bytes(200))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

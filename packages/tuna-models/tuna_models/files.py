@@ -69,13 +69,11 @@ def read_beside(model: Path, location: str) -> bytes:
         os.close(folder)
 
 
-def lay_out(path: Path, data: bytes, beside: Mapping[str, bytes]) -> None:
-    """Write a model to `path`, and its weights where it looks for them; raises StorageFull."""
-    places = {path: data, **{path.parent / place: weights for place, weights in beside.items()}}
-    for place, content in places.items():
-        with write_errors(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
+def write(path: Path, data: bytes) -> None:
+    """Write a model, or weights where it looks for them; raises StorageFull."""
+    with write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
 
 class BuildCache:

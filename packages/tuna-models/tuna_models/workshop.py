@@ -83,8 +83,9 @@ class Workshop:
         path = self.folder / model.version / f"{model.version[:12]}{kind}"
         artifacts = artifacts_of_models()
         try:
-            beside = {place: artifacts.get(digest) for place, digest in model.manifest.data.items()}
-            files.lay_out(path, artifacts.get(model.manifest.file), beside)
+            files.write(path, artifacts.get(model.manifest.file))
+            for place, digest in model.manifest.data.items():
+                files.write(path.parent / place, artifacts.get(digest))
         except KeyError:
             raise NotFound(
                 f"The file of the model {model.name} is not in the artifact store any more.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.api.services import artifacts_of_models, remove_unneeded
+from tuna.artifacts.store import Artifacts
 from tuna.common.messages import nearest
 from tuna.configs import Workload
 from tuna.db import configs
@@ -82,6 +83,7 @@ def import_model(
         folder = Path(tempfile.mkdtemp(dir=opened.workshop.folder))
         text, copy = folder / "module.py", folder / "model" / path.name
         beside = lay_out(process, path, data, copy)
+        del data  # the child needs the memory
         if start_workers:
             opened.start_workers()
         fixed = {key: list(value) for key, value in (values or {}).items()}
@@ -100,9 +102,9 @@ def import_model(
             configs.computed_columns(entry.task)
         artifacts = artifacts_of_models()
         manifest = Manifest(
-            file=artifacts.put(data),
-            data={place: artifacts.put(weights) for place, weights in beside.items()},
-            size_bytes=len(data) + sum(map(len, beside.values())),
+            file=_put(artifacts, copy),
+            data={place: _put(artifacts, weights) for place, weights in beside.items()},
+            size_bytes=sum(each.stat().st_size for each in (copy, *beside.values())),
             opset=contents.opset,
             shapes={value.name: value.shape for value in contents.inputs},
             values=fixed,
@@ -179,16 +181,22 @@ def model_workloads(name: str) -> list[Workload]:
         ]
 
 
-def lay_out(process: ModelProcess, path: Path, data: bytes, copy: Path) -> dict[str, bytes]:
-    """Write a model and its weights to `copy` and beside it; returns the weights by their places.
+def _put(artifacts: Artifacts, path: Path) -> str:
+    with path.open("rb") as file:
+        return artifacts.put_file(file)
+
+
+def lay_out(process: ModelProcess, path: Path, data: bytes, copy: Path) -> dict[str, Path]:
+    """Write a model and its weights to `copy` and beside it; returns the files of weights by their
+    places.
 
     Raises BadInput for a file that is not a model, and for weights that cannot be read.
     """
-    files.lay_out(copy, data, {})
+    files.write(copy, data)
     places = process.call(WeightFiles, "locations", path=str(copy)).locations
-    beside = {place: files.read_beside(path, place) for place in places}
-    if beside:
-        files.lay_out(copy, data, beside)
+    beside = {place: copy.parent / place for place in places}
+    for place, weights in beside.items():
+        files.write(weights, files.read_beside(path, place))
     return beside
 
 
