@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
 
 from tuna.errors import BadInput
 from tuna_models import costs, importer, inlining
@@ -185,6 +186,14 @@ def test_loops_in_loops_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the operator Loop (inner) has 1,000 more iterations of 1 operators" in refusal(made)
 
 
+def test_constants_of_a_body_count_in_each_iteration() -> None:
+    made = loop([helper.make_node("Relu", ["s"], ["t"])])
+    body = next(each.g for each in made.attribute if each.name == "body")
+    body.initializer.extend(constants(**{f"c{number}": np.int8(1) for number in range(100)}))
+    said = refusal(model([made], constants(n=np.int64(1000))))
+    assert "the operator Loop (loop) has 1,000 more iterations of 101 operators each" in said
+
+
 def test_loop_whose_condition_ends_it_is_counted_to_its_end() -> None:
     graph = helper.make_graph(
         [
@@ -316,6 +325,31 @@ def test_number_that_no_such_operator_has_is_refused(name: str) -> None:
     assert refusal(model([wrong], constants(**values))) == (
         f"net.onnx cannot be imported: the operator {wrong.op_type} (big): {said}."
     )
+
+
+@pytest.mark.drill(only=True)
+def test_shapes_are_those_that_onnx_infers_for_its_node_tests() -> None:
+    compared = 0
+    for case in collect_testcases(None):
+        if case.model is None or not case.data_sets:
+            continue
+        for value, given in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
+            if isinstance(given, np.ndarray) and given.dtype.kind in "iubf" and given.size < 64:
+                case.model.graph.initializer.append(numpy_helper.from_array(given, value.name))
+        known = costs._Estimate(case.model, 1 << 30).tensors()
+        try:
+            inferred = onnx.shape_inference.infer_shapes(case.model, data_prop=True).graph
+        except onnx.shape_inference.InferenceError:  # optionals
+            continue
+        for value in (*inferred.value_info, *inferred.output):
+            tensor, found = value.type.tensor_type, known[value.name]
+            extents = [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")]
+            complete = tensor.HasField("shape") and len(extents) == len(tensor.shape.dim)
+            if complete and found.shape is not None:
+                assert found.shape == tuple(extents), (case.name, value.name)
+                assert found.kind in (0, tensor.elem_type), (case.name, value.name)
+                compared += 1
+    assert compared > 10_000
 
 
 def test_shapes_that_are_not_known_refuse_nothing() -> None:

@@ -63,7 +63,7 @@ def refuse_costly(model: Any, file_bytes: int) -> None:
 
     Its operators are in order, and the shapes of its inputs are fixed as far as they are known.
     """
-    _Estimate(model, file_bytes).check()
+    _Estimate(model, file_bytes).tensors()
 
 
 class _Scope:
@@ -102,8 +102,8 @@ class _Estimate:
         self._constant_bytes = 0  #: bytes of all constants, those that are computed too
         self._operators = 0  #: operators that were looked at
 
-    def check(self) -> None:
-        """Raise Refusal."""
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What is known of the values of the graph, by name; raises Refusal."""
         graph = self._model.graph
         counts = [self._count([node]) for node in graph.node]
         if sum(counts) > MAX_OPERATORS:
@@ -124,6 +124,7 @@ class _Estimate:
             scope.tensors[value.name] = Tensor(tensor.elem_type, shape)
             self._check_size(scope.tensors[value.name], f"its input {value.name} is")
         self._graph(graph, scope)
+        return scope.tensors
 
     def _count(self, nodes: Iterable[Any], depth: int = 0) -> int:
         """The number of operators with functions and bodies written out, each loop once."""
@@ -148,8 +149,12 @@ class _Estimate:
             total += 1
             for attribute in node.attribute:
                 if attribute.type == attribute.GRAPH:
-                    total += self._count(attribute.g.node, depth + 1)
+                    total += self._size(attribute.g, depth + 1)
         return total
+
+    def _size(self, body: Any, depth: int = 0) -> int:
+        """The number of operators of a body, and of its constants, which are copied as well."""
+        return self._count(body.node, depth) + len(body.initializer)
 
     def _graph(self, graph: Any, scope: _Scope) -> None:
         """Add the values of a graph, or of a function, to its scope."""
@@ -266,11 +271,12 @@ class _Estimate:
         if going is not None and not going.numbers().item():
             count = 0
         body = attributes(node.attribute, {})["body"]
+        each = self._size(body)
         if loops.goes_on(body):
-            self._check_iterations(node, body, count)
+            self._check_iterations(node, each, count)
         rows = list[Sequence[Tensor]]()
         for number in range(count):
-            self._check_iterations(node, body, 1)
+            self._check_iterations(node, each, 1)
             counter = Tensor(TensorProto.INT64, (), values=np.array(number), constant=True)
             goes = Tensor(TensorProto.BOOL, (), values=np.array(True), constant=True)
             condition, *answers = self._body(body, (counter, goes, *states), scope)
@@ -292,7 +298,7 @@ class _Estimate:
             shape = list(onnx_shapes.known(source.shape))
             counts.append(shape.pop(axis))
             parts.append(Tensor(source.kind, tuple(shape), constant=source.constant))
-        self._check_iterations(node, body, counts[0])
+        self._check_iterations(node, self._size(body), counts[0])
         rows = list[Sequence[Tensor]]()
         for _ in range(counts[0]):
             answers = self._body(body, (*states, *parts), scope)
@@ -318,12 +324,12 @@ class _Estimate:
         inside = scope.inside()
         for value, tensor in zip(body.input, given, strict=False):
             inside.tensors[value.name] = tensor
+        self._operators += len(body.initializer)
         self._graph(body, inside)
         return [inside.find(value.name) for value in body.output]
 
-    def _check_iterations(self, node: Any, body: Any, count: int) -> None:
-        """Raise Refusal where so many more iterations are too many operators."""
-        each = self._count(body.node)
+    def _check_iterations(self, node: Any, each: int, count: int) -> None:
+        """Raise Refusal where so many more iterations of `each` operators are too many."""
         if self._operators + count * each > MAX_OPERATORS:
             raise Refusal(
                 f"the operator {title(node)} has {_number(count)} more iterations of"

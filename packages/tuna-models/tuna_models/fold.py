@@ -200,6 +200,9 @@ def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[
         found = None if writer is None else writer(around, node)
         nodes += [node] if found is None else found
         changed = changed or found is not None
+        if len(nodes) > costs.MAX_OPERATORS:
+            why = f"written out it makes more than {costs.MAX_OPERATORS:,} operators of the model"
+            raise Refusal.of(node, why, "export it with fewer iterations")
     if changed:
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
