@@ -26,7 +26,9 @@ def _side(rng: random.Random) -> int:
 def _small_sum(graph: Graph, value: str) -> str:
     """The sum of a value with the input, a single number: only what is between is large."""
     total = graph.node("ReduceSum", [value], keepdims=0)
-    return graph.node("Add", [total, graph.input(4) if not graph.inputs else "x"])
+    if any(each.name == "x" for each in graph.inputs):
+        return graph.node("Add", [total, "x"])
+    return graph.node("Add", [total, graph.input(4)])
 
 
 def _bomb(graph: Graph, value: str, operator: str) -> Specimen:
@@ -324,7 +326,7 @@ def fourier_of_a_huge_length(rng: random.Random) -> Specimen:
 def split_into_too_many(rng: random.Random) -> Specimen:
     graph, parts = Graph(rng), rng.choice([20_000, 50_000])
     graph.node("Split", [graph.input(parts)], parts, axis=0, num_outputs=parts)
-    return graph.specimen("v0_0", "Split|nodes|model", expected=Expected.EITHER)
+    return graph.specimen("v0_0")
 
 
 @kind

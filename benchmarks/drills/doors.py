@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from benchmarks.drills.judging import LIMIT_S, Run
 from benchmarks.drills.zoo import FILE, Specimen
 
@@ -21,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Bytes of data of any process, beyond which the machine would suffer: more than the drill allows,
 #: so that it is seen whose limit holds.
 _SAFETY_BYTES = 3 << 30
+#: CPU seconds in a quarter of the limit below which a process counts as hanging.
+_IDLE_S = 0.05
 _TICK_S = 0.005
 
 
@@ -59,9 +63,9 @@ class Door:
         path = specimen.write(files)
         rows, before = _rows(home), _listed(home)
         said = [word.format(file=path, out=temporary / "model.so") for word in words]
-        started = time.monotonic()
-        code, text, peak = self._run([*said, *specimen.options], home, temporary, typed=typed)
-        seconds = time.monotonic() - started
+        code, text, seconds, peak = self._run(
+            [*said, *specimen.options], home, temporary, typed=typed
+        )
         left = [*(_listed(home) - before), *_listed(temporary)]
         run = Run(code, text, seconds, peak, _rows(home) - rows, sorted(left))
         shutil.rmtree(place)
@@ -69,8 +73,8 @@ class Door:
 
     def _run(
         self, words: Sequence[str], home: Path, temporary: Path, *, typed: bool
-    ) -> tuple[int, str, int]:
-        """Return exit code, text of both streams and the bytes of the largest process."""
+    ) -> tuple[int, str, float, int]:
+        """Return exit code, text of both streams, CPU seconds, bytes of the largest process."""
         env = {name: text for name, text in os.environ.items() if not name.startswith("TUNA_")}
         env |= {"TUNA_HOME": str(home), "TMPDIR": str(temporary), "NO_COLOR": "1"}
         with (
@@ -81,9 +85,9 @@ class Door:
                 [sys.executable, "-m", "tuna", *words], env=env, cwd=temporary,
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
             )  # fmt: skip
-            code, peak = _wait(process)
+            code, seconds, peak = _wait(process)
             stream.seek(0)
-            return code, stream.read(1 << 20).decode(errors="replace"), peak
+            return code, stream.read(1 << 20).decode(errors="replace"), seconds, peak
 
 
 @contextlib.contextmanager
@@ -104,18 +108,35 @@ def opened() -> Iterator[Door]:
         yield door
 
 
-def _wait(process: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Wait for the end of a process, or end it after the limit of time."""
-    deadline = time.monotonic() + LIMIT_S + 1
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, float, int]:
+    """Wait for the end of a process; return exit code, CPU seconds and the largest one's bytes.
+
+    It is killed after the limit of CPU seconds, or of seconds without any, so that other work on
+    the machine does not count.
+    """
+    used_s, checked = 0.0, time.monotonic()
     while True:
         found, status, usage = os.wait4(process.pid, os.WNOHANG)
         if found:
             process.returncode = os.waitstatus_to_exitcode(status)
-            return process.returncode, usage.ru_maxrss << 10
-        if time.monotonic() > deadline:
-            process.kill()  # its children end with it
-            deadline = float("inf")
+            cpu_s = max(usage.ru_utime + usage.ru_stime, used_s)
+            return process.returncode, cpu_s, usage.ru_maxrss << 10
+        if time.monotonic() - checked > LIMIT_S / 4:
+            before_s, used_s, checked = used_s, _cpu_s(process.pid), time.monotonic()
+            idle = used_s - before_s < _IDLE_S
+            if idle or used_s > LIMIT_S:
+                process.kill()  # its children end with it
+                used_s = float("inf")
         time.sleep(_TICK_S)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all that it started."""
+    total, main = 0.0, psutil.Process(pid)
+    for process in [main, *main.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it has ended, and its parent counts it
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def _rows(home: Path) -> int:
@@ -127,9 +148,10 @@ def _rows(home: Path) -> int:
 
 
 def _listed(folder: Path) -> set[str]:
-    """The files below a folder, but for those of SQLite, locks, and logs of workers."""
+    """The files below a folder, but for those of SQLite, of Redis, and logs of workers."""
+    found = {path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()}
     return {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if not (path.is_dir() or path.suffix in (".lock", ".log") or "sqlite-" in path.name)
+        str(path)
+        for path in found
+        if path.parts[0] not in ("run", "logs") and "sqlite-" not in path.name
     }

@@ -53,7 +53,7 @@ def archives(rng: random.Random) -> Specimen:
 
 @kind
 def compressed_models(rng: random.Random) -> Specimen:
-    return _of(gzip.compress(network(rng).SerializeToString(), mtime=0), "gzip")
+    return _of(gzip.compress(network(rng).SerializeToString(), mtime=0), "gzip|compressed")
 
 
 @kind

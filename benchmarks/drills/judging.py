@@ -34,7 +34,7 @@ class Run:
 
     code: int  #: exit code; negative: the signal that ended it
     text: str  #: of both streams
-    seconds: float
+    seconds: float  #: of CPU time
     peak_bytes: int  #: the largest process
     rows: int  #: that are new in all tables
     files: Sequence[str]  #: that are new, in TUNA_HOME and the folder of temporary files

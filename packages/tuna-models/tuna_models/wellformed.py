@@ -6,6 +6,7 @@ from __future__ import annotations
 import graphlib
 import itertools
 import math
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ _RENAME = "give each value a name of its own"
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 #: Bytes of a constant up to which they are counted, which copies them
 _COUNTED_BYTES = 1 << 16
+#: A term of an Einsum's equation
+_TERM = re.compile(r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?")
+#: More axes than a tensor has: NumPy does not end for some far larger numbers
+_MAX_AXES = 64
 #: A number of inputs or outputs that stands for any number
 _ANY = 1 << 30
 
@@ -215,6 +220,10 @@ class _Form:
                 words = AttributeProto.AttributeType.Name
                 why = f"its attribute {name} is of type {words(attribute.type)}, not {words(kind)}"
                 raise Refusal.of(node, why, DAMAGED)
+            if name in ("axis", "axes") and any(
+                abs(axis) > _MAX_AXES for axis in (attribute.i, *attribute.ints)
+            ):
+                raise Refusal.of(node, f"its {name} is no axis that a tensor has", DAMAGED)
         names = {attribute.name for attribute in node.attribute}
         if missing := self.required - names:
             raise Refusal.of(node, f"it lacks the attribute {min(missing)}", DAMAGED)
@@ -338,4 +347,23 @@ def _check_body(node: Any, body: Any, inputs: int, outputs: int, fits: bool) -> 
         )
 
 
-_ARITIES: Mapping[str, Callable[[Any], None]] = {"If": _branches, "Loop": _loop, "Scan": _scan}
+def _equation(node: Any) -> None:
+    text = next(each.s for each in node.attribute if each.name == "equation").decode(
+        errors="replace"
+    )
+    left, _, right = text.partition("->")
+    terms = left.split(",")
+    if not all(_TERM.fullmatch(term) for term in (*terms, right)):
+        why = (
+            f"its equation {quoted(text)} has more than letters, commas, one -> and dots in threes"
+        )
+        raise Refusal.of(node, why, "write it as 'ij,jk->ik'")
+    _check_count(node, "input", len(node.input), len(terms), len(terms))
+
+
+_ARITIES: Mapping[str, Callable[[Any], None]] = {
+    "Einsum": _equation,
+    "If": _branches,
+    "Loop": _loop,
+    "Scan": _scan,
+}
