@@ -46,6 +46,7 @@ def test_each_config_is_reported_with_its_median(sqlite_engine: sa.Engine) -> No
         ({"key": [1], "configs_timings": [[CONFIG, []]]}, REPORTER),
         ({"key": [1], "configs_timings": [[CONFIG, -1.0]]}, REPORTER),
         ({"key": ["x" * autotune_files.MAX_BYTES], "configs_timings": []}, REPORTER),
+        ({"key": [1], "configs_timings": [[{}, 1.0]] * 10_001}, REPORTER),
         ({"key": [1], "configs_timings": [[CONFIG, 1.0]]}, "gfx942"),
         ({"key": [1], "configs_timings": [[CONFIG, 1.0]]}, json.dumps({"device": "g" * 129})),
     ],

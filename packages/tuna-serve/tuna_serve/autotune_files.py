@@ -18,7 +18,8 @@ log = structlog.get_logger(__name__)
 
 #: End of the name of such a file.
 AUTOTUNE = ".autotune.json"
-MAX_BYTES = 1 << 20
+#: Bounds of such a file: an autotuner tries some hundreds of configs.
+MAX_BYTES, MAX_CONFIGS = 1 << 20, 10_000
 
 
 class _Autotuned(BaseModel):
@@ -26,7 +27,9 @@ class _Autotuned(BaseModel):
     with two quantiles, or one time; infinite where it failed."""
 
     key: list[JsonValue]
-    configs_timings: list[tuple[dict[str, JsonValue], float | list[float]]]
+    configs_timings: list[tuple[dict[str, JsonValue], float | list[float]]] = Field(
+        max_length=MAX_CONFIGS
+    )
 
 
 class _Reporter(BaseModel):
