@@ -275,10 +275,6 @@ BROKEN: dict[str, tuple[Any, str]] = {
         made(node("Softmax", "x", axis=2**31)),
         "Softmax (n): its axis is no axis that a tensor has",
     ),
-    "outputs by the thousand": (
-        made(node("Split", "x", " ".join(f"y{place}" for place in range(5000))), outputs="y0"),
-        "Split (n): it has 5,000 outputs, and 4,096 are the most",
-    ),
     "a scan of too many": (
         made(node("Scan", "x", num_scan_inputs=5, body=body(node("Relu", "x", "t")))),
         "Scan (n): its body takes 0 values and returns 1, which do not fit its 1 input and 1",

@@ -30,8 +30,6 @@ from tuna_models.small_values import OF_SHAPES, values
 
 #: Most operators of a model, with those of its functions, branches and loops written out.
 MAX_OPERATORS = 1 << 15
-#: Most outputs of one operator: the time of TVM's importer grows with their square.
-MAX_OUTPUTS = 4096
 #: Bytes up to which a computed constant is kept, unless its inputs have as many.
 KEPT_BYTES = 16 << 20
 #: Random operators, which have no constant answer.
@@ -133,9 +131,6 @@ class _Estimate:
         total = 0
         for node in nodes:
             operator = node.op_type
-            if len(node.output) > MAX_OUTPUTS:
-                why = f"it has {len(node.output):,} outputs, and {MAX_OUTPUTS:,} are the most"
-                raise Refusal.of(node, why, "export it with several smaller operators")
             if operator not in _BODIES and not self._functions:
                 total += 1
                 continue
