@@ -346,7 +346,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "NumPy": (archive("a.npy"), "is an archive of NumPy's arrays.", "export it to ONNX"),
     "packed": (archive("a/n.onnx"), 'is a zip archive with "a/n.onnx" in it.', "unpack it"),
     "half a zip": (archive("a.npy")[:20], "is a zip archive that is cut off", "fetch it again"),
-    "gzip": (gzip.compress(GOOD), "is a compressed file.", "unpack it"),
+    "gzip": (gzip.compress(GOOD), "is a file compressed by gzip.", "unpack it"),
     "text": (b"ir_version: 10\ngraph {", "is ONNX as text.", "format='textproto'"),
     "a program": (b"\x7fELF\2\1", "is a compiled program or library.", "built of"),
 }

@@ -4,13 +4,12 @@ made twice, numbers of inputs and outputs, attributes, constants, functions. Imp
 from __future__ import annotations
 
 import graphlib
-import itertools
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import onnx
@@ -23,8 +22,19 @@ from tuna_models.refusals import DAMAGED, Refusal
 
 _REMOVED = "a tool removed or renamed what made it: export the model again"
 _RENAME = "give each value a name of its own"
-#: Bits of values that are not whole bytes
+#: Bits of values that are not whole bytes; of texts, and of types that are refused anyhow, none
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+_BITS |= {"STRING": 0, "FLOAT6E2M3": 0, "FLOAT6E3M2": 0}
+#: Name, bits of a value, and field of the values of each type, by its number
+_TYPES = {
+    number: (
+        name,
+        _BITS[name] if name in _BITS else 8 * helper.tensor_dtype_to_np_dtype(number).itemsize,
+        helper.tensor_dtype_to_field(number),
+    )
+    for name, number in TensorProto.DataType.items()
+    if number
+}
 #: Bytes of a constant up to which they are counted, which copies them
 _COUNTED_BYTES = 1 << 16
 #: A term of an Einsum's equation
@@ -60,51 +70,48 @@ def check_texts(model: Any) -> None:
     """Raise Refusal for names that are no UTF-8, of which protobuf makes bytes."""
     graph = model.graph
     named = (*graph.input, *graph.output, *graph.initializer, *model.functions)
-    domains = (each.domain for each in (*model.functions, *model.opset_import))
-    texts = itertools.chain(
-        (each.name for each in named),
-        domains,
-        (name for each in model.functions for name in (*each.input, *each.output)),
-        *(_texts(each) for scope in (graph, *model.functions) for each in all_nodes(scope)),
-    )
-    for text in texts:
-        if not isinstance(text, str):
-            raise Refusal(f"its name {bytes(text)[:40]!a} is no text (UTF-8)", DAMAGED)
+    _check_text(*(each.name for each in named))
+    _check_text(*(each.domain for each in (*model.functions, *model.opset_import)))
+    for scope in (graph, *model.functions):
+        for node in all_nodes(scope):
+            _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
+            for each in node.attribute:
+                _check_text(each.name, each.ref_attr_name)
+                if each.HasField("g"):
+                    _check_text(*(value.name for value in (*each.g.input, *each.g.output)))
+    for each in model.functions:
+        _check_text(*each.input, *each.output)
 
 
-def _texts(node: Any) -> Iterator[Any]:
-    yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
-    for attribute in node.attribute:
-        yield attribute.name
-        yield attribute.ref_attr_name
-        if attribute.HasField("g"):
-            yield from (each.name for each in (*attribute.g.input, *attribute.g.output))
+def _check_text(*texts: Any) -> None:
+    try:
+        "".join(texts)
+    except TypeError:
+        text = next(each for each in texts if not isinstance(each, str))
+        raise Refusal(f"its name {bytes(text)[:40]!a} is no text (UTF-8)", DAMAGED) from None
 
 
 def tensor_fault(tensor: Any, *, counted_bytes: float = _COUNTED_BYTES) -> str:
     """What is wrong with a constant, as the rest of a sentence; empty where nothing is, and for
     values in another file, until they are read. More bytes than these are not counted."""
-    kinds = TensorProto.DataType
-    if not tensor.data_type or tensor.data_type not in kinds.values():
+    known = _TYPES.get(tensor.data_type)
+    if known is None:
         return f"has the type {tensor.data_type}, which ONNX does not define"
-    if any(extent < 0 for extent in tensor.dims):
-        return f"has the shape {list(tensor.dims)}"
-    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.STRING:
+    dims, (kind, bits, field) = tensor.dims, known
+    if dims and min(dims) < 0:
+        return f"has the shape {list(dims)}"
+    if not bits or tensor.data_location == TensorProto.EXTERNAL:
         return ""
-    count, kind = math.prod(tensor.dims), kinds.Name(tensor.data_type)
-    if kind.startswith("FLOAT6"):
-        return ""  # refused by its type, wherever it is read
-    bits = _BITS.get(kind) or 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    if tensor.HasField("raw_data"):
-        needed, unit = (count * bits + 7) // 8, "bytes"
-        given = len(tensor.raw_data) if needed <= counted_bytes else needed
-    else:
-        given = len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
-        needed = (count * bits + 7) // 8 if bits < 8 else count * (1 + kind.startswith("COMPLEX"))
-        unit = "values"
+    count, unit = math.prod(dims), "bytes"
+    needed = given = (count * bits + 7) // 8
+    if not tensor.HasField("raw_data"):
+        given, unit = len(getattr(tensor, field)), "values"
+        needed = needed if bits < 8 else count * (1 + kind.startswith("COMPLEX"))
+    elif needed <= counted_bytes:
+        given = len(tensor.raw_data)
     if given == needed:
         return ""
-    return f"has {given} {unit} where the shape {list(tensor.dims)} of {kind} needs {needed}"
+    return f"has {given} {unit} where the shape {list(dims)} of {kind} needs {needed}"
 
 
 def _check_calls(model: Any) -> None:
@@ -130,9 +137,14 @@ class _Checker:
     scope: Any
     functions: Mapping[tuple[str, str], Any]
 
-    def graph(self, graph: Any, outer: MutableMapping[str, str]) -> None:
+    @cached_property
+    def opset(self) -> int:
+        """The version of ONNX's own operators."""
+        return version_of(self.scope, "")
+
+    def graph(self, graph: Any, outer: MutableMapping[str, Any]) -> None:
         """Check a graph that may read the values of `outer`, too."""
-        makers = dict[str, str]()
+        makers = dict[str, Any]()
         for value in graph.input:
             _add(makers, value.name, "an input")
         constants = dict[str, str]()
@@ -153,16 +165,16 @@ class _Checker:
                 raise Refusal(f"nothing makes its output {quoted(value.name)}", _REMOVED)
 
     def nodes(
-        self, nodes: Iterable[Any], makers: dict[str, str], outer: MutableMapping[str, str]
+        self, nodes: Iterable[Any], makers: dict[str, Any], outer: MutableMapping[str, Any]
     ) -> None:
         """Check operators in any order, and add the values that they make to `makers`."""
         for node in nodes:
             for name in filter(None, node.output):
-                _add(makers, name, title(node))
+                _add(makers, name, node)
         known = ChainMap(makers, outer)
         for node in nodes:
             for name in node.input:
-                if name and name not in known:
+                if name and name not in makers and name not in outer:
                     why = f"it reads {quoted(name)}, which nothing makes"
                     raise Refusal.of(node, why, _REMOVED)
             self._node(node)
@@ -188,10 +200,11 @@ class _Checker:
                     )
         if node.domain not in OWN_DOMAINS:
             return
-        form = _form(node.op_type, version_of(self.scope, ""))
+        form = _form(node.op_type, self.opset)
         if form is not None:
             form.check(node)
-            _ARITIES.get(node.op_type, lambda _: None)(node)
+            if node.op_type in _ARITIES:
+                _ARITIES[node.op_type](node)
 
 
 @dataclass(frozen=True)
@@ -224,8 +237,8 @@ class _Form:
                 abs(axis) > _MAX_AXES for axis in (attribute.i, *attribute.ints)
             ):
                 raise Refusal.of(node, f"its {name} is no axis that a tensor has", DAMAGED)
-        names = {attribute.name for attribute in node.attribute}
-        if missing := self.required - names:
+        missing = self.required and self.required - {each.name for each in node.attribute}
+        if missing:
             raise Refusal.of(node, f"it lacks the attribute {min(missing)}", DAMAGED)
         if node.op_type == "Constant" and len(node.attribute) != 1:
             has = counted(len(node.attribute), "value")
@@ -260,17 +273,17 @@ def _number(kind: Any) -> int:
     return int(kind.value)
 
 
-def _add(makers: dict[str, str], name: str, maker: str) -> None:
-    """Add the maker of a value; raises Refusal for a second one, and for none."""
+def _add(makers: dict[str, Any], name: str, maker: Any) -> None:
+    """Add the maker of a value, an operator or words; raises Refusal for a second one, and for a
+    value without a name."""
     if not name:
         raise Refusal(f"{maker} in it has no name", DAMAGED)
     if name in makers:
-        raise Refusal(
-            f"{quoted(name)} is the name of {makers[name]} and of {maker}"
-            if makers[name] != maker
-            else f"{quoted(name)} is the name of {maker} twice",
-            _RENAME,
+        one, other = (
+            each if isinstance(each, str) else title(each) for each in (makers[name], maker)
         )
+        words = f"{one} twice" if one == other else f"{one} and of {other}"
+        raise Refusal(f"{quoted(name)} is the name of {words}", _RENAME)
     makers[name] = maker
 
 
