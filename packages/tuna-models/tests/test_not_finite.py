@@ -1,4 +1,5 @@
-"""Models of which the check says little: answers that are not finite, and no functions."""
+"""Models of which the check can say little: their answers are not finite, there are none, or they
+call no function."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import tvm
 from test_refusals import ADD, filled, made, node
 
 from tuna.errors import BadInput
-from tuna_models import build, importer, not_finite, rules
+from tuna_models import build, child, importer, not_finite, onnx_reference, rules
 from tuna_models.build import TaskKernels
 
 ONES = {"x": filled(2, 3)}
@@ -66,3 +67,15 @@ def test_a_model_that_calls_nothing_is_compiled(tmp_path: Path) -> None:
     planned = build.plan(importer.to_relax(model, "net"), TaskKernels(code, {}), code)
     assert not planned.calls
     assert compiled.write(planned, target, tmp_path).stat().st_size
+
+
+def test_an_operator_that_the_reference_does_not_compute_is_named() -> None:
+    model = made(node("DepthToSpace", "x", blocksize=2), x=(1, 3, 8, 8))
+    with pytest.raises(onnx_reference.ReferenceFault) as refused:
+        onnx_reference.run(model, {"x": filled(1, 3, 8, 8)})
+    assert str(refused.value).startswith("the operator DepthToSpace (n): cannot reshape array of")
+    assert child._reason(refused.value) == str(refused.value)
+    text = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Conv node."
+    found = child._reason(RuntimeError(f"{text} Name:'c' Status Message: kernels differ"))
+    assert found == "the operator Conv (c): kernels differ"
+    assert child._reason(ValueError("[ONNXRuntimeError] : 2 : FAIL : rows")) == "ValueError: rows"

@@ -109,7 +109,8 @@ def judge(opset: str, checked: Checked) -> str:
         if checked.rival_unanswered:
             raise BadInput(
                 f"{why}, nor can {RIVAL}, which is installed ({checked.rival_unanswered}): there is"
-                " no right answer to compare with."
+                " no right answer to compare with.",
+                hint="correct that operator, or give inputs that it takes: --input FILE.npz",
             )
         raise BadInput(
             f"{why}, and no other runtime is here that can.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import tvm
 
+from tuna.common.messages import one_line
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.kernels import machine
@@ -51,10 +53,14 @@ from tuna_models.child_answers import (
 )
 from tuna_models.limits import raise_memory_error
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
+from tuna_models.onnx_reference import ReferenceFault
 from tuna_models.process import refusing
 from tuna_models.program import Program
 from tuna_models.segments import Form
 
+#: How onnxruntime says at which node it fails, and how it begins an error; characters of a reason
+_RUNNING = re.compile(r".*while running (\w+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
+_STATUS, _REASON_CHARS = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : "), 200
 #: The last model in Relax, by its `ModelFile`; the program of the last planned one, by its
 #: folder; and forks that write answers, by the file.
 _READ: dict[str, Any] = {}
@@ -253,13 +259,20 @@ def _answer(
             cases, titles = edges.cases(source, given["inputs"], arrays, near)
     except Exception as error:  # operators and runtimes raise whatever they do
         raise_memory_error(error)
-        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-        return WrittenAnswers(unanswered=reason)
+        return WrittenAnswers(unanswered=_reason(error))
     not_finite.refuse(Path(file.path).name, source, arrays, cases[0].outputs, titles)
     Answers(cases, near).write(Path(output))
     count = len(cases[0].cuts)
     text = rules.line(cases[0].outputs, near, why, count, titles)
     return WrittenAnswers(rule=text, tolerance=near, quantised=count)
+
+
+def _reason(error: Exception) -> str:
+    """Why the reference or a runtime has no answer, with the operator where they name it."""
+    text = _RUNNING.sub(r"the operator \1 (\2): \3", str(error).strip())
+    text = _STATUS.sub("", text.splitlines()[0] if text else "")
+    own = isinstance(error, ReferenceFault) or text.startswith("the operator ")
+    return one_line(text if own else f"{type(error).__name__}: {text}", _REASON_CHARS)
 
 
 @refusing
@@ -282,8 +295,7 @@ def operators(model: Mapping[str, Any], answers: str) -> Sentence:
         return Sentence(sentence=alone.sentence(source, cases, right.tolerance))
     except Exception as error:  # the reference raises whatever its operators do
         raise_memory_error(error)
-        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-        return Sentence(sentence=f"Its operators were not built alone ({reason}).")
+        return Sentence(sentence=f"Its operators were not built alone ({_reason(error)}).")
 
 
 @refusing

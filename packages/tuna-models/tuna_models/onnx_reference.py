@@ -7,6 +7,7 @@ definitions, in NumPy alone and independently of TVM.
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,11 @@ from onnx.reference.ops import (
     op_resize,
 )
 
+from tuna.common.messages import one_line
 from tuna_models import quantised_reference, recurrent_reference
+from tuna_models.bodies import title
 from tuna_models.onnx_files import OWN_DOMAINS
+from tuna_models.refusals import REASON_CHARS
 
 #: The first opset with quantisation in ONNX's reference.
 _QUANTISED_SINCE = 19
@@ -30,9 +34,24 @@ _QUANTISED_SINCE = 19
 _ALONG_AXIS_SINCE = 13
 
 
+class ReferenceFault(Exception):
+    """Why an operator was not computed, after its name."""
+
+
 def run(model: Any, inputs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Any]:
-    """The outputs of the model, or those of its tensors, weights included, with these names."""
-    return list(evaluator(quantised_reference.written_out(model)).run(names, dict(inputs)))
+    """The outputs of the model, or those of its tensors, weights included, with these names; raises
+    ReferenceFault where an operator cannot be computed."""
+    reference = evaluator(quantised_reference.written_out(model))
+    try:
+        return list(reference.run(names, dict(inputs)))
+    except Exception as error:  # operators raise whatever they do
+        frames = traceback.walk_tb(error.__traceback__)
+        operators = (frame.f_locals.get("self") for frame, _ in frames)
+        node = next((each.onnx_node for each in operators if isinstance(each, OpRun)), None)
+        if node is None or isinstance(error, MemoryError):
+            raise
+        reason = one_line(str(error).strip(), REASON_CHARS).rstrip(".") or type(error).__name__
+        raise ReferenceFault(f"the operator {title(node)}: {reason}") from error
 
 
 def run_node(model: Any, node: Any, inputs: Sequence[Any]) -> Any:
