@@ -125,11 +125,14 @@ def _wait(site: Site, process: psutil.Popen, dice: random.Random) -> None:
 
 
 def _act(site: Site, process: psutil.Popen, dice: random.Random, number: int) -> tuple[int, bool]:
-    """Send a signal at a moment that the dice say; returns the exit code, and whether the command
-    handled signals by then."""
+    """Send a signal at a moment that the dice say, to the command alone or, as systemd and SLURM do,
+    to all that it started too; returns the exit code, and whether it handled signals by then."""
     _wait(site, process, dice)
     handled, started = _handles(process.pid), below(process)
-    process.send_signal(number)
+    everybody = process.children(recursive=True) if dice.random() < 0.3 else []
+    for one in (process, *everybody):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
     code = process.wait(_SOON_S)
     assert not psutil.wait_procs(started, _SOON_S)[1]
     return code, handled
