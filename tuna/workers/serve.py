@@ -153,12 +153,16 @@ class Supervisor:
             try:
                 for thread in self._threads:
                     thread.start()
+                told = False
                 while (
                     any(thread.is_alive() for thread in self._threads)
                     and time.monotonic() < self._leave_at
                 ):
                     for thread in self._threads:
                         thread.join(_TICK_S)
+                    if self._stop.is_set() and not told:
+                        told = True
+                        log.warning("workers end", most_s=self._settings.shutdown_s)
                     if time.monotonic() >= self._kill_at:
                         self._kill()
             finally:
