@@ -57,7 +57,7 @@ def test_no_raw_request_fails_the_service(
         answers = send_all(list(islice(requests, number)), port)
     print(answers.statuses)
     assert not answers.failed, answers
-    assert answers.count(400, 401, 403, 404, 405, 422) > number / 3
+    assert answers.count(400, 401, 403, 404, 405, 422) > number / 5  # the others are cut off
 
 
 def test_head_is_answered_as_get_without_a_body(filled: dict[str, Any], client: TestClient) -> None:
