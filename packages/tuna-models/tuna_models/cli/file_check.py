@@ -86,7 +86,7 @@ def show_check(file: Path, found: api.FileCheck) -> None:
     )
     show_whole_numbers(whole_numbers(found.tasks), found.left_in_fp32)
     if not found.without_kernel:
-        say("none would run without a kernel or a schedule of Tuna's")
+        say("every task has a kernel or a schedule of Tuna's")
         return
     print_table(
         ("task without a kernel of Tuna's", "calls", "of the time, at least", "why"),
