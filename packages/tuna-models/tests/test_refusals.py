@@ -414,9 +414,10 @@ def test_what_a_reader_raises_is_a_sentence_of_its_own_with_what_to_do(module: s
             continue  # one of this module, or a function that makes the error
         if title in {"ValueError", "Unsupported", "AttributeError"}:
             continue  # caught by the module, or followed by the node's name
-        assert title in {"BadInput", "LibraryMissing", "Obstacles", "Refusal", "Refusal.of"}, where
-        words = error.args[title == "Refusal.of"]
+        of_node = {"Refusal.of", "Refusal.said_of"}
+        assert title in {"BadInput", "LibraryMissing", "Obstacles", "Refusal", *of_node}, where
+        words = error.args[title in of_node]
         assert caught == "" or f"str({caught})" not in ast.unparse(words), where
         assert title != "BadInput" or isinstance(words, ast.JoinedStr), where  # names the file
-        hinted = len(error.args) >= {"Refusal": 2, "Refusal.of": 3}.get(title, 9)
+        hinted = len(error.args) >= {"Refusal": 2, **dict.fromkeys(of_node, 3)}.get(title, 9)
         assert hinted or any(each.arg == "hint" for each in error.keywords), where

@@ -331,21 +331,21 @@ class _Estimate:
     def _check_iterations(self, node: Any, each: int, count: int) -> None:
         """Raise Refusal where so many more iterations of `each` operators are too many."""
         if self._operators + count * each > MAX_OPERATORS:
-            raise Refusal(
-                f"the operator {title(node)} has {_number(count)} more iterations of"
-                f" {_number(each)} operators each, and {MAX_OPERATORS:,} operators are the most",
+            raise Refusal.said_of(
+                node,
+                f"has {_number(count)} more iterations of {_number(each)} operators each, and"
+                f" {MAX_OPERATORS:,} operators are the most",
                 "export it with fewer iterations",
             )
 
     def _check_size(self, tensor: Tensor, what: Any) -> None:
         """Raise Refusal for too large a tensor, of a node or of what a phrase says."""
         if tensor.shape is not None and (needed := tensor.size_bytes) > self._tensor_bytes:
-            subject = what if isinstance(what, str) else f"the operator {title(what)} makes"
-            most = size(self._tensor_bytes)
-            raise Refusal(
-                f"{subject} a tensor of {size(needed)}, and {most} are the most",
-                _hint(_TENSOR_PART),
-            )
+            much = f"a tensor of {size(needed)}, and {size(self._tensor_bytes)} are the most"
+            hint = _hint(_TENSOR_PART)
+            if isinstance(what, str):
+                raise Refusal(f"{what} {much}", hint)
+            raise Refusal.said_of(what, f"makes {much}", hint)
 
     def _add_constant(self, made_bytes: int, what: Any) -> None:
         """Raise Refusal for the constant, of a node or of this name, that is one too much."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuna.common.messages import one_line
 from tuna_models.arguments import Obstacles
-from tuna_models.bodies import names_of
+from tuna_models.bodies import names_of, title
 from tuna_models.child_answers import Obstacle
 
 #: What to do about an operator that the importer lacks in this form
@@ -62,6 +62,13 @@ class Refusal(Exception):
     def of(cls, node: Any, reason: str, hint: str) -> Refusal:
         """That of an operator."""
         return cls(reason, hint, *names_of(node))
+
+    @classmethod
+    def said_of(cls, node: Any, predicate: str, hint: str) -> Refusal:
+        """That of an operator of which a predicate is said, such as `makes a tensor of 7 TiB`."""
+        refusal = cls(f"the operator {title(node)} {predicate}", hint)
+        refusal.obstacle = obstacle(node, predicate, hint)
+        return refusal
 
 
 def obstacle(node: Any, reason: str, hint: str) -> Obstacle:
