@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tuna.api import jobs, preparation
 from tuna.api.services import artifact_store, remove_unneeded
+from tuna.common.files import write_errors
 from tuna.common.messages import last_line
 from tuna.configs.model import WholeModelConfig
 from tuna.coordinator.session_run import Progress
@@ -163,13 +164,15 @@ def _load(session_id: int, tag: str, config_id: int | None, failed: _Outcome | N
 
 def compiled_functions(digest: str, path: Path) -> Path:
     """Write the compiled functions of a measured model to `path`; raises NotFound if they are
-    gone."""
+    gone, StorageFull."""
     engine = open_database()
     try:
-        path.write_bytes(artifact_store(engine).get(digest))
+        functions = artifact_store(engine).get(digest)
     except KeyError:
         with reading(engine) as connection:
-            path.write_bytes(configs.body(connection, digest))
+            functions = configs.body(connection, digest)
+    with write_errors(path):
+        path.write_bytes(functions)
     return path
 
 
