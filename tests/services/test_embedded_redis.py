@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,10 +20,10 @@ import redis
 from private_servers import wait_until
 
 from tuna.api import checks
-from tuna.errors import ServiceError
+from tuna.errors import ServiceError, StorageFull
 from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis, embedded_redis_guard
-from tuna.services.embedded_redis import EmbeddedRedis, program
+from tuna.services.embedded_redis import EmbeddedRedis, credentials, program
 
 #: For how long the server may outlive its last user, and whoever uses it goes without one that was
 #: killed, on a machine that does ten other things.
@@ -260,6 +261,17 @@ def test_a_redis_that_ends_at_once_is_refused_with_its_own_words(
     good = EmbeddedRedis(run_dir)
     good.acquire()
     good.release()
+
+
+def test_a_password_without_space_is_said_in_a_sentence(run_dir: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as a quota has it
+    try:
+        with pytest.raises(StorageFull, match=r"No space is left to write .*redis\.password"):
+            credentials(run_dir)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(run_dir.iterdir())
 
 
 def test_a_dump_of_a_newer_redis_is_not_read(run_dir: Path) -> None:

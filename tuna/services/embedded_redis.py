@@ -35,7 +35,7 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tuna.common.files import make_home, own_folder
+from tuna.common.files import make_home, own_folder, write_errors
 from tuna.errors import ServiceError
 from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis_guard
@@ -84,7 +84,7 @@ def url(run_dir: Path) -> str:
 
 
 def credentials(run_dir: Path) -> str:
-    """`USER:PASSWORD` of the server of `run_dir`, made if missing.
+    """`USER:PASSWORD` of the server of `run_dir`, made if missing; raises StorageFull, BadInput.
 
     A server of an older version takes any password.
     """
@@ -93,8 +93,11 @@ def credentials(run_dir: Path) -> str:
         return f"default:{path.read_text().strip()}"
     except FileNotFoundError:
         private_folder(run_dir)
-    # mode 0600
-    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix="redis.password-") as file:
+    with (
+        write_errors(path),
+        # mode 0600
+        tempfile.NamedTemporaryFile("w", dir=run_dir, prefix="redis.password-") as file,
+    ):
         file.write(secrets.token_hex(32))
         file.flush()
         with contextlib.suppress(FileExistsError):  # another process was faster
