@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from celery.worker import state
@@ -34,10 +35,15 @@ def test_no_other_version_is_installed_with_tuna(package: str) -> None:
 def test_the_consumer_has_every_step_but_gossip() -> None:
     from celery.worker.consumer.consumer import Consumer
 
-    ours = celery_internals.consumer_class(lambda _: None)
+    dropped: list[str] = []
+    ours = celery_internals.consumer_class(dropped.append)
     assert issubclass(ours, Consumer)
     left_out = set(Consumer.Blueprint.default_steps) - set(ours.Blueprint.default_steps)
     assert left_out == {"celery.worker.consumer.gossip:Gossip"}
+    message = Mock()
+    ours.on_decode_error(Mock(), message, ValueError("no gzip"))
+    message.ack_log_error.assert_called_once()
+    assert dropped == ["ValueError: no gzip"]
 
 
 def test_a_worker_is_stopped_through_celerys_own_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,12 @@ def consumer_class(drop: Callable[[str], None]) -> Any:
 
         return checked
 
+    def on_decode_error(self: Any, message: Any, error: Exception) -> None:
+        drop(f"{type(error).__name__}: {error}"[:200])
+        message.ack_log_error(logger, self.connection_errors)
+
     own = {"Blueprint": blueprint, "create_task_handler": create_task_handler}
-    return type("Consumer", (Consumer,), own)
+    return type("Consumer", (Consumer,), {**own, "on_decode_error": on_decode_error})
 
 
 def check_messages(drop: Callable[[str], None]) -> None:
