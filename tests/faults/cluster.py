@@ -362,11 +362,8 @@ class Cluster:
 
     def owner(self, pid: int) -> str:
         """Return the program that the process belongs to."""
-        return next(
-            name
-            for name, process in self._running.items()
-            if pid in {process.pid, *(child.pid for child in _children(process))}
-        )
+        parents = {pid, *(one.pid for one in psutil.Process(pid).parents())}
+        return next(name for name, one in self._running.items() if one.pid in parents)
 
     def is_alive(self, name: str) -> bool:
         """True if it runs (or is stopped by SIGSTOP)."""
