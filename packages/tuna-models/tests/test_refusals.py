@@ -330,7 +330,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
         "is a network of OpenVINO.",
         "ONNX file",
     ),
-    "TFLite": (b"\x1c\0\0\0TFL3", "is a model of TensorFlow Lite.", "tf2onnx"),
+    "TFLite": (b"\x1c\0\0\0TFL3", "is a model of TFLite.", "tf2onnx"),
     "TensorFlow": (b"\x08\x01\x12\xd2\n\x0bsaved_model", "is a model of TensorFlow.", "tf2onnx"),
     "Keras": (archive("config.json", "model.weights.h5"), "is a model of Keras.", "tf2onnx"),
     "HDF5": (b"\x89HDF\r\n\x1a\n", "is a file of HDF5, such as weights of Keras.", "tf2onnx"),

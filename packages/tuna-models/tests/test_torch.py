@@ -3,6 +3,11 @@ large for most machines."""
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -118,6 +123,68 @@ def test_an_archive_that_is_no_program_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 and nothing more")
     with pytest.raises(BadInput, match=r"net\.pt2 is a zip archive that is cut off or damaged\."):
         importer.read(path, {})
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x[x > 0]
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: Any, factor: int) -> Any:
+        return x * factor
+
+
+def rewritten(data: bytes, part: str, change: Callable[[bytes], bytes]) -> bytes:
+    """A program with another file in the place of one of its archive."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
+        for name in old.namelist():
+            text = old.read(name)
+            new.writestr(name, change(text) if name.endswith(part) else text)
+    return stream.getvalue()
+
+
+def of_schema(text: bytes) -> bytes:
+    return json.dumps({**json.loads(text), "schema_version": {"major": 99, "minor": 1}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "reason"),
+    [
+        ("models/model.json", of_schema, "does not load: it is of version 99 of the format, and"),
+        ("archive_version", lambda _: b"99", "does not load: Saved archive version 99 does not"),
+        ("models/model.json", lambda _: b"{}", "does not load: its description is of another form"),
+        ("models/model.json", lambda text: text[:-9], "is damaged: its part net/models/model.json"),
+    ],
+)
+def test_a_program_that_torch_does_not_load_is_refused_with_its_version_or_part(
+    tmp_path: Path, part: str, change: Callable[[bytes], bytes], reason: str
+) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(3),)), path)
+    path.write_bytes(rewritten(path.read_bytes(), part, change))
+    with pytest.raises(BadInput) as refused:
+        importer.read(path, {})
+    assert reason in str(refused.value)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "reason"),
+    [
+        (Masked(), (torch.ones(3),), "the operator aten.index.Tensor (index): TVM's importer does"),
+        (Scaled(), (torch.ones(3), 3), r"3, not a tensor."),
+    ],
+)
+def test_a_call_that_is_not_converted_is_named_with_its_arguments(
+    tmp_path: Path, module: Any, given: tuple[Any, ...], reason: str
+) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(module, given), path)
+    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+        importer.to_relax(importer.read(path, {}), "net")
+    assert refused.value.hint
 
 
 class Recurrent(torch.nn.Module):

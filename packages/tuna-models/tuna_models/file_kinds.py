@@ -46,7 +46,7 @@ _KINDS = tuple(
             "a model of TensorFlow",
             "convert it with tf2onnx",
         ),
-        (rb".{4}TFL3", "a model of TensorFlow Lite", "convert it with tf2onnx"),
+        (rb".{4}TFL3", "a model of TFLite", "convert it with tf2onnx"),
         (rb"GGUF|ggjt|lmgg", "a model of GGUF", "Tuna reads ONNX and torch.export alone"),
         (
             rb".{8}\{\s*\"",
