@@ -78,7 +78,9 @@ def other_formats(rng: random.Random) -> Specimen:
         [b"\x89PNG\r\n\x1a\n", b"GGUF\x03\0\0\0", b"\x7fELF\x02\x01\x01", b"\x93NUMPY\x01\0",
          b"\x1c\0\0\0TFL3", b"\x89HDF\r\n\x1a\n", b"\x40\0\0\0\0\0\0\0{\"a\":", b"ORTM"]
     )  # fmt: skip
-    return _of(begin + rng.randbytes(300), "not an ONNX model|PNG|ELF|HDF|TFLite|GGUF|NumPy")
+    return _of(
+        begin + rng.randbytes(300), "not an ONNX model|PNG|ELF|HDF|TFLite|GGUF|NumPy|weights"
+    )
 
 
 @kind

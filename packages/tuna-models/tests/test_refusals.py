@@ -275,6 +275,27 @@ BROKEN: dict[str, tuple[Any, str]] = {
         made(node("Softmax", "x", axis=2**31)),
         "Softmax (n): its axis is no axis that a tensor has",
     ),
+    "a bias of another length": (
+        made(node("Conv", "x w b"), x=IMAGE, w=filled(2, 3, 3, 3), b=filled(5)),
+        "Conv (n): its bias has the shape [5], and its weights have 2 channels",
+    ),
+    "a kernel beyond its input": (
+        made(node("Conv", "x w"), x=IMAGE, w=filled(2, 3, 9, 9)),
+        "Conv (n): its kernel reaches over 9 values, and its padded input has 8",
+    ),
+    "scales of another axis": (
+        made(node("QuantizeLinear", "x s z", axis=1), s=filled(2), z=np.zeros(2, np.uint8)),
+        "QuantizeLinear (n): it has 2 scales for axis 1 of the shape [2, 3]",
+    ),
+    "weights of one direction": (
+        made(
+            node("RNN", "x w r", hidden_size=4, direction="bidirectional"),
+            x=(5, 1, 3),
+            w=filled(1, 4, 3),
+            r=filled(1, 4, 4),
+        ),
+        "RNN (n): its weights of the shape [1, 4, 3] are not for 2 direction(s)",
+    ),
     "a scan of too many": (
         made(node("Scan", "x", num_scan_inputs=5, body=body(node("Relu", "x", "t")))),
         "Scan (n): its body takes 0 values and returns 1, which do not fit its 1 input and 1",

@@ -3,14 +3,19 @@ for."""
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.drills import files, healthy, served, zoo
+from benchmarks.drills import encoding, files, healthy, operators, served, structure, zoo
+from benchmarks.drills.doors import ROOT
 from benchmarks.drills.judging import RULES, Run, faults
 from benchmarks.drills.zoo import FILE, Expected, Numbered, Specimen
+from tuna_models import child
 
 _REFUSED = Specimen({FILE: b""}, ("Conv", "conv_1|weight"))
 _GOOD = replace(_REFUSED, says=(), expected=Expected.ACCEPTED)
@@ -70,6 +75,34 @@ def test_the_zoo_has_the_kinds_that_the_drill_promises() -> None:
 def test_a_run_breaks_a_rule(specimen: Specimen, run: Run, rule: str | None) -> None:
     assert [fault.rule for fault in faults(specimen, run)] == ([rule] if rule else [])
     assert rule is None or rule in RULES
+
+
+#: Kinds that are refused by what is read, without a cost that a fault would make us pay.
+_CHEAP = [
+    name
+    for name, maker in zoo.KINDS.items()
+    if maker.__module__ in (each.__name__ for each in (encoding, operators, structure))
+]
+
+
+@pytest.mark.parametrize("name", _CHEAP)
+def test_a_broken_file_is_refused_by_a_sentence_with_its_words(name: str, tmp_path: Path) -> None:
+    specimen = Numbered(name, 0, 7).make()
+    path = specimen.write(tmp_path)
+    target = json.dumps({"kind": "llvm", "num-cores": 1})
+    answer = child.inspect(
+        path=str(path), target=target, shapes={}, values={}, batch=None, precision="fp32",
+        text=str(tmp_path / "text"),
+    )  # fmt: skip
+    text = f"{answer.get('refused', '')} {answer.get('hint', '')}"
+    run = Run(2 if "refused" in answer else 0, text, 0.0, 0, 0, ())
+    assert list(faults(specimen, run)) == [], text
+
+
+@pytest.mark.drill(only=True)
+def test_the_zoo_is_refused_and_accepted_as_it_has_to_be(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [str(ROOT / "scripts/drill"), "files", "--seed", "5", "--count", str(len(zoo.KINDS))]
+    assert subprocess.run(command).returncode == 0, capfd.readouterr().err
 
 
 def test_the_drill_says_how_a_fault_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,7 @@ def _computed(
                 read[tensor.name] = numpy_helper.to_array(tensor)
             except (ValueError, TypeError, KeyError):
                 fault = wellformed.tensor_fault(tensor, counted_bytes=math.inf)
+                fault = fault or "has strings that are not UTF-8"
                 raise Refusal(f"the constant {quoted(tensor.name)} {fault}", DAMAGED) from None
     known, constants = read | empty, {*read, *inputs}
     opset = version_of(model, "")

@@ -21,6 +21,7 @@ from tuna_models import (
     costs,
     file_kinds,
     inference,
+    misfits,
     obstacles,
     onnx_shapes,
     opsets,
@@ -196,13 +197,16 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         return model.to_relax(name)
 
     with refusals_of(name):
-        ready = fold(inline(model))
+        written = inline(model)
+        misfits.check(written.graph)  # of constants, before they are folded
+        ready = fold(written)
         _remove_unused(ready.graph)
         for node in ready.graph.node:
             node.name = node.name or next(filter(None, node.output), "")
         refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
         inferred = inference.inferred(ready, strict=True)
         obstacles.refuse_types(name, ready, inferred)
+        misfits.check(inferred.graph)
         obstacles.check_values(ready, inferred.graph)
         obstacles.refuse_undecided(name, ready)
         refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})

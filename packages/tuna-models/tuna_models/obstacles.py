@@ -43,7 +43,7 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
     "QLinearMatMul": (1, 4, 6),
 }
 #: Operators with a second input that is checked against the shape of the first
-_CHECKED = {"Gather", "GatherElements", "CumSum", "PRelu"}
+_CHECKED = {"Gather", "GatherElements", "ScatterElements", "CumSum", "PRelu"}
 #: Most whole numbers, and most others, such as scales, that a hint asks for.
 _MAX_WHOLE, _MAX_REAL = 64, 8
 #: Most operators with a wrong type that are named.
@@ -227,4 +227,6 @@ def type_name(kind: Any) -> str:
 def _tensor_type(number: int) -> str:
     if number == onnx.TensorProto.STRING:
         return "string"
+    if number not in onnx.TensorProto.DataType.values():
+        return f"{number}, which ONNX does not define"
     return str(onnx.helper.tensor_dtype_to_np_dtype(number)) if number else ""

@@ -142,8 +142,9 @@ class _Checker:
         """The version of ONNX's own operators."""
         return version_of(self.scope, "")
 
-    def graph(self, graph: Any, outer: MutableMapping[str, Any]) -> None:
-        """Check a graph that may read the values of `outer`, too."""
+    def graph(self, graph: Any, outer: MutableMapping[str, Any], node: Any = None) -> None:
+        """Check a graph, the model's or that inside of a node, which may read the values of
+        `outer`, too."""
         makers = dict[str, Any]()
         for value in graph.input:
             _add(makers, value.name, "an input")
@@ -162,7 +163,10 @@ class _Checker:
         self.nodes(graph.node, makers, outer)
         for value in graph.output:
             if value.name not in makers and value.name not in outer:
-                raise Refusal(f"nothing makes its output {quoted(value.name)}", _REMOVED)
+                why = f"nothing makes its output {quoted(value.name)}"
+                if node is not None:
+                    raise Refusal.of(node, f"in a graph inside {why}", _REMOVED)
+                raise Refusal(why, _REMOVED)
 
     def nodes(
         self, nodes: Iterable[Any], makers: dict[str, Any], outer: MutableMapping[str, Any]
@@ -179,7 +183,7 @@ class _Checker:
                     raise Refusal.of(node, why, _REMOVED)
             self._node(node)
             for graph in subgraphs(node):
-                self.graph(graph, known)
+                self.graph(graph, known, node)
 
     def _node(self, node: Any) -> None:
         if not node.op_type:

@@ -1,0 +1,80 @@
+"""Shapes of an operator's inputs that contradict each other, which ONNX's inference lets through.
+Imports onnx."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from onnx import helper
+
+from tuna_models.onnx_files import OWN_DOMAINS
+from tuna_models.refusals import CHANGE_HINT, Refusal
+
+_Shape = tuple[int, ...]
+_Shapes = list[_Shape | None]
+
+
+def check(graph: Any) -> None:
+    """Raise Refusal for the first operator whose inputs do not fit, as far as the graph has their
+    shapes."""
+    shapes: dict[str, _Shape] = {each.name: tuple(each.dims) for each in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(
+            each.HasField("dim_value") for each in tensor.shape.dim
+        ):
+            shapes[value.name] = tuple(each.dim_value for each in tensor.shape.dim)
+    for node in graph.node:
+        if node.op_type in _CHECKS and node.domain in OWN_DOMAINS:
+            given = [shapes.get(name) for name in node.input] + [None] * 3
+            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            for why in _CHECKS[node.op_type](attributes, given):
+                raise Refusal.of(node, why, CHANGE_HINT)
+
+
+def _convolution(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
+    values, weights, bias = given[:3]
+    if weights is None:
+        return
+    if bias is not None and bias != weights[:1]:
+        yield f"its bias has the shape {list(bias)}, and its weights have {weights[0]} channels"
+    sides = weights[2:]
+    if values is None or attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return
+    pads = attributes.get("pads", [0] * 2 * len(sides))
+    for side, (extent, kernel, dilation) in enumerate(
+        zip(values[2:], sides, attributes.get("dilations", [1] * len(sides)), strict=False)
+    ):
+        padded, reach = extent + sum(pads[side :: len(sides)]), (kernel - 1) * dilation + 1
+        if not 0 < reach <= padded:
+            yield f"its kernel reaches over {reach} values, and its padded input has {padded}"
+
+
+def _scales(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
+    values, scales, zeros = given[:3]
+    if scales is None:
+        return
+    if zeros is not None and zeros != scales and (math.prod(zeros), math.prod(scales)) != (1, 1):
+        yield f"its zero points have the shape {list(zeros)}, and its scales {list(scales)}"
+    if values is None or len(scales) != 1 or scales[0] == 1 or attributes.get("block_size", 0):
+        return
+    axis = attributes.get("axis", 1)
+    if not -len(values) <= axis < len(values) or values[axis] != scales[0]:
+        yield f"it has {scales[0]} scales for axis {axis} of the shape {list(values)}"
+
+
+def _directions(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
+    count = 2 if attributes.get("direction", b"forward") == b"bidirectional" else 1
+    for shape in given[1:3]:
+        if shape is not None and shape[:1] != (count,):
+            yield f"its weights of the shape {list(shape)} are not for {count} direction(s)"
+
+
+_CHECKS: Mapping[str, Callable[[Mapping[str, Any], _Shapes], Iterator[str]]] = {
+    "Conv": _convolution,
+    "DequantizeLinear": _scales,
+    "QuantizeLinear": _scales,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _directions),
+}
