@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -56,6 +57,8 @@ def main() -> int:
     numbered = []
     if name != "requests":
         numbered = list(zoo.chosen(options.seed, options.count, options.only))
+    # exits through the `with` blocks, which stop the service
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     places = list(enumerate(numbered))
     parts = [places[first :: options.processes] for first in range(options.processes)]
     started = time.monotonic()

@@ -96,7 +96,7 @@ def requests(rng: random.Random) -> list[Sent]:
                 "frobnicate -n 1",
             ),
             *('{"kind": "conv"}', '{"kind": ["conv"]}', "gemm -m 1", "conv\x1b[2J -n 1"),
-            *("conv", "conv -n", "conv -n -1 -c 3", "conv -n ½ -c 3", "conv " + "-n 1 " * 2000),
+            *("conv", "conv -n", "conv -n -1 -c 3", "conv -n ½ -c 3", "conv " + "-n -1 " * 2000),
             *(f"conv -n 1 {image} -y 9 -x 9", f"conv -n {10**20} {image} -y 3 -x 3"),
             *(f"conv -n 1 {image} -y 3 -x 3 -g 2", f"conv -n 1 {image} -y 3 -x 3 -u 0"),
         ]
@@ -112,7 +112,7 @@ def requests(rng: random.Random) -> list[Sent]:
         _json({"layers": []}),
         _json({"name": "zoo", "layers": number}),
         _json({"name": "zoo", "layers": [number]}),
-        _named(number),
+        _named(None if number == "x" else number),
         _named(text or "\t"),
         _named("zoo", frobnicate=1),
         _named("zoo", session_id=number or -3),
