@@ -61,7 +61,7 @@ def test_a_constant_of_few_bits_that_an_operator_reads_is_named() -> None:
     del made.graph.initializer[0]  # the scale
     with pytest.raises(BadInput) as refused:
         importer.to_relax(made, "net")
-    assert "DequantizeLinear (real) reads the constant w of type int4." in str(refused.value)
+    assert "DequantizeLinear (real) reads the constant w of type int4;" in str(refused.value)
     assert "int8" in refused.value.hint
 
 

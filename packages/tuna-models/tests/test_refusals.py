@@ -285,7 +285,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "scales of another axis": (
         made(node("QuantizeLinear", "x s z", axis=1), s=filled(2), z=np.zeros(2, np.uint8)),
-        "QuantizeLinear (n): it has 2 scales for axis 1 of the shape [2, 3]",
+        "QuantizeLinear (n): its scale has the shape [2], which is not one for each of the 3",
     ),
     "weights of one direction": (
         made(

@@ -18,6 +18,9 @@ from tuna_models.refusals import REASON_CHARS, Refusal
 
 #: The reason in a text of onnx's
 _FAULT = re.compile(r"\(op_type:[^,]*, node name: .*?\): (?:\[\w+\] )?([^\n]*)", re.DOTALL)
+#: A type of another width than those that ONNX defines for an operator, which may well be computed:
+#: fp16 of Celu, bytes as indices
+_OTHER_WIDTH = re.compile(r"has unsupported type: tensor\((b?float16|double|u?int\d+)\)")
 #: How a contradiction inside of an operator begins, also inside of another one's definition
 _INSIDE = "Inference error(s)"
 #: Parts of onnx's reasons, and what takes their place
@@ -26,6 +29,10 @@ _WORDS = tuple(
     for pattern, words in (
         (r"(\w+) typestr: \w+, has unsupported type: (.*)", r"its input \1 cannot be a \2"),
         (r"(\w+) has inconsistent type (.*)", r"its input \1 is a \2, unlike the others"),
+        (
+            r"indices must be in \[-rank, rank-1\]",
+            "it has a constant index beyond the end of its input",
+        ),
         (r" in node \w+ \(.*\)", ""),
         (r"[\s.]+$", ""),
     )
@@ -49,19 +56,25 @@ def inferred(model: Any, *, strict: bool = False) -> Any:
     if strict:
         del light.graph.output[:]
     try:
-        return _inferred(light, strict)
+        return _inferred(light, strict, strict)
     except Exception as error:  # onnx and protobuf each have their own
-        if str(error).count(_INSIDE) > 1:  # onnx's own definition of an operator is not strict
-            return inferred(model)
-        raise _refusal(str(error), light, strict) from error
+        failed, types = error, strict and not _OTHER_WIDTH.search(str(error))
+    if strict and not types:
+        try:
+            return _inferred(light, strict, types)
+        except Exception as error:  # as above
+            failed = error
+    if str(failed).count(_INSIDE) > 1:  # onnx's own definition of an operator is not strict
+        return inferred(model)
+    raise _refusal(str(failed), light, strict, types) from failed
 
 
-def _inferred(light: Any, strict: bool) -> Any:
+def _inferred(light: Any, strict: bool, types: bool) -> Any:
     infer = onnx.shape_inference.infer_shapes
-    return infer(light, check_type=strict, strict_mode=strict, data_prop=True)
+    return infer(light, check_type=types, strict_mode=strict, data_prop=True)
 
 
-def _refusal(text: str, light: Any, strict: bool) -> Refusal:
+def _refusal(text: str, light: Any, strict: bool, types: bool) -> Refusal:
     """The refusal of the first operator with which inference fails, found by halving the graph."""
     nodes = list(light.graph.node)
     good, bad = 0, max(len(nodes), 1)
@@ -70,7 +83,7 @@ def _refusal(text: str, light: Any, strict: bool) -> Refusal:
         del light.graph.node[:], light.graph.output[:]
         light.graph.node.extend(nodes[:part])
         try:
-            _inferred(light, strict)
+            _inferred(light, strict, types)
             good = part
         except Exception as error:  # as above
             bad, text = part, str(error)
@@ -84,7 +97,7 @@ def _refusal(text: str, light: Any, strict: bool) -> Refusal:
     if re.match("[A-Z][a-z]", reason):
         reason = reason[0].lower() + reason[1:]
     try:
-        node, known = nodes[bad - 1], _inferred(light, False).graph
+        node, known = nodes[bad - 1], _inferred(light, False, False).graph
     except Exception:  # as above: it is none of the operators
         return Refusal(f"its inputs and constants contradict each other: {reason}", _ADVICE)
     return Refusal.of(node, f"{reason}; {described(node, known)}", _ADVICE)

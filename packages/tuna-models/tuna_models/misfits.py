@@ -60,9 +60,14 @@ def _scales(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
         yield f"its zero points have the shape {list(zeros)}, and its scales {list(scales)}"
     if values is None or len(scales) != 1 or scales[0] == 1 or attributes.get("block_size", 0):
         return
-    axis = attributes.get("axis", 1)
-    if not -len(values) <= axis < len(values) or values[axis] != scales[0]:
-        yield f"it has {scales[0]} scales for axis {axis} of the shape {list(values)}"
+    axis, rank = attributes.get("axis", 1), len(values)
+    if not -rank <= axis < rank:
+        yield f"its axis is {axis}, and its input has {rank} axes"
+    elif values[axis] != scales[0]:
+        yield (
+            f"its scale has the shape {list(scales)}, which is not one for each of the"
+            f" {values[axis]} places of axis {axis}"
+        )
 
 
 def _directions(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
