@@ -79,7 +79,8 @@ def other_formats(rng: random.Random) -> Specimen:
          b"\x1c\0\0\0TFL3", b"\x89HDF\r\n\x1a\n", b"\x40\0\0\0\0\0\0\0{\"a\":", b"ORTM"]
     )  # fmt: skip
     return _of(
-        begin + rng.randbytes(300), "not an ONNX model|PNG|ELF|HDF|TensorFlow|GGUF|NumPy|weights"
+        begin + rng.randbytes(300),
+        "not an ONNX model|PNG|ELF|HDF|TensorFlow|TFLite|GGUF|NumPy|weights|image",
     )
 
 

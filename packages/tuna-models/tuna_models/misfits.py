@@ -58,9 +58,17 @@ def _scales(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
         return
     if zeros is not None and zeros != scales and (math.prod(zeros), math.prod(scales)) != (1, 1):
         yield f"its zero points have the shape {list(zeros)}, and its scales {list(scales)}"
-    if values is None or len(scales) != 1 or scales[0] == 1 or attributes.get("block_size", 0):
+    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+    if values is not None and block and -len(values) <= axis < len(values):
+        blocks = -(-values[axis] // block) if block > 0 else 0
+        if len(scales) != len(values) or blocks != scales[axis]:
+            yield (
+                f"its scale has the shape {list(scales)}, which is not one for each block of"
+                f" {block} of the {values[axis]} places of axis {axis}"
+            )
+    if values is None or len(scales) != 1 or scales[0] == 1 or block:
         return
-    axis, rank = attributes.get("axis", 1), len(values)
+    rank = len(values)
     if not -rank <= axis < rank:
         yield f"its axis is {axis}, and its input has {rank} axes"
     elif values[axis] != scales[0]:
@@ -71,7 +79,10 @@ def _scales(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
 
 
 def _directions(attributes: Mapping[str, Any], given: _Shapes) -> Iterator[str]:
-    count = 2 if attributes.get("direction", b"forward") == b"bidirectional" else 1
+    direction = attributes.get("direction", b"forward")
+    if direction not in (b"forward", b"reverse", b"bidirectional"):
+        yield f"its direction is {direction!r}"
+    count = 2 if direction == b"bidirectional" else 1
     for shape in given[1:3]:
         if shape is not None and shape[:1] != (count,):
             yield f"its weights of the shape {list(shape)} are not for {count} direction(s)"

@@ -43,7 +43,9 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
     "QLinearMatMul": (1, 4, 6),
 }
 #: Operators with a second input that is checked against the shape of the first
-_CHECKED = {"Gather", "GatherElements", "ScatterElements", "CumSum", "PRelu"}
+_CHECKED = {
+    *("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "CumSum", "PRelu"),
+}
 #: Most whole numbers, and most others, such as scales, that a hint asks for.
 _MAX_WHOLE, _MAX_REAL = 64, 8
 #: Most operators with a wrong type that are named.
@@ -107,9 +109,12 @@ def check_values(model: Any, inferred: Any) -> None:
                 raise Refusal.of(node, why, CHANGE_HINT)
         elif node.input[1] in constants:
             places = numpy_helper.to_array(constants[node.input[1]])
-            what, size = ("axis", len(shape))
-            if node.op_type != "CumSum":
-                what, size = "index", shape[axis]
+            what, size = "axis", np.array(len(shape))
+            if node.op_type in ("GatherND", "ScatterND"):
+                first = next((each.i for each in node.attribute if each.name == "batch_dims"), 0)
+                what, size = "index", np.array(shape[first:][: places.shape[-1]])
+            elif node.op_type != "CumSum":
+                what, size = "index", np.array(shape[axis])
             beyond = places[(places < -size) | (places >= size)]
             if beyond.size:
                 why = f"its {what} {beyond.flat[0]} is beyond the end of {size}"
