@@ -120,7 +120,7 @@ def test_a_file_in_onnx_that_cannot_be_a_whole_model_is_refused_at_once(token: s
     good = model.SerializeToString()
     cuts = [good[:place] for place in (1, len(good) // 2, len(good) - 1)]
     for content in (*cuts, b"\x00" * 100, b"\xff" * 99, b"PK\x03\x04", b"\x3a" + b"\xff" * 99):
-        with pytest.raises(BadInput, match=r"net\.onnx is not an ONNX model, or is cut off"):
+        with pytest.raises(BadInput, match=r"net\.onnx is .*\bnot an? (whole )?ONNX model"):
             submitted(token, "net.onnx", content)
     move_outside(model.graph.initializer[-1])
     with pytest.raises(BadInput, match="weights in a file of their own"):
