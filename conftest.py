@@ -67,9 +67,11 @@ MARIADB_OPTIONS = (
     "--innodb-stats-persistent=0",
 )
 
-# A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A suite in the background of a script or under `nohup` ignores these, as would what it starts.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        _own = signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(_number, _own)
 
 
 # The machine may be busy with other things: an example that takes long is no failure.

@@ -4,6 +4,7 @@ do."""
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import sqlite3
 import sys
@@ -449,6 +450,8 @@ class Machine(RuleBasedStateMachine):
         for job in self._jobs():
             if job.chunk in unsent:
                 (self.failures if self.free[job.id] == MAX_FREE else self.free)[job.id] += 1
+        # no message for more than half a lease
+        coordinator.reaper._unsent = dict.fromkeys(unsent, -math.inf)
         try:
             coordinator.drain.take_over()
             coordinator.reaper.sweep()

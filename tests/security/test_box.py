@@ -28,6 +28,7 @@ from structlog.testing import capture_logs
 from tuna.api import checks as doctor
 from tuna.common.files import NotPlain, read_plain
 from tuna.errors import ServiceError
+from tuna.queue import celery_internals
 from tuna.sandbox import box as boxes
 from tuna.sandbox import landlock, seccomp
 from tuna.sandbox.box import Box
@@ -286,10 +287,12 @@ def test_a_worker_that_requires_a_box_does_not_start_without(
 ) -> None:
     monkeypatch.setattr(landlock, "version", lambda: 0)
     monkeypatch.setattr(CeleryWorker, "_set_up_logs", lambda _: None)
+    for hook in ("check_messages", "after_own_handlers"):  # they stay in a process
+        monkeypatch.setattr(celery_internals, hook, lambda *_: None)
     worker = CeleryWorker(Celery(), Settings(sandbox="require"))
     try:
         with pytest.raises(SystemExit) as ended:
-            worker._start_services()
+            worker._start_services(None)
     finally:
         logging.captureWarnings(False)
     assert ended.value.code == ServiceError.exit_code

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from celery import Celery
 
 from tuna.errors import ServiceError
 from tuna.sandbox.processes import Child, child_env
@@ -150,10 +150,9 @@ def test_a_worker_on_a_queue_that_nobody_fills_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings: Settings = get_settings()
-    app: Any = object()
     monkeypatch.setattr(workers.celery_internals, "consumed_queues", lambda _: list(queues))
     monkeypatch.setattr(workers.celery_internals, "replace_queue", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
-        workers.CeleryWorker(app, settings)._set_queues()
+        workers.CeleryWorker(Celery(), settings)._set_queues()
     assert ended.value.code == 2
     assert f"not from {queues[-1]!r}" in capsys.readouterr().err

@@ -107,5 +107,5 @@ def test_a_check_stores_nothing_and_needs_no_database(
     assert refused.code == 2
     assert "- own.Mystery (2: first, second): it cannot be imported\n" in refused.out
     absent = type_in("tuna", "model", "check", tmp_path / "net.onx")
-    assert (absent.code, "did you mean .onnx?" in absent.out) == (2, True)
+    assert (absent.code, "did you mean .onnx?" in absent.err) == (2, True)
     assert sorted(tmp_path.iterdir()) == before

@@ -10,7 +10,7 @@ import compiled
 import numpy as np
 import pytest
 import tvm
-from test_refusals import ADD, filled, made, node
+from test_broken_models import ADD, filled, made, node
 
 from tuna.errors import BadInput
 from tuna_models import build, child, importer, not_finite, onnx_reference, rules

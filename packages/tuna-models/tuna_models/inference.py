@@ -23,6 +23,8 @@ _FAULT = re.compile(r"\(op_type:[^,]*, node name: .*?\): (?:\[\w+\] )?([^\n]*)",
 _OTHER_WIDTH = re.compile(r"has unsupported type: tensor\((b?float16|double|u?int\d+)\)")
 #: How a contradiction inside of an operator begins, also inside of another one's definition
 _INSIDE = "Inference error(s)"
+#: What onnx alone refuses: a convolution with negative padding crops its input
+_CROPPED = "pads must not contain negative values"
 #: Parts of onnx's reasons, and what takes their place
 _WORDS = tuple(
     (re.compile(pattern), words)
@@ -64,7 +66,8 @@ def inferred(model: Any, *, strict: bool = False) -> Any:
             return _inferred(light, strict, types)
         except Exception as error:  # as above
             failed = error
-    if str(failed).count(_INSIDE) > 1:  # onnx's own definition of an operator is not strict
+    # onnx's own definition of an operator is not strict
+    if _CROPPED in str(failed) or str(failed).count(_INSIDE) > 1:
         return inferred(model)
     raise _refusal(str(failed), light, strict, types) from failed
 

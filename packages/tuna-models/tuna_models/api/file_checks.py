@@ -29,12 +29,13 @@ def check_file(
     in the way; and which of its tasks would run without a kernel of Tuna's.
 
     It is for this machine, or the board of the settings. Nothing is built, and nothing is stored.
-    Raises LibraryMissing without TVM or onnx.
+    Raises BadInput for a file that cannot be read or whose name ends as no model's does;
+    LibraryMissing without TVM or onnx.
     """
     toolchain.tvm_version()
+    data = read_model(path)
     with Workshop() as workshop:
         try:
-            data = read_model(path)
             process = workshop.process(_target(), path.name)
             copy = workshop.folder / "model" / path.name
             lay_out(process, path, data, copy)
