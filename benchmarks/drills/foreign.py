@@ -71,7 +71,7 @@ def texts(rng: random.Random) -> Specimen:
         b"conv -n 1 -c 3 -H 224 -W 224 -k 64 -y 7 -x 7\n", "model\n".encode("utf-16"),
         b"#!/bin/sh\nexit 0\n", b"ir_version: 8\ngraph {\n  name: \"x\"\n}\n",
     ]  # fmt: skip
-    return _of(rng.choice(words), "not an ONNX model|text|JSON")
+    return _of(rng.choice(words), "not an ONNX model|text|JSON|script")
 
 
 @kind
@@ -82,7 +82,7 @@ def other_formats(rng: random.Random) -> Specimen:
     )  # fmt: skip
     return _of(
         begin + rng.randbytes(300),
-        "not an ONNX model|PNG|ELF|HDF|TensorFlow|TFLite|GGUF|NumPy|weights|image",
+        "not an ONNX model|PNG|ELF|HDF|TensorFlow|TFLite|GGUF|NumPy|weights|image|program",
     )
 
 

@@ -379,5 +379,4 @@ def reads_of_values_that_are_left_out(rng: random.Random) -> Specimen:
         [("Add", [x, ""]), ("Relu", [""]), ("MatMul", ["", x]), ("Conv", [x, ""]),
          ("Max", [x, ""]), ("Reshape", [x, ""]), ("Where", ["", x, x])]
     )  # fmt: skip
-    extra = {"axis": 0} if operator == "Concat" else {}
-    return graph.specimen(graph.node(operator, inputs, **extra))
+    return graph.specimen(graph.node(operator, inputs))

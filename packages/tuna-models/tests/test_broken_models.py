@@ -122,6 +122,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         made(helper.make_node("Add", ["", "x"], ["y"], "n")),
         "Add (n): its input A is absent",
     ),
+    "an absent one of many inputs": (
+        made(helper.make_node("Max", ["x", ""], ["y"], "n")),
+        "Max (n): one of its inputs data_0 is absent",
+    ),
     "a lacking attribute": (made(node("Concat", "x x")), "Concat (n): it lacks the attribute axis"),
     "an attribute of another type": (
         made(node("Softmax", "x", axis="one")),
@@ -286,6 +290,29 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "scales of another axis": (
         made(node("QuantizeLinear", "x s z", axis=1), s=filled(2), z=np.zeros(2, np.uint8)),
         "QuantizeLinear (n): its scale has the shape [2], which is not one for each of the 3",
+    ),
+    "another hidden size": (
+        made(
+            node("RNN", "x w r", hidden_size=5), x=(5, 1, 3), w=filled(1, 4, 3), r=filled(1, 4, 4)
+        ),
+        "RNN (n): its hidden size is 5, and its weights are for 4",
+    ),
+    "a zero point of another type": (
+        made(
+            node("DequantizeLinear", "q s z"),
+            q=np.zeros(3, np.int8),
+            s=np.float32(1),
+            z=np.uint8(0),
+        ),
+        "DequantizeLinear (n): its zero point is of type uint8, and its input of int8",
+    ),
+    "channels for no blocks": (
+        made(node("DepthToSpace", "x", blocksize=3), x=(1, 4, 2, 2)),
+        "DepthToSpace (n): its input has 4 channels, which is no multiple of 3 x 3",
+    ),
+    "a mode that there is not": (
+        made(node("GridSample", "x g", mode="magic"), x=(1, 4, 2, 2), g=filled(1, 2, 2, 2)),
+        "GridSample (n): its mode is 'magic'",
     ),
     "weights of one direction": (
         made(

@@ -31,7 +31,7 @@ from tuna_models import (
     wellformed,
 )
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
-from tuna_models.bodies import all_nodes, names_read, quoted, subgraphs
+from tuna_models.bodies import NAME_CHARS, all_nodes, names_read, quoted, subgraphs
 from tuna_models.converters import Importer, NotConverted
 from tuna_models.fold import fold
 from tuna_models.graph import with_whole
@@ -322,4 +322,5 @@ def _extent(dimension: Any) -> int | str:
     """An extent, its name, or ? for one without either; exporters write a negative one for that."""
     if dimension.HasField("dim_value") and dimension.dim_value >= 0:
         return int(dimension.dim_value)
-    return dimension.dim_param or "?"
+    named = len(dimension.dim_param) <= NAME_CHARS  # a longer one is no help to a person
+    return dimension.dim_param if dimension.dim_param and named else "?"

@@ -218,6 +218,8 @@ class _Form:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     needed: tuple[tuple[int, str], ...]  #: places and names of the inputs that cannot be absent
+    #: place and name of the first of any number of inputs, none of which can be absent
+    variadic: tuple[int, str] | None
     attributes: Mapping[str, int]  #: types by name
     required: frozenset[str]
 
@@ -228,6 +230,8 @@ class _Form:
         for place, name in self.needed:
             if not node.input[place]:
                 raise Refusal.of(node, f"its input {name} is absent", DAMAGED)
+        if self.variadic and "" in node.input[self.variadic[0] :]:
+            raise Refusal.of(node, f"one of its inputs {self.variadic[1]} is absent", DAMAGED)
         for attribute in node.attribute:
             name, kind = attribute.name, self.attributes.get(attribute.name)
             if kind is None and not name.startswith("__"):  # those are for tools
@@ -256,7 +260,7 @@ def _form(operator: str, opset: int) -> _Form | None:
         schema = defs.get_schema(operator, opset)
     except defs.SchemaError:
         return None
-    single = defs.OpSchema.FormalParameterOption.Single
+    options = defs.OpSchema.FormalParameterOption
     # onnxruntime's tools write DequantizeLinear with an axis in opsets before those that have it
     attributes = {**defs.get_schema(operator).attributes, **schema.attributes}
     return _Form(
@@ -265,7 +269,15 @@ def _form(operator: str, opset: int) -> _Form | None:
         tuple(
             (place, given.name)
             for place, given in enumerate(schema.inputs[: schema.min_input])
-            if given.option == single
+            if given.option == options.Single
+        ),
+        next(
+            (
+                (place, given.name)
+                for place, given in enumerate(schema.inputs)
+                if given.option == options.Variadic
+            ),
+            None,
         ),
         {name: _number(each.type) for name, each in attributes.items()},
         frozenset(name for name, each in schema.attributes.items() if each.required),
