@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from benchmarks.drills.zoo import Expected, Graph, Specimen, body, kind, of, perceptron
+from benchmarks.drills.zoo import Expected, Graph, Specimen, body, doubled, kind, of, perceptron
 
 _FLOAT, _INT, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -83,21 +83,7 @@ def joined_with_itself(rng: random.Random) -> Specimen:
 @kind
 def functions_that_call_twice(rng: random.Random) -> Specimen:
     graph = perceptron(rng)
-    graph.domains.append("zoo")
-    depth, imports = rng.randrange(26, 60), [helper.make_opsetid("", 18)]
-    imports.append(helper.make_opsetid("zoo", 1))
-    for number in range(depth):
-        inner, domain = (f"Twice{number - 1}", "zoo") if number else ("Relu", "")
-        nodes = [
-            helper.make_node(inner, ["a"], ["b"], domain=domain),
-            helper.make_node(inner, ["b"], ["c"], domain=domain),
-        ]
-        graph.functions.append(
-            helper.make_function("zoo", f"Twice{number}", ["a"], ["c"], nodes, imports)
-        )
-    value = graph.node(f"Twice{depth - 1}", ["x"], domain="zoo")
-    graph.outputs.clear()
-    return graph.specimen(value, "Twice|function")
+    return graph.specimen(doubled(graph, rng.randrange(26, 60)), "Twice|function")
 
 
 def _loop(graph: Graph, trips: int, depth: int) -> Any:

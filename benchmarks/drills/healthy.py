@@ -14,6 +14,7 @@ from benchmarks.drills.zoo import (
     Graph,
     Specimen,
     body,
+    doubled,
     kind,
     of,
     perceptron,
@@ -105,20 +106,7 @@ def good_loops(rng: random.Random) -> Specimen:
 @kind
 def good_functions(rng: random.Random) -> Specimen:
     graph = perceptron(rng)
-    graph.domains.append("zoo")
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("zoo", 1)]
-    depth = rng.randrange(1, 6)  # 2, 4 .. 64 nodes
-    for number in range(depth):
-        inner, domain = (f"Twice{number - 1}", "zoo") if number else ("Relu", "")
-        nodes = [
-            helper.make_node(inner, ["a"], ["b"], domain=domain),
-            helper.make_node(inner, ["b"], ["c"], domain=domain),
-        ]
-        graph.functions.append(
-            helper.make_function("zoo", f"Twice{number}", ["a"], ["c"], nodes, imports)
-        )
-    graph.outputs.clear()
-    return _accepted(graph, graph.node(f"Twice{depth - 1}", ["x"], domain="zoo"))
+    return _accepted(graph, doubled(graph, rng.randrange(1, 6)))  # 2, 4 .. 32 nodes
 
 
 @kind

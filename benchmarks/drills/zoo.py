@@ -195,6 +195,24 @@ def perceptron(rng: random.Random, opset: int = 18) -> Graph:
     return graph
 
 
+def doubled(graph: Graph, depth: int) -> str:
+    """The only output of a graph with the input x: a call of functions of which each calls the one
+    before twice."""
+    graph.domains.append("zoo")
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("zoo", 1)]
+    for number in range(depth):
+        inner, domain = (f"Twice{number - 1}", "zoo") if number else ("Relu", "")
+        nodes = [
+            helper.make_node(inner, ["a"], ["b"], domain=domain),
+            helper.make_node(inner, ["b"], ["c"], domain=domain),
+        ]
+        graph.functions.append(
+            helper.make_function("zoo", f"Twice{number}", ["a"], ["c"], nodes, imports)
+        )
+    graph.outputs.clear()
+    return graph.node(f"Twice{depth - 1}", ["x"], domain="zoo")
+
+
 def picture(rng: random.Random, channels: int = 3, size: int = 8, opset: int = 18) -> Graph:
     """A graph with an image as its input, and nothing else."""
     graph = Graph(rng, opset)

@@ -29,6 +29,15 @@ def quoted(name: str) -> str:
     return repr(one_line(name, NAME_CHARS))
 
 
+def constants_of(graph: Any) -> dict[str, Any]:
+    """The tensors of a graph's constants by name, those of operators too."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            found[node.output[0]] = node.attribute[0].t
+    return found
+
+
 def subgraphs(node: Any) -> Iterator[Any]:
     """The graphs that an operator has as attributes."""
     for attribute in node.attribute:

@@ -9,8 +9,6 @@ nothing here: the limits of the process are the second wall. Imports onnx.
 
 from __future__ import annotations
 
-import mmap
-import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from tuna.reports.formats import size
+from tuna.sandbox import control_groups
 from tuna_models import loops, onnx_shapes
 from tuna_models.answers import UNDEFINED, answers_of
 from tuna_models.bodies import title, version_of
@@ -53,8 +52,7 @@ _NUMBERS = {
 def memory_bytes() -> int:
     """Memory that this process may take: its own limit, else half of the machine's."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    return machine_bytes // 2 if limit == resource.RLIM_INFINITY else limit
+    return control_groups.memory_bytes() // 2 if limit == resource.RLIM_INFINITY else limit
 
 
 def refuse_costly(model: Any, file_bytes: int) -> None:

@@ -25,6 +25,7 @@ from tuna.errors import BadInput
 from tuna.libraries.tvm import functions
 from tuna_models import build, choosing, importer, precisions
 from tuna_models.arguments import Obstacles
+from tuna_models.bodies import names_of
 from tuna_models.build import Planned, TaskKernels
 from tuna_models.child_answers import FileCheck, Obstacle, PlainTask
 from tuna_models.inference import inferred
@@ -144,7 +145,7 @@ def _cut(
     if importer.is_torch(path):
         return False
     model = onnx.load(str(path), load_external_data=False)
-    importer._fix_shapes(path.name, model, shapes, batch)
+    importer.fix_shapes(path.name, model, shapes, batch)
     graph, gone, made = model.graph, set[str](), []
     try:
         known = {value.name: value for value in inferred(model).graph.value_info}
@@ -152,7 +153,7 @@ def _cut(
         known = {}
     kept = []
     for node in graph.node:
-        if (node.name or next(iter(node.output), "")) in names:
+        if names_of(node)[1] in names:
             for output in node.output:
                 if _is_image(known.get(output)):
                     made.append(known[output])

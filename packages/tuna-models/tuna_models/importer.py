@@ -100,7 +100,7 @@ def read_onnx(
         _forget_inferred(model.graph)
         model = in_order(model)
         _check_types(path.name, real_inputs(model))
-        sizes = _fix_shapes(path.name, model, shapes, batch)
+        sizes = fix_shapes(path.name, model, shapes, batch)
         _fix_values(path.name, model, values or {})
         costs.refuse_costly(model, path.stat().st_size)
         _load_weights(model, path)
@@ -297,7 +297,7 @@ def _fix_values(name: str, model: Any, values: Mapping[str, Sequence[float]]) ->
         model.graph.input.remove(inputs[label])
 
 
-def _fix_shapes(
+def fix_shapes(
     name: str, model: Any, shapes: Mapping[str, Sequence[int]], batch: int | None
 ) -> dict[str, list[int | str]]:
     """Give the open extents of all inputs their values; return the shapes.

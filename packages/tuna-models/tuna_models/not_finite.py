@@ -3,7 +3,7 @@ the constant that they come from. Imports onnx."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from tuna.errors import BadInput
 from tuna.libraries.tvm.model_answers import RightOutput
 from tuna_models import onnx_reference
-from tuna_models.bodies import quoted, title
+from tuna_models.bodies import constants_of, quoted, title
 from tuna_models.onnx_graph import MOVING
 from tuna_models.torch_importer import TorchModel
 
@@ -45,7 +45,8 @@ def _origin(model: Any, inputs: Mapping[str, Any]) -> tuple[str, str]:
         found = ((key, value.detach().float().numpy()) for key, value in tensors)
         weights = next(filter(None, (_faults(key, values) for key, values in found)), "")
         return "its operators make them of finite numbers", weights
-    constants = dict(_constants(model))
+    tensors = constants_of(model.graph)
+    constants = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
     names = list(dict.fromkeys(name for node in model.graph.node for name in node.output if name))
     with np.errstate(all="ignore"):
         made = dict(zip(names, onnx_reference.run(model, inputs, names), strict=True))
@@ -65,14 +66,6 @@ def _origin(model: Any, inputs: Mapping[str, Any]) -> tuple[str, str]:
                 word = "NaN" if check is np.isnan else "infinite values"
                 return f"{title(node)} makes {word} of finite numbers", ""
     return "", ""
-
-
-def _constants(model: Any) -> Iterator[tuple[str, Any]]:
-    for tensor in model.graph.initializer:
-        yield tensor.name, numpy_helper.to_array(tensor)
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            yield node.output[0], numpy_helper.to_array(node.attribute[0].t)
 
 
 def _faults(name: str, values: Any) -> str:

@@ -13,7 +13,7 @@ import onnx
 from onnx import defs, numpy_helper
 
 from tuna_models.arguments import TYPES, Obstacles
-from tuna_models.bodies import quoted, title
+from tuna_models.bodies import constants_of, quoted, title
 from tuna_models.child_answers import Obstacle
 from tuna_models.refusals import CHANGE_HINT, Refusal, obstacle
 
@@ -60,14 +60,7 @@ def check_scales(model: Any) -> None:
     """Raise Refusal for an operator whose scale is a constant that is not finite, or by which it
     divides, 0."""
     graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {
-        node.output[0]: each.t
-        for node in graph.node
-        if node.op_type == "Constant"
-        for each in node.attribute
-        if each.name == "value"
-    }
+    constants = constants_of(graph)
     for node in graph.node:
         for place in _SCALES.get(node.op_type, ()):
             tensor = constants.get(node.input[place]) if place < len(node.input) else None

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from tuna_models.bodies import constants_of
+
 #: Operators that move values.
 MOVING = {
     *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand"),
@@ -55,13 +57,11 @@ class OnnxGraph:
     def __init__(self, model: Any) -> None:
         self._readers: dict[str, list[Any]] = defaultdict(list)
         self._makers: dict[str, Any] = {}
-        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._constants = constants_of(model.graph)
         for node in model.graph.node:
             for name in node.input:
                 self._readers[name].append(node)
             self._makers |= dict.fromkeys(filter(None, node.output), node)
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                self._constants[node.output[0]] = node.attribute[0].t
         self.nodes = list(model.graph.node)
         self.outputs = [value.name for value in model.graph.output]
         self._inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}

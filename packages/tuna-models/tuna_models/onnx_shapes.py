@@ -92,7 +92,7 @@ def attributes(given: Iterable[Any], bound: Mapping[str, Any]) -> dict[str, Any]
 
 def size_bytes(kind: int, count: int) -> int:
     """Bytes of so many values of a type, 1 each of one that is not known."""
-    return (count * _BITS.get(kind, 8) + 7) // 8
+    return (count * BITS.get(kind, 8) + 7) // 8
 
 
 def held_bytes(proto: Any) -> int:
@@ -102,7 +102,7 @@ def held_bytes(proto: Any) -> int:
         *(proto.double_data, proto.uint64_data),
     )
     count = sum(map(len, fields))
-    if _BITS.get(proto.data_type, 8) < 8:  # a number has as many as a byte
+    if BITS.get(proto.data_type, 8) < 8:  # a number has as many as a byte
         return count
     if proto.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         count //= 2
@@ -110,7 +110,8 @@ def held_bytes(proto: Any) -> int:
 
 
 _FEW_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
-_BITS = {
+#: Bits of a value of each type, by its number
+BITS = {
     number: _FEW_BITS.get(name) or 8 * helper.tensor_dtype_to_np_dtype(number).itemsize
     for name, number in TensorProto.DataType.items()
     if name not in ("UNDEFINED", "STRING")

@@ -18,18 +18,18 @@ from onnx import AttributeProto, TensorProto, defs, helper
 from tuna.common.messages import counted
 from tuna_models.bodies import all_nodes, quoted, subgraphs, title, version_of
 from tuna_models.onnx_files import OWN_DOMAINS, operator_name
+from tuna_models.onnx_shapes import BITS
 from tuna_models.refusals import DAMAGED, Refusal
 
 _REMOVED = "a tool removed or renamed what made it: export the model again"
 _RENAME = "give each value a name of its own"
-#: Bits of values that are not whole bytes; of texts, and of types that are refused anyhow, none
-_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
-_BITS |= {"STRING": 0, "FLOAT6E2M3": 0, "FLOAT6E3M2": 0}
+#: Types whose values are not counted: texts, and those that are refused anyhow
+_UNCOUNTED = ("STRING", "FLOAT6E2M3", "FLOAT6E3M2")
 #: Name, bits of a value, and field of the values of each type, by its number
 _TYPES = {
     number: (
         name,
-        _BITS[name] if name in _BITS else 8 * helper.tensor_dtype_to_np_dtype(number).itemsize,
+        0 if name in _UNCOUNTED else BITS[number],
         helper.tensor_dtype_to_field(number),
     )
     for name, number in TensorProto.DataType.items()
