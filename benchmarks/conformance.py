@@ -188,8 +188,9 @@ def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
     from tvm import relax
     from tvm.target import codegen
 
-    from tuna_models import build, importer, program
-    from tuna_models.build import TaskKernels
+    from tuna_models.compiler import build, program
+    from tuna_models.compiler.build import TaskKernels
+    from tuna_models.reading import importer
 
     target = tvm.target.Target(
         {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}

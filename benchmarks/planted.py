@@ -57,8 +57,10 @@ def _checked(subject: Subject, folder: Path) -> Verdict:
     import onnx
     from tvm.target import codegen
 
-    from tuna_models import child, importer, inputs
+    from tuna_models import child
     from tuna_models.child_answers import ModelFile, WrittenAnswers
+    from tuna_models.judging import inputs
+    from tuna_models.reading import importer
 
     compiled = importlib.import_module("compiled")  # of the tests
     path, target = folder / "model.onnx", {"kind": "llvm", "num-cores": 1}

@@ -8,9 +8,9 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from benchmarks.planting import ROWS, Planted, fault, known, net, normal, signed_bytes
-from tuna_models.conversion import shape_of
-from tuna_models.graph import constant
+from tuna_models.compiler.graph import constant
 from tuna_models.manifest import Precision
+from tuna_models.operators.conversion import shape_of
 
 F = np.float32
 

@@ -11,10 +11,10 @@ import numpy as np
 from onnx import numpy_helper, parser
 from tvm import relax
 
-from tuna_models.conversion import Conversion, kind_of
-from tuna_models.converters import Importer
-from tuna_models.graph import constant_of
+from tuna_models.compiler.graph import constant_of
 from tuna_models.manifest import Precision
+from tuna_models.operators.conversion import Conversion, kind_of
+from tuna_models.reading.converters import Importer
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
 

@@ -125,11 +125,12 @@ def built(
     from tuna.libraries.kernels import KernelJob
     from tuna.libraries.tvm import whole_models
     from tuna.libraries.tvm.model_answers import Quantised
-    from tuna_models import build, importer
-    from tuna_models.build import TaskKernels
-    from tuna_models.files import BODY, PROGRAM
-    from tuna_models.program import Program
-    from tuna_models.segments import Form
+    from tuna_models.child_answers import BODY, PROGRAM
+    from tuna_models.compiler import build
+    from tuna_models.compiler.build import TaskKernels
+    from tuna_models.compiler.program import Program
+    from tuna_models.compiler.segments import Form
+    from tuna_models.reading import importer
 
     model = importer.read(path, shapes, None, values)
     module = importer.to_relax(model, path.name)

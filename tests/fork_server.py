@@ -54,7 +54,7 @@ TVM_MODULES = (
     "tuna.libraries.building",
     "tuna.libraries.measuring",
     "tuna.libraries.tvm.kernel_child",
-    "tuna_models.benchmark_child",
+    "tuna_models.benchmarks.benchmark_child",
     "tuna_models.child",
 )
 _PR_SET_CHILD_SUBREAPER = 36

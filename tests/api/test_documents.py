@@ -27,8 +27,8 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna_models import api as models_api
-from tuna_models import store
 from tuna_models.manifest import Manifest, ManifestTask
+from tuna_models.work import store
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tuna.ipynb"

@@ -35,8 +35,8 @@ from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
-from tuna_models import store
 from tuna_models.manifest import Manifest
+from tuna_models.work import store
 
 LIBRARY = get_library("noop")
 #: More than a released artifact may still live, and less than any other does.

@@ -92,9 +92,9 @@ _ARCHIVES = {
     "benchmarks/wheel_models.py",  # reads one member by its name, of pinned archives
     "scripts/gpu-wheels",  # takes two files out of a wheel, by their names
     "tuna/libraries/tvm/whole_models.py",  # reads members under names of its own, in the box
-    "packages/tuna-models/tuna_models/file_kinds.py",  # reads names of members alone
+    "packages/tuna-models/tuna_models/reading/file_kinds.py",  # reads names of members alone
     # looks for names of operators in a bounded part of each member
-    "packages/tuna-models/tuna_models/torch_packages.py",
+    "packages/tuna-models/tuna_models/reading/torch_packages.py",
     "packages/tuna-serve/tuna_serve/requests/answers.py",  # writes alone
     # looks at stored members, none of which it unpacks into a file
     "packages/tuna-serve/tuna_serve/requests/uploads.py",

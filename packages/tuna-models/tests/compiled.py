@@ -16,12 +16,14 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import model_answers, toolchain, whole_models
 from tuna.libraries.tvm.kernel_child import TvmLoader
 from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, RightOutput, Run
-from tuna_models import build, edges, importer, inputs, program, rules
-from tuna_models.build import Planned, TaskKernels
-from tuna_models.files import BODY, PROGRAM
+from tuna_models.child_answers import BODY, PROGRAM
+from tuna_models.compiler import build, program
+from tuna_models.compiler.build import Planned, TaskKernels
+from tuna_models.compiler.program import Program
+from tuna_models.compiler.segments import Form
+from tuna_models.judging import edges, inputs, rules
 from tuna_models.manifest import Precision
-from tuna_models.program import Program
-from tuna_models.segments import Form
+from tuna_models.reading import importer
 
 
 def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:

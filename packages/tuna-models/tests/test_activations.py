@@ -10,7 +10,8 @@ import pytest
 from nets import Net
 
 from tuna.configs.task import BIAS
-from tuna_models import graph, groups, importer
+from tuna_models.compiler import graph, groups
+from tuna_models.reading import importer
 
 Form = Callable[[Net, str], str]
 

@@ -10,7 +10,8 @@ from onnx import helper
 from test_operators import floats, model
 from tvm import relax
 
-from tuna_models import alone, converters
+from tuna_models.judging import alone
+from tuna_models.reading import converters
 
 
 def net() -> tuple[Any, dict[str, Any]]:

@@ -26,8 +26,11 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.processes import Child
-from tuna_models import api, arguments, benchmark, build, importer
-from tuna_models.benchmark import BenchmarkDevice, BenchmarkInputs, BenchmarkProcess
+from tuna_models import api, arguments
+from tuna_models.benchmarks import benchmark
+from tuna_models.benchmarks.benchmark import BenchmarkDevice, BenchmarkInputs, BenchmarkProcess
+from tuna_models.compiler import build
+from tuna_models.reading import importer
 
 KEY = "loopback"
 X = "x=2,3:float32"

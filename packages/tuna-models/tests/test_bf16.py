@@ -22,21 +22,15 @@ from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import epilogue, machine
-from tuna_models import (
-    blocked,
-    build,
-    child,
-    importer,
-    inputs,
-    onnx_reference,
-    precisions,
-    rounding,
-)
-from tuna_models.build import Planned, TaskKernels
-from tuna_models.checks import Checked, Checks, judge
+from tuna_models import child
 from tuna_models.cli.tune import _name_of
-from tuna_models.inputs import largest_error
+from tuna_models.compiler import blocked, build, precisions
+from tuna_models.compiler.build import Planned, TaskKernels
+from tuna_models.judging import inputs, rounding
+from tuna_models.judging.checks import Checked, Checks, judge
+from tuna_models.judging.inputs import largest_error
 from tuna_models.manifest import Manifest, Precision
+from tuna_models.reading import importer, onnx_reference
 
 #: A CPU that has the instruction, and one that does not; planning needs neither.
 WITH, WITHOUT = ({"kind": "llvm", "mcpu": name, "num-cores": 1} for name in ("znver5", "znver3"))

@@ -15,8 +15,8 @@ from test_bf16 import HERE, in_bf16, kinds, names
 
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels import machine
-from tuna_models import onnx_reference
-from tuna_models.inputs import largest_error
+from tuna_models.judging.inputs import largest_error
+from tuna_models.reading import onnx_reference
 
 S, WIDE = 16, 32
 LEAST = float(np.finfo(np.float32).min)

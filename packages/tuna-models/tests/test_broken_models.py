@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tuna.errors import BadInput
-from tuna_models import importer, onnx_files
+from tuna_models.reading import importer, onnx_files
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 IMAGE = (1, 3, 8, 8)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tuna_models import files
-from tuna_models.files import BuildCache, key_of
+from tuna_models.work import files
+from tuna_models.work.files import BuildCache, key_of
 
 
 def test_a_build_is_found_by_all_that_went_into_it(tmp_path: Path) -> None:

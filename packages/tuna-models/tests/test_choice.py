@@ -9,9 +9,9 @@ from builders import START, DatabaseBuilder, memory
 
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models
-from tuna_models import choice
-from tuna_models.choice import ResultScope
 from tuna_models.manifest import Manifest, ManifestTask
+from tuna_models.work import choice
+from tuna_models.work.choice import ResultScope
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))

@@ -15,8 +15,8 @@ from tvm import relax
 
 from tuna.configs import ConvConfig
 from tuna.libraries import reference
-from tuna_models import build
-from tuna_models.build import Planned, TaskKernels
+from tuna_models.compiler import build
+from tuna_models.compiler.build import Planned, TaskKernels
 
 
 def cores(found: Planned) -> list[ConvConfig]:

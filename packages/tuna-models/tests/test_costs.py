@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 from tuna.errors import BadInput
-from tuna_models import costs, importer, inlining
+from tuna_models.reading import costs, importer, inlining
 from tuna_models.refusals import refusals_of
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])

@@ -1,8 +1,8 @@
 """What crosses TVM's RPC, case by case, as this version of TVM has it, and what `remote` makes of
 it.
 
-A test of the first part that fails after an upgrade of TVM says that `tuna_models/remote_values.py`
-may do more, or must do less.
+A test of the first part that fails after an upgrade of TVM says that
+`tuna_models/benchmarks/remote_values.py` may do more, or must do less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tvm_ffi
 from tvm import relax, rpc
 
 from tuna.errors import BadInput
-from tuna_models.remote_values import RemoteValues
+from tuna_models.benchmarks.remote_values import RemoteValues
 
 pytestmark = pytest.mark.keeps_processes  # the server
 

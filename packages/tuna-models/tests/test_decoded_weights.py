@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from test_operators import answers, model
 
 from tuna.errors import BadInput
-from tuna_models import importer
+from tuna_models.reading import importer
 
 RANDOM = np.random.default_rng(0)
 #: Opset and limits of values by type.

@@ -10,8 +10,8 @@ from nets import Net
 from onnx import TensorProto as T
 from onnx import helper
 
-from tuna_models import draws, edges, rules
-from tuna_models.onnx_graph import OnnxGraph
+from tuna_models.judging import draws, edges, rules
+from tuna_models.reading.onnx_graph import OnnxGraph
 
 LEAST = np.finfo(np.float32).min
 

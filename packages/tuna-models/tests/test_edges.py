@@ -14,7 +14,7 @@ from test_plan import TARGET
 
 from tuna.libraries.tvm import model_answers
 from tuna.libraries.tvm.model_answers import Answers, Case, Run
-from tuna_models import edges, rules
+from tuna_models.judging import edges, rules
 
 
 def cases(model: Any, shape: tuple[int, ...], **masks: Any) -> tuple[list[Case], str]:

@@ -30,8 +30,8 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.solvers import MODEL, applicable, unsupported
 from tuna.sandbox.cores import measuring_with
 from tuna_models import api as models_api
-from tuna_models import work as models_work
-from tuna_models.choice import ResultScope
+from tuna_models.work import session as models_work
+from tuna_models.work.choice import ResultScope
 from tuna_remote import board_child
 
 #: Of another machine with this one's linker, so that no cross compiler is needed.

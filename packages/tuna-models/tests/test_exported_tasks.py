@@ -25,8 +25,9 @@ from tuna.libraries.tvm import functions, problems, tvm_db
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna_models import build, importer, onnx_reference
-from tuna_models.build import TaskKernels
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.reading import importer, onnx_reference
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": str(target_here().attrs["mcpu"]), "num-cores": 1})
 #: The passes of TVM's own documentation, then a lookup of each function in the database.

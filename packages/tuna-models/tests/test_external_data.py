@@ -17,7 +17,10 @@ import pytest
 from command_lines import Ended
 
 from tuna.errors import BadInput, StorageFull
-from tuna_models import benchmark, checks, files, importer
+from tuna_models.benchmarks import benchmark
+from tuna_models.judging import checks
+from tuna_models.reading import importer
+from tuna_models.work import files
 
 
 @pytest.fixture

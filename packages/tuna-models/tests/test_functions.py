@@ -17,7 +17,7 @@ from tuna.libraries.task_reference import FUNCTIONS
 from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.epilogue import ACTIVATIONS
-from tuna_models import blocked
+from tuna_models.compiler import blocked
 
 
 def target(cores: int = 1) -> Any:

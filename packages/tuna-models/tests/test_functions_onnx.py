@@ -8,9 +8,9 @@ from onnx import numpy_helper
 from test_operators import answers, floats, model, node, same
 
 from tuna.errors import BadInput
-from tuna_models import importer
-from tuna_models.fold import fold
-from tuna_models.inlining import inline
+from tuna_models.reading import importer
+from tuna_models.reading.fold import fold
+from tuna_models.reading.inlining import inline
 
 
 def test_attention_is_that_of_onnx_and_not_that_of_microsoft() -> None:

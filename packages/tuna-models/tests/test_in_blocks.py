@@ -15,8 +15,8 @@ from test_plan import error_of, planned
 from tvm import relax
 from tvm.relax import transform
 
-from tuna_models import elementwise, fillers
-from tuna_models.build import Planned
+from tuna_models.compiler import elementwise, fillers
+from tuna_models.compiler.build import Planned
 
 
 def test_averages_of_other_channels_at_the_same_size_are_other_functions() -> None:

@@ -16,10 +16,13 @@ from test_plan import TARGET
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
-from tuna_models import build, checked_build, choosing, importer, inputs, runtimes
-from tuna_models.build import Planned, Record, TaskKernels
+from tuna_models.compiler import build, choosing
+from tuna_models.compiler.build import Planned, Record, TaskKernels
+from tuna_models.compiler.program import Program
+from tuna_models.judging import inputs, runtimes
 from tuna_models.manifest import Class
-from tuna_models.program import Program
+from tuna_models.reading import importer
+from tuna_models.work import checked_build
 
 
 def records(task: TaskConfig, count: int) -> list[Record]:

@@ -16,8 +16,9 @@ from tvm import relax
 from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna_models import build, importer
-from tuna_models.build import TaskKernels
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.reading import importer
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 Read = Callable[[Net], str]

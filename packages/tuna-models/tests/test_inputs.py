@@ -23,8 +23,9 @@ from onnx import TensorProto
 
 from tuna.errors import BadInput
 from tuna.sandbox.cpu import cpu_model
-from tuna_models import importer, inputs
 from tuna_models.api.benchmarks import benchmark_model
+from tuna_models.judging import inputs
+from tuna_models.reading import importer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "run_model.py"
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT

@@ -11,8 +11,10 @@ import pytest
 from quantised_nets import Quantised, dynamic, operators, residual, stem
 
 from tuna.configs import ConvConfig
-from tuna_models import graph, importer, integer_finder, integers, rules, segments
-from tuna_models.integer_groups import IntegerGroup, IntegerGroups
+from tuna_models.compiler import graph, integer_finder, integers, segments
+from tuna_models.compiler.integer_groups import IntegerGroup, IntegerGroups
+from tuna_models.judging import rules
+from tuna_models.reading import importer
 
 
 def found_in(model: Any) -> tuple[IntegerGroups, Mapping[Any, str]]:

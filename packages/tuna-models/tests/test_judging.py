@@ -15,7 +15,9 @@ from test_plan import TARGET
 
 from tuna.libraries.tvm import model_answers
 from tuna.libraries.tvm.model_answers import Run
-from tuna_models import child, edges, inputs, onnx_reference, runtimes
+from tuna_models import child
+from tuna_models.judging import edges, inputs, runtimes
+from tuna_models.reading import onnx_reference
 
 
 @pytest.fixture

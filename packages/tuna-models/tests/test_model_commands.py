@@ -32,12 +32,12 @@ from tuna.libraries.registry import get_library
 from tuna.sandbox.cores import available_cpus, usable_count
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
 from tuna_models import api as models_api
-from tuna_models import store
 from tuna_models.api import tuning
 from tuna_models.child_answers import ChildAnswer
 from tuna_models.process import ModelProcess
 from tuna_models.refusals import REPORT_HINT
-from tuna_models.work import SESSION
+from tuna_models.work import store
+from tuna_models.work.session import SESSION
 
 #: NumPy has no threads of its own there.
 ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -183,7 +183,7 @@ def test_nothing_stays_of_a_model_whose_name_or_task_is_refused(
 
 def test_the_command_line_imports_neither_tvm_nor_onnx() -> None:
     program = (
-        "import sys, tuna_models.cli.model, tuna_models.api.importing, tuna_models.store\n"
+        "import sys, tuna_models.cli.model, tuna_models.api.importing, tuna_models.work.store\n"
         "import tuna_models.process, tuna_models.manifest\n"
         "print(sorted({'tvm', 'onnx', 'torch', 'numpy'} & set(sys.modules)))"
     )

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tuna.errors import BadInput
-from tuna_models import checked_build
-from tuna_models.checked_build import BuildFacts, Verdict
-from tuna_models.checks import Checked, Checks, judge
 from tuna_models.child_answers import ChildAnswer, Contenders, Plan
+from tuna_models.judging.checks import Checked, Checks, judge
 from tuna_models.limits import ModelLimits
 from tuna_models.manifest import Precision
-from tuna_models.whole_job import MeasuredModel
+from tuna_models.work import checked_build
+from tuna_models.work.checked_build import BuildFacts, Verdict
+from tuna_models.work.whole_job import MeasuredModel
 
 PLAN = Plan(classes={}, functions={}, calls={}, places={}, refused_records={}, operations=0)
 FAILED = "AxisError: axis 3 is out of bounds"

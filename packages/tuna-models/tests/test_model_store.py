@@ -16,8 +16,8 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
-from tuna_models import store, whole_job
 from tuna_models.manifest import Manifest, ManifestTask
+from tuna_models.work import store, whole_job
 
 
 def manifest(*tasks: TaskConfig, target: str = '{"kind":"llvm"}') -> Manifest:

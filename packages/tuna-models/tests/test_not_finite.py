@@ -13,8 +13,11 @@ import tvm
 from test_broken_models import ADD, filled, made, node
 
 from tuna.errors import BadInput
-from tuna_models import build, child, importer, not_finite, onnx_reference, rules
-from tuna_models.build import TaskKernels
+from tuna_models import child
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.judging import not_finite, rules
+from tuna_models.reading import importer, onnx_reference
 
 ONES = {"x": filled(2, 3)}
 #: Models without a finite answer to ones, and where that comes from.

@@ -19,7 +19,7 @@ from tuna.db.models import Base
 from tuna.errors import BadInput
 from tuna_models.child_answers import WrittenAnswers
 from tuna_models.process import ModelProcess
-from tuna_models.work import ModelWork
+from tuna_models.work.session import ModelWork
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 #: Files of processes that run, or ran: sockets, locks, logs, knowledge of the machine.

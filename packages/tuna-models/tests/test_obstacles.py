@@ -15,8 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from test_operators import TARGET
 
 from tuna.errors import BadInput
-from tuna_models import build, importer, manifest
-from tuna_models.build import TaskKernels
+from tuna_models import manifest
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.reading import importer
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 

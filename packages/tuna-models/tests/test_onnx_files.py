@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from tuna.errors import BadInput
-from tuna_models import onnx_files
+from tuna_models.reading import onnx_files
 
 FLOAT = TensorProto.FLOAT
 

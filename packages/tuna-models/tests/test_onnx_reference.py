@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops import op_max_pool
 
-from tuna_models import onnx_reference
+from tuna_models.reading import onnx_reference
 
 
 def inputs(*shape: int) -> dict[str, Any]:

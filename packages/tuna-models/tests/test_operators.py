@@ -19,9 +19,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna_models import build, converters, importer, onnx_files, onnx_reference, own_functions
-from tuna_models.build import TaskKernels
-from tuna_models.fold import OPERATORS, fold
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.operators import own_functions
+from tuna_models.reading import converters, importer, onnx_files, onnx_reference
+from tuna_models.reading.fold import OPERATORS, fold
 
 #: Without LLVM's optimisations, which take longer than all else and do not depend on operators;
 #: the tests of whole models have them.

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from test_operators import answers, floats, model, of_onnxruntime, same
 
 from tuna.errors import BadInput
-from tuna_models import importer
+from tuna_models.reading import importer
 
 
 def test_infinities_remainders_shifts_and_whole_powers_are_those_of_onnx() -> None:

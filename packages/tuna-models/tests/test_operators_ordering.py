@@ -14,8 +14,9 @@ from test_operators import TARGET, answers, model, of_onnxruntime
 from tvm import relax
 
 from tuna.errors import BadInput
-from tuna_models import build, importer
-from tuna_models.build import TaskKernels
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.reading import importer
 
 FLOATS = ("float16", "float32", "float64")
 

@@ -12,7 +12,7 @@ from onnx import helper
 from test_operators import answers, floats, model, same
 
 from tuna.errors import BadInput
-from tuna_models import importer, onnx_reference
+from tuna_models.reading import importer, onnx_reference
 
 #: Attributes of two-dimensional pools, and the sizes of their answers on images of 9x10.
 POOLS: list[tuple[dict[str, Any], tuple[int, int]]] = [

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import helper
 from test_operators import answers, floats, model, same
 
-from tuna_models import onnx_reference
+from tuna_models.reading import onnx_reference
 
 
 def test_padding_takes_away_turns_round_and_repeats() -> None:

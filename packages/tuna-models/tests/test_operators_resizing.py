@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from test_operators import answers, floats, model, same
 
 from tuna.errors import BadInput
-from tuna_models import importer
+from tuna_models.reading import importer
 
 #: Sizes that the scales below make of 5 and 6: (5, 6) times (1.7, 0.45).
 SCALES, SIZES = (1.7, 0.45), (8, 2)

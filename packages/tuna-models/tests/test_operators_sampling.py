@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from test_operators import answers, floats, model, same
 
 from tuna.errors import BadInput
-from tuna_models import importer
+from tuna_models.reading import importer
 
 
 def parts(values: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tuna.errors import BadInput
-from tuna_models import importer, onnx_reference
+from tuna_models.reading import importer, onnx_reference
 
 
 def written(path: Path, node: Any, opset: int, *, version: int = 10, domain: str = "") -> Path:

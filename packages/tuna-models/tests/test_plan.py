@@ -24,11 +24,14 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna_models import build, graph, importer, inputs, names, onnx_reference
-from tuna_models.build import Record, TaskKernels
-from tuna_models.inputs import largest_error
+from tuna_models import names
+from tuna_models.compiler import build, graph
+from tuna_models.compiler.build import Record, TaskKernels
+from tuna_models.judging import inputs
+from tuna_models.judging.inputs import largest_error
 from tuna_models.manifest import Class
-from tuna_models.torch_importer import TorchModel
+from tuna_models.reading import importer, onnx_reference
+from tuna_models.reading.torch_importer import TorchModel
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 

@@ -10,7 +10,7 @@ from nets import Net
 from onnx import TensorProto
 from test_plan import error_of, planned
 
-from tuna_models.build import Planned
+from tuna_models.compiler.build import Planned
 
 
 def labels(found: Planned) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 from quantised_nets import Quantised
 
-from tuna_models import onnx_reference, qoperators
-from tuna_models.onnx_files import QOPERATORS_DOMAIN
+from tuna_models.reading import onnx_reference, qoperators
+from tuna_models.reading.onnx_files import QOPERATORS_DOMAIN
 
 X = np.random.default_rng(4).normal(size=(1, 6, 4, 4)).astype(np.float32)
 

@@ -10,8 +10,10 @@ import tvm
 from compiled import machine_of
 from test_operators import BOTH, TARGET, answers, of_onnxruntime, recurrent, same
 
-from tuna_models import build, importer, inputs, onnx_reference
-from tuna_models.build import TaskKernels
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.judging import inputs
+from tuna_models.reading import importer, onnx_reference
 
 CASES: list[dict[str, Any]] = [
     {"kind": "LSTM", "peepholes": True, **BOTH},

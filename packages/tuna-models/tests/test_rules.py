@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from quantised_nets import Quantised
 
 from tuna.libraries.tvm.model_answers import RightOutput
-from tuna_models import rules
+from tuna_models.judging import rules
 
 NEAR = 1e-3
 UINT8, INT64, BOOL, HALF = TensorProto.UINT8, TensorProto.INT64, TensorProto.BOOL, 10

@@ -19,9 +19,11 @@ from onnx import helper
 from quantised_nets import Quantised, bytes_alone, dynamic, operators, residual, stem
 from test_plan import TARGET
 
-from tuna_models import build, importer, rules
-from tuna_models.build import TaskKernels
-from tuna_models.segments import Form
+from tuna_models.compiler import build
+from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.segments import Form
+from tuna_models.judging import rules
+from tuna_models.reading import importer
 
 
 @pytest.fixture(autouse=True)

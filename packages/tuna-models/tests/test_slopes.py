@@ -18,9 +18,9 @@ from test_bf16 import HERE, in_bf16
 from test_plan import error_of, planned
 
 from tuna.libraries.tvm.kernels import machine
-from tuna_models import onnx_reference
-from tuna_models.build import Planned
-from tuna_models.inputs import largest_error
+from tuna_models.compiler.build import Planned
+from tuna_models.judging.inputs import largest_error
+from tuna_models.reading import onnx_reference
 
 Form = Callable[[Net, str, Any], str]
 

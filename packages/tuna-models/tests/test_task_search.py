@@ -19,10 +19,10 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
-from tuna_models import choosing
-from tuna_models.build import Record, TaskKernels
+from tuna_models.compiler import choosing
+from tuna_models.compiler.build import Record, TaskKernels
 from tuna_models.manifest import Class
-from tuna_models.tuning_order import Tunable, Wanted, order
+from tuna_models.work.tuning_order import Tunable, Wanted, order
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1})
 TASK = TaskConfig(name="softmax", body="0" * 64)

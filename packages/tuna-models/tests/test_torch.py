@@ -25,7 +25,8 @@ from test_plan import TARGET, error_of, planned
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
-from tuna_models import importer, inputs
+from tuna_models.judging import inputs
+from tuna_models.reading import importer
 
 
 class BasicBlock(torch.nn.Module):

@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
-from tuna_models import importer
-from tuna_models.torch_importer import TorchModel
+from tuna_models.reading import importer
+from tuna_models.reading.torch_importer import TorchModel
 
 
 class Answers(torch.nn.Module):

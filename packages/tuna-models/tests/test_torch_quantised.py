@@ -23,8 +23,9 @@ from torch.nn import functional
 
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
-from tuna_models import importer, rules
-from tuna_models.torch_importer import TorchModel
+from tuna_models.judging import rules
+from tuna_models.reading import importer
+from tuna_models.reading.torch_importer import TorchModel
 
 OPS = torch.ops.quantized_decomposed
 

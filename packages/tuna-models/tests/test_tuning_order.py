@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuna_models.tuning_order import (
+from tuna_models.work.tuning_order import (
     Budget,
     TaskTime,
     Tunable,

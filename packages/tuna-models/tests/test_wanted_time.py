@@ -14,7 +14,7 @@ from tuna.workers.launch import RunStopped
 from tuna_models.api import Ending, Latency, Reached
 from tuna_models.api.tuning import _Tuning
 from tuna_models.cli.tune import reached
-from tuna_models.tuning_order import Budget, Wanted
+from tuna_models.work.tuning_order import Budget, Wanted
 
 WANTED = Latency(10.0)
 

@@ -18,10 +18,11 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna_models import api as models_api
-from tuna_models import child, store
+from tuna_models import child
 from tuna_models.child_answers import ChildAnswer
 from tuna_models.manifest import Manifest, ManifestTask
-from tuna_models.work import ModelWork
+from tuna_models.work import store
+from tuna_models.work.session import ModelWork
 
 CORE = ConvConfig(1, 16, 8, 8, 32, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias", "relu"))

@@ -19,9 +19,11 @@ from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.libraries.tvm.model_answers import Answers
 from tuna.vocabulary import State
 from tuna.workers.launch import RunStopped
-from tuna_models import child, importer, whole_job, workshop
+from tuna_models import child
 from tuna_models.api import building
 from tuna_models.process import ModelProcess
+from tuna_models.reading import importer
+from tuna_models.work import whole_job, workshop
 
 TARGET = '{"kind": "llvm", "mcpu": "x86-64-v3"}'
 GIVEN = {

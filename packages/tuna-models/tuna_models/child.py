@@ -22,22 +22,6 @@ from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
 from tuna.libraries.tvm.whole_models import extract_objects
 from tuna.sandbox.forks import start_fork
-from tuna_models import (
-    alone,
-    build,
-    choosing,
-    edges,
-    file_check,
-    importer,
-    inputs,
-    not_finite,
-    program,
-    rounding,
-    rules,
-    runtimes,
-    timing,
-)
-from tuna_models.build import Record
 from tuna_models.child_answers import (
     ChildAnswer,
     Contenders,
@@ -51,12 +35,26 @@ from tuna_models.child_answers import (
     WeightFiles,
     WrittenAnswers,
 )
+from tuna_models.compiler import build, choosing, program
+from tuna_models.compiler.build import Record
+from tuna_models.compiler.program import Program
+from tuna_models.compiler.segments import Form
+from tuna_models.judging import (
+    alone,
+    edges,
+    file_check,
+    inputs,
+    not_finite,
+    rounding,
+    rules,
+    runtimes,
+    timing,
+)
 from tuna_models.limits import raise_memory_error
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
-from tuna_models.onnx_reference import ReferenceFault
 from tuna_models.process import refusing
-from tuna_models.program import Program
-from tuna_models.segments import Form
+from tuna_models.reading import importer
+from tuna_models.reading.onnx_reference import ReferenceFault
 
 #: How onnxruntime says at which node it fails, and how it begins an error; characters of a reason
 _RUNNING = re.compile(r".*while running (\w+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict
 from tuna.configs.model import BF16_TOLERANCE, TOLERANCE
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 
+#: Files of a planned model: the functions to compile, and the program that calls them.
+BODY, PROGRAM = "body.json.gz", "program.vm"
+
 
 class ModelFile(BaseModel):
     """A model's file as it was imported."""

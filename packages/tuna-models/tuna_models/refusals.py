@@ -10,8 +10,8 @@ from typing import Any
 
 from tuna.common.messages import one_line
 from tuna_models.arguments import Obstacles
-from tuna_models.bodies import names_of, title
 from tuna_models.child_answers import Obstacle
+from tuna_models.names import names_of, title
 
 #: What to do about an operator that the importer lacks in this form
 CHANGE_HINT = (
@@ -69,6 +69,10 @@ class Refusal(Exception):
         refusal = cls(f"the operator {title(node)} {predicate}", hint)
         refusal.obstacle = obstacle(node, predicate, hint)
         return refusal
+
+
+class Unsupported(Exception):
+    """Why a node cannot be imported, as a phrase that follows its name."""
 
 
 def obstacle(node: Any, reason: str, hint: str) -> Obstacle:

@@ -24,8 +24,8 @@ from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.models import ConfigTag, Job, StepResultRow
 from tuna.settings import get_settings
-from tuna_models import store
 from tuna_models.manifest import Manifest, ManifestTask
+from tuna_models.work import store
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import layers_work
 from tuna_serve.requests.asked import Asked

@@ -6,8 +6,8 @@ or lie between bounds that the file has, which are apart only where the real val
 or a comparison lies next to the edge; indices may be others where the file says that they are as
 good. Type and shape have to be the same.
 
-A quantised model is compared segment by segment (`models/segments.py`): each computes its quantised
-tensors from those of the reference.
+A quantised model is compared segment by segment (`compiler/segments.py` of tuna-models): each
+computes its quantised tensors from those of the reference.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ BLOCKS = (16, 8)
 #: Number of terms of the longest sums for which a solver's `error_bound` is stated: rounding grows
 #: with their square root
 _BOUND_TERMS = 2048 * 3 * 3
-#: Functions of models that are scheduled as they are made (`models/blocked.py`), and one that only
-#: changes a shape: a view
+#: Functions of models that are scheduled as they are made (`compiler/blocked.py` of
+#: tuna-models), and one that only changes a shape: a view
 _SCHEDULED = {
     *("to_blocks", "from_blocks", "window", "channels", "concatenation"),
     *("max_pool", "average_pool", "global_average", "reshape"),

@@ -1,8 +1,8 @@
 """Whole models as candidates: their functions compiled, their answers checked, the model and each
 of its functions timed. Imports TVM.
 
-`models/program.py` plans a model where its weights are, and writes three things. The *body* has the
-functions that are to be compiled, as TVM's JSON. The *program*, for TVM's virtual machine, has what
+`compiler/program.py` of tuna-models plans a model where its weights are, and writes three things.
+The *body* has the functions that are to be compiled, as TVM's JSON. The *program*, for TVM's virtual machine, has what
 calls them, with the weights. The *answers* are inputs and the right answers to them. What is built
 of the body are the functions alone, without weights.
 

@@ -23,10 +23,11 @@ from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.cores import measuring_with, usable_count
 from tuna.settings import get_settings
 from tuna.workers.devices import device_for, measuring_on
-from tuna_models import arguments, benchmark
+from tuna_models import arguments
 from tuna_models.arguments import Argument
-from tuna_models.benchmark import BenchmarkDevice
-from tuna_models.checks import check_recorded
+from tuna_models.benchmarks import benchmark
+from tuna_models.benchmarks.benchmark import BenchmarkDevice
+from tuna_models.judging.checks import check_recorded
 
 #: An error that stands for outputs that are not finite, or of another shape.
 _NONE = sys.float_info.max

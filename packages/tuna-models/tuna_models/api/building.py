@@ -22,14 +22,14 @@ from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna.golden.versions import find
 from tuna.libraries.repeats import timing
-from tuna_models import choice
-from tuna_models.checked_build import Build, BuildFacts
-from tuna_models.checks import Checks
-from tuna_models.choice import Winner
+from tuna_models.judging.checks import Checks
 from tuna_models.manifest import Class
-from tuna_models.store import StoredModel
-from tuna_models.whole_job import MeasuredModel
-from tuna_models.work import ModelWork, find_model, open_work, planned_for
+from tuna_models.work import choice
+from tuna_models.work.checked_build import Build, BuildFacts
+from tuna_models.work.choice import Winner
+from tuna_models.work.session import ModelWork, find_model, open_work, planned_for
+from tuna_models.work.store import StoredModel
+from tuna_models.work.whole_job import MeasuredModel
 
 #: Parts of a measured model: its run as a whole, and TVM's of it (`whole_models`).
 _TIMED, _UNTUNED = "timed_0", "untuned"
@@ -108,7 +108,8 @@ def build_model(
     of the same model and records that was made before is taken as it is. `work`: where it is done,
     if that is open already.
 
-    Raises NotFound, and BadInput if the answer is wrong by the rules of `tuna_models/rules.py`.
+    Raises NotFound, and BadInput if the answer is wrong by the rules of
+    `tuna_models/judging/rules.py`.
     """
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")

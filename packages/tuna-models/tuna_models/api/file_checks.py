@@ -14,7 +14,7 @@ from tuna.settings import get_settings
 from tuna_models.api.importing import lay_out, read_model
 from tuna_models.child_answers import FileCheck, Obstacle
 from tuna_models.manifest import Precision
-from tuna_models.workshop import Workshop
+from tuna_models.work.workshop import Workshop
 
 
 def check_file(

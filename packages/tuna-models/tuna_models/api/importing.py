@@ -17,14 +17,14 @@ from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
-from tuna_models import choice, files, store
 from tuna_models.child_answers import ReadModel, WeightFiles
-from tuna_models.choice import Winner
 from tuna_models.manifest import Manifest, Precision
 from tuna_models.process import ModelProcess
 from tuna_models.source import MODEL_ENDINGS
-from tuna_models.store import StoredModel
-from tuna_models.work import ModelWork, open_work
+from tuna_models.work import choice, files, store
+from tuna_models.work.choice import Winner
+from tuna_models.work.session import ModelWork, open_work
+from tuna_models.work.store import StoredModel
 
 
 @dataclass(frozen=True)

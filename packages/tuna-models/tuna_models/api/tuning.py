@@ -20,14 +20,14 @@ from tuna.db.engine import reading
 from tuna.db.jobs import Only
 from tuna.libraries.registry import get_library
 from tuna.workers.launch import RunStopped
-from tuna_models import choice, store, tuning_order
 from tuna_models.api.building import BuiltModel, build_model
-from tuna_models.checks import Checks
 from tuna_models.child_answers import Estimates
-from tuna_models.choice import Winner
-from tuna_models.store import StoredModel
-from tuna_models.tuning_order import Tunable, Wanted
-from tuna_models.work import SESSION, ModelWork, find_model, open_work, planned_for
+from tuna_models.judging.checks import Checks
+from tuna_models.work import choice, store, tuning_order
+from tuna_models.work.choice import Winner
+from tuna_models.work.session import SESSION, ModelWork, find_model, open_work, planned_for
+from tuna_models.work.store import StoredModel
+from tuna_models.work.tuning_order import Tunable, Wanted
 
 
 class Ending(str, enum.Enum):

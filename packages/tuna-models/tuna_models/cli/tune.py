@@ -14,11 +14,12 @@ from tuna.cli import options
 from tuna.cli.console import say
 from tuna.cli.show import failed
 from tuna.common.messages import counted
-from tuna_models import api, store
+from tuna_models import api
 from tuna_models.cli.inputs import PRECISION_HELP, shape_of, value_of
 from tuna_models.cli.model import Kernels, progress, show_built, show_import
 from tuna_models.manifest import Precision
 from tuna_models.names import bounded
+from tuna_models.work import store
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Times whole models on boards and on this machine."""

@@ -1,0 +1,329 @@
+"""Finds the convolutions and products of a quantised model that are computed with whole numbers.
+Imports TVM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.task import BIAS, CASTS, TaskConfig
+from tuna.configs.values import DataType
+from tuna_models.compiler import convolutions, groups, integers
+from tuna_models.compiler.graph import Graph, Node, constant_of, extents
+from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.integer_groups import Addition, IntegerGroup, IntegerGroups, Rounded
+from tuna_models.compiler.integers import Integers, Rounding
+
+#: Whether there is a kernel for a task
+Kernel = Callable[[TaskConfig], Any]
+
+
+def find(graph: Graph, block: int, kernel: Kernel) -> IntegerGroups:
+    """Return the groups for kernels with channels in blocks of `block`; no operator is in two."""
+    found = IntegerGroups(integers.find(graph))
+    if not found.integers.bases:
+        return found
+    finder = _Finder(graph, block, kernel, found)
+    for node in graph.nodes:
+        finder.core(node)
+    for node in graph.nodes:
+        finder.addition_alone(node)
+    return found
+
+
+@dataclass
+class _Finder:
+    graph: Graph
+    block: int
+    kernel: Kernel
+    found: IntegerGroups
+    taken: set[Any] = field(default_factory=set)
+
+    def core(self, node: Node) -> None:
+        """Add the group of a convolution or a product, or the reason why there is none."""
+        source = node.args[0] if node.args else None
+        if node.op not in _CORES or not isinstance(source, relax.Var):
+            return
+        centered = _centered(source, self.graph, self.found.integers)
+        real = self.found.integers.grids
+        if source not in real and centered is None:
+            return
+        group: IntegerGroup | str
+        if node.op == "matmul":
+            group = self._product(node, centered)
+        else:
+            group = self._convolution(node, centered)
+        if isinstance(group, IntegerGroup):
+            group = self._complete(group, dynamic=centered is not None)
+        if isinstance(group, str):
+            self.found.reasons[f"{node.op.removeprefix('nn.')}: {group}"] += 1
+            return
+        self.taken.update(member.var for member in group.nodes)
+        self.found.groups.append(group)
+
+    def addition_alone(self, node: Node) -> None:
+        """Add a sum of two tensors of bytes that is part of no group."""
+        if node.op != "add" or node.var in self.taken:
+            return
+        addition = self._addition(node)
+        if addition is not None and addition.nodes[-1].var not in self.taken:
+            self.taken.update(member.var for member in addition.nodes)
+            self.found.additions.append(addition)
+
+    def _convolution(self, node: Node, centered: tuple[Any, Any] | None) -> IntegerGroup | str:
+        if node.op.endswith("transpose"):
+            return "it is transposed"
+        if constant_of(node.args[1]) is None:
+            return "both factors are variables"
+        whole = integers.weights_of(self.graph, node.args[1], 0)
+        if isinstance(whole, str):
+            return whole
+        layer = convolutions.find(node, self.graph, self.block, whole[0])
+        if layer is None:
+            return "no kernel takes it"
+        scale, grid = 1.0, self.found.integers.grids.get(layer.input)
+        if centered is None and grid is not None:
+            centered, scale = (layer.input, grid.stored_zero), grid.scale
+        if centered is None or (grid is None and not layer.input.same_as(node.args[0])):
+            return "its input is no tensor of bytes"
+        source, zero = centered
+        if layer.window is not None and isinstance(zero, relax.Var):
+            return "what is around its input is no constant"
+        window = layer.window and replace(layer.window, value=zero)
+        return IntegerGroup(
+            replace(layer.core, data_type=DataType.INT8),
+            source,
+            layer.weights.astype(np.int8),
+            scale * whole[1],
+            zero,
+            window=window,
+            nodes=list(layer.nodes),
+        )
+
+    def _product(self, node: Node, centered: tuple[Any, Any] | None) -> IntegerGroup | str:
+        weights, shape = constant_of(node.args[1]), extents(node.args[0])
+        if weights is None:
+            return "both factors are variables"
+        if shape is None or weights.ndim != 2 or len(shape) < 2:
+            return "its weights are a batch of matrices"
+        whole = integers.weights_of(self.graph, node.args[1], 1)
+        if isinstance(whole, str):
+            return whole
+        numbers, scales = whole[0].astype(np.int8), whole[1]
+        k, n = weights.shape
+        core = GemmConfig(m=math.prod(shape[:-1]), n=n, k=k, data_type=DataType.INT8)
+        if centered is not None:
+            source, zero = centered
+            return IntegerGroup(core, source, numbers, scales, zero=zero, nodes=[node])
+        grid = self.found.integers.grids[node.args[0]]
+        given = numbers, grid.scale * scales, grid.stored_zero
+        return IntegerGroup(core, node.args[0], *given, nodes=[node])
+
+    def _complete(self, group: IntegerGroup, *, dynamic: bool) -> IntegerGroup | str:
+        """Add the operators that follow; the reason where no kernel takes the group."""
+        if group.largest_sum > _LARGEST_SUM:
+            return "its sums may be beyond 32 bits"
+        if dynamic and not self._multiplied(group):
+            return "its scale is not found"
+        fp32 = self._in_fp32(group)
+        if dynamic:
+            found = [fp32]
+        else:
+            first = self._rounded(group)
+            found = [first and self._with_addition(first), first, fp32]
+        for choice in found:
+            if choice is not None and self.kernel(choice.task) is not None:
+                return choice
+        return "no kernel of the target takes it"
+
+    def _multiplied(self, group: IntegerGroup) -> bool:
+        """Add the cast of the sum to fp32 and its product with the scale of the input, which is
+        known when the model runs."""
+        cast, shape = self.graph.sole_user(group.answer), extents(group.answer)
+        if cast is None or cast.op != "astype" or str(cast.attrs.dtype) != "float32":
+            return False
+        user = self.graph.sole_user(cast.var)
+        if user is None or user.op != "multiply" or shape is None:
+            return False
+        first, second = user.args
+        scale = second if first.same_as(cast.var) else first
+        given = extents(scale) if isinstance(scale, relax.Var) else None
+        if given is None or extents(user.var) != shape:
+            return False
+        columns = shape[-1] if isinstance(group.core, GemmConfig) else 1
+        if math.prod(given) not in (1, columns) or math.prod(given) != (given or (1,))[-1]:
+            return False
+        group.scale = scale
+        group.nodes += [cast, user]
+        return True
+
+    def _in_fp32(self, group: IntegerGroup) -> IntegerGroup | None:
+        """Return the group with the epilogue of a group in fp32."""
+        fused = _in_real_values(group)
+        groups._extend(fused, self.graph, self.taken)
+        if fused.epilogue and fused.epilogue[-1] in CASTS:  # kernels for bytes write fp32
+            del fused.epilogue[-1], fused.nodes[-1]
+        others = tuple(part for part in fused.epilogue if part != BIAS)
+        found = {"others": others, "residual": fused.residual, "slopes": fused.slopes}
+        return _whole_again(group, fused, **found)
+
+    def _rounded(self, group: IntegerGroup) -> IntegerGroup | None:
+        """Return the group with bias, slopes, limits and rounding, None where it is not rounded."""
+        fused = _in_real_values(group)
+        while True:
+            user = self.graph.sole_user(fused.answer)
+            if user is None or user.var in self.taken:
+                return None
+            if user.op == "nn.batch_norm" and (first := self.graph.sole_user(user.var)):
+                if not groups._normalise(fused, user):
+                    return None
+                fused.nodes += [user, first]
+            elif groups._reshape(fused, user) or (_has_constant(user) and groups._add(fused, user)):
+                fused.nodes.append(user)
+            else:
+                break
+        if groups._rectify(fused, user):
+            fused.nodes.append(user)
+        ended = self._limited(fused.answer)
+        if ended is None:
+            return None
+        rounded, nodes = ended
+        fused.nodes += nodes
+        others = tuple(part for part in fused.epilogue if part != BIAS)
+        return _whole_again(group, fused, rounded=rounded, others=others, slopes=fused.slopes)
+
+    def _limited(self, var: Any) -> tuple[Rounded, list[Node]] | None:
+        """Return the rounding of a variable, and the operators to it."""
+        low, high, nodes = -math.inf, math.inf, list[Node]()
+        while True:
+            user = self.graph.sole_user(var)
+            if user is None or user.var in self.taken:
+                return None
+            rounding = self.found.integers.roundings.get(user.var)
+            if rounding is not None:
+                return _within(rounding, low, high), [*nodes, *rounding.nodes]
+            limits = _limits(user)
+            if limits is None:
+                return None
+            low = min(max(low, limits[0]), limits[1])
+            high = max(min(high, limits[1]), limits[0])
+            nodes.append(user)
+            var = user.var
+
+    def _with_addition(self, group: IntegerGroup) -> IntegerGroup | None:
+        """Return the group with the sum of its bytes and others."""
+        answer = group.answer
+        user = self.graph.sole_user(answer)
+        if user is None:
+            return None
+        nodes = [user]
+        if user.op == "subtract":
+            after = self.graph.sole_user(user.var)
+            if after is None:
+                return None
+            nodes.append(after)
+        real = nodes[-1].var
+        if self.found.integers.bases.get(real) is not answer:
+            same = self.found.integers.bases.get(real)
+            if same is None or not same.same_as(answer):
+                return None
+        add = self.graph.sole_user(real) if real in self.found.integers.grids else None
+        addition = None if add is None or add.op != "add" else self._addition(add)
+        if addition is None:
+            return None
+        if addition.second.same_as(real):
+            addition = replace(
+                addition,
+                first=addition.second,
+                second=addition.first,
+                grids=addition.grids[::-1],
+            )
+        # a sum with itself has two arguments
+        if addition.second.same_as(real):
+            return None
+        nodes = [*group.nodes, *nodes, *addition.nodes]
+        return replace(group, addition=addition, alone=group, nodes=nodes)
+
+    def _addition(self, node: Node) -> Addition | None:
+        real, (first, second) = self.found.integers.grids, node.args
+        if first not in real or second not in real or extents(first) != extents(second):
+            return None
+        ended = self._limited(node.var)
+        if ended is None:
+            return None
+        rounded, nodes = ended
+        return Addition(first, second, (real[first], real[second]), rounded, [node, *nodes])
+
+
+_CORES = {"matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose"}
+#: Largest sum of products that 32 bits hold
+_LARGEST_SUM = (1 << 31) - 1
+
+
+def _centered(source: Any, graph: Graph, found: Integers) -> tuple[Any, Any] | None:
+    """The whole numbers of which an operator of int32 is summed, and the zero point that is taken
+    off them, as a variable or as the byte that stands for it."""
+    if str(source.ty.dtype) != "int32":
+        return None
+    maker, zero = graph.maker(source), None
+    if maker is not None and maker.op == "subtract":
+        source, zero = maker.args
+    if not isinstance(source, relax.Var) or source not in found.bases or source in found.grids:
+        return None
+    if isinstance(zero, relax.Var):
+        return (source, zero) if extents(zero) in ((), (1,)) else None
+    values = np.zeros(()) if zero is None else constant_of(zero)
+    if values is None or values.size != 1:
+        return None
+    return source, float(values.item()) + 128.0 * found.signed[found.bases[source]]
+
+
+def _in_real_values(group: IntegerGroup) -> FusionGroup:
+    """The group as one in fp32, whose epilogue operators extend; its weights are the scales, which
+    is all that operators change of them."""
+    channels = (-1, 1, 1, 1) if isinstance(group.core, ConvConfig) else (1, -1)
+    scales = group.scales.reshape(channels)
+    return FusionGroup(group.core, group.input, scales, nodes=list(group.nodes))
+
+
+def _whole_again(group: IntegerGroup, fused: FusionGroup, **changes: Any) -> IntegerGroup | None:
+    """The group with what operators have made of its scales; None where these are no numbers any
+    more."""
+    scales = fused.weights.reshape(-1)
+    if not np.all(np.isfinite(scales)):
+        return None
+    found = {"scales": scales, "bias": fused.bias, "nodes": fused.nodes}
+    return replace(group, **found, **changes)
+
+
+def _has_constant(node: Node) -> bool:
+    return any(constant_of(arg) is not None for arg in node.args)
+
+
+def _limits(node: Node) -> tuple[float, float] | None:
+    """The limits that an operator keeps values within, None for another operator."""
+    if node.op == "nn.relu":
+        return 0.0, math.inf
+    if node.op == "nn.relu6":
+        return 0.0, 6.0
+    if node.op == "clip":
+        low, high = (float(getattr(limit, "value", np.nan)) for limit in node.args[1:])
+        return None if low != low or high != high else (low, high)
+    if node.op in ("maximum", "minimum"):
+        values = constant_of(node.args[1])
+        if values is None or values.size != 1:
+            return None
+        value = float(values.item())
+        return (value, math.inf) if node.op == "maximum" else (-math.inf, value)
+    return None
+
+
+def _within(rounding: Rounding, low: float, high: float) -> Rounded:
+    grid = rounding.grid
+    return Rounded(rounding.grid, grid.stored(low), grid.stored(high))

@@ -1,0 +1,178 @@
+"""Convolutions and products of a quantised model that are computed with whole numbers, and what
+their kernels take. Imports TVM.
+
+A kernel sums products of the bytes a of its input and whole weights w exactly. Of real values
+(a - z) * s and w * t, with a bias b = n * s * t + rest for each channel, the sum is
+
+    (sum of a * w - z * (sum of w) + n) * s * t + rest  =  (sum of a * w + Z) * M + B
+
+Z is int32 as the sum is: large numbers that nearly cancel do so exactly, and only what is left is
+converted and multiplied. B is zero for a bias of whole numbers. M comes from the scales of the
+file. Where the sum is rounded on a grid of scale y, M and B are divided by y: the byte is the
+nearest whole number, plus the grid's zero point, within limits. Clipping the real value is clipping
+the byte, because rounding keeps the order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.task import DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig
+from tuna.libraries.tvm.kernels.families import SCALARS, added_arguments
+from tuna_models.compiler.blocked import Window
+from tuna_models.compiler.graph import Node
+from tuna_models.compiler.integers import Grid, Integers
+
+#: Part of a bias that fp32 may have lost, of a product of two scales and a whole number
+_ROUNDED = 2.0**-22
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A rounding to bytes, within the limits of an activation before it."""
+
+    grid: Grid
+    low: float  #: least byte
+    high: float  #: largest byte
+
+    @property
+    def scalars(self) -> tuple[float, float, float]:
+        """The numbers of the step `quantize` (`families.added_arguments`)."""
+        zero = self.grid.stored_zero
+        return self.low - zero, self.high - zero, zero
+
+
+@dataclass(frozen=True)
+class Addition:
+    """The sum of two tensors of bytes, rounded to bytes."""
+
+    first: Any  #: variable of real values
+    second: Any
+    grids: tuple[Grid, Grid]
+    rounded: Rounded
+    nodes: list[Node]
+
+    @property
+    def answer(self) -> Any:
+        """The variable of the whole numbers."""
+        return self.nodes[-1].var
+
+    @property
+    def scalars(self) -> tuple[float, ...]:
+        """The numbers of the steps `residual` and `quantize`."""
+        scale = np.float32(self.rounded.grid.scale)
+        factor, other = (float(np.float32(grid.scale) / scale) for grid in self.grids)
+        return factor, other, -self.grids[1].stored_zero * other, *self.rounded.scalars
+
+
+@dataclass
+class IntegerGroup:
+    """A convolution or product of bytes, and the operators that became its epilogue."""
+
+    core: ConvConfig | GemmConfig
+    input: Any  #: a variable that stands for whole numbers
+    weights: Any  #: int8; a convolution: K, C/groups, R, S; a product: K x N
+    scales: Any  #: M for each channel without `scale`, in double precision
+    zero: float | Any  #: the byte that stands for zero, or an int32 variable of the zero point
+    bias: Any = None  #: added to the real values of each channel
+    scale: Any = None  #: a variable by which M is multiplied when the model runs
+    window: Window | None = None
+    rounded: Rounded | None = None
+    addition: Addition | None = None  #: follows the rounding
+    alone: IntegerGroup | None = None  #: the same group without the addition
+    others: tuple[str, ...] = ()  #: steps on fp32 after `dequantize`
+    residual: Any = None  #: an fp32 variable of `others`
+    slopes: Any = None  #: what negative values of each channel are multiplied by, of `others`
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Any:
+        """The variable that the group computes."""
+        return self.nodes[-1].var
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether the kernel takes P."""
+        return SCALARS in added_arguments(self.core, self.task.epilogue)
+
+    @property
+    def task(self) -> TaskConfig:
+        """The group as a config, for a model whose tensors are in blocks."""
+        parts = (DEQUANTIZE, *self.others)
+        if self.rounded is not None:
+            parts += (QUANTIZE,)
+        if self.addition is not None:
+            parts += (RESIDUAL, QUANTIZE)
+        return TaskConfig(core=self.core, layouts="native", epilogue=parts)
+
+    @property
+    def sums(self) -> Any:
+        """The sum of the weights of each channel."""
+        axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
+        return self.weights.astype(np.int64).sum(axes)
+
+    @property
+    def largest_sum(self) -> int:
+        """The largest sum of products less the zero point's part that there may be."""
+        axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
+        return 255 * int(np.max(np.abs(self.weights.astype(np.int64)).sum(axes), initial=0))
+
+    def factors(self) -> tuple[Any, Any, Any]:
+        """Return Z, in int32, M and B, in fp32, for each channel; of a group without a variable
+        `scale`."""
+        over = 1.0 if self.rounded is None else np.float64(np.float32(self.rounded.grid.scale))
+        whole, rest = self._parted()
+        start = whole - int(self.zero) * self.sums
+        multiplied, added = self.scales / over, rest / over
+        return start.astype(np.int32), multiplied.astype(np.float32), added.astype(np.float32)
+
+    def _parted(self) -> tuple[Any, Any]:
+        """The whole numbers of the bias on the grid of the products, and the rest of it, which is
+        zero where fp32 knows of none."""
+        bias = np.zeros(len(self.scales)) if self.bias is None else self.bias.astype(np.float64)
+        whole = np.rint(
+            np.divide(bias, self.scales, out=np.zeros_like(bias), where=self.scales != 0)
+        )
+        whole[~(np.abs(whole) + self.largest_sum < 2.0**31)] = 0.0
+        rest = bias - whole * self.scales
+        rest[np.abs(rest) <= np.abs(bias) * _ROUNDED] = 0.0
+        return whole.astype(np.int64), rest
+
+    def scalars(self) -> Any:
+        """Return P: the byte around an input, and the numbers of each rounding and addition."""
+        numbers = [self.zero if isinstance(self.zero, float) else 0.0]
+        if self.rounded is not None:
+            numbers += self.rounded.scalars
+        if self.addition is not None:
+            numbers += self.addition.scalars
+        return np.array(numbers, np.float32)
+
+
+@dataclass
+class IntegerGroups:
+    """The groups of a model that are computed with whole numbers."""
+
+    integers: Integers = field(default_factory=Integers)
+    groups: list[IntegerGroup] = field(default_factory=list)
+    additions: list[Addition] = field(default_factory=list)
+    #: reasons why convolutions and products of quantised tensors are computed in fp32
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def taken(self) -> set[Any]:
+        """The variables of all operators that are part of a group."""
+        lists = [group.nodes for group in self.groups]
+        lists += [addition.nodes for addition in self.additions]
+        return {node.var for nodes in lists for node in nodes}
+
+    def apart(self) -> IntegerGroups:
+        """The same with sums as functions of their own, so that all roundings are results: of the
+        same numbers, bit by bit."""
+        groups = [group.alone or group for group in self.groups]
+        sums = [group.addition for group in self.groups if group.addition is not None]
+        return replace(self, groups=groups, additions=[*self.additions, *sums])

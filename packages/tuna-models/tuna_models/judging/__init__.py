@@ -1,0 +1,1 @@
+"""The check of a built model: inputs, right answers, rules, and rivals."""

@@ -1,0 +1,260 @@
+"""What would become of a model's file: all that is in the way of its import, and the tasks without
+a kernel. Imports TVM and onnx.
+
+Behind an operator that cannot be imported there may be others. So it is cut out of a copy of the
+file, as far as what it makes is known, and the rest is read anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm_ffi
+from tvm import tirx
+
+from tuna.configs import TaskConfig
+from tuna.errors import BadInput
+from tuna.libraries.tvm import functions
+from tuna_models.arguments import Obstacles
+from tuna_models.child_answers import FileCheck, Obstacle, PlainTask
+from tuna_models.compiler import build, choosing, precisions
+from tuna_models.compiler.build import Planned, TaskKernels
+from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
+from tuna_models.names import names_of
+from tuna_models.reading import importer
+from tuna_models.reading.inference import inferred
+from tuna_models.refusals import Refusal
+
+#: Seconds after which nothing more is looked for behind what cannot be imported.
+_LONG_S = 10.0
+#: Names of functions that Tuna writes as loops of their own (`recurrent.py`, `indices.py`).
+_WRITTEN = ("lstm", "gru", "rnn", "check_indices")
+#: Words in the name of a function that is a convolution or a product.
+_CORE = re.compile(r"(?:^|_)(conv[123]d(?:_transpose)?|matmul)")
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """A model that was read and planned with predicted kernels."""
+
+    model: Any
+    module: Any  #: Relax
+    planned: Planned
+    kernels: TaskKernels
+
+
+def read(
+    path: Path,
+    target: Any,
+    shapes: Mapping[str, Sequence[int]],
+    values: Mapping[str, Sequence[float]],
+    batch: int | None,
+    precision: Precision,
+) -> ReadFile:
+    """Read a model's file and plan it; raises BadInput for one that cannot be imported."""
+    precisions.check_target(precision, target)
+    model = importer.read(path, shapes, batch, values)
+    module = importer.to_relax(model, path.name)
+    kernels = TaskKernels(target, {}, winograd=False)
+    planned = build.plan(module, kernels, target, precision=precision)
+    precisions.check_plan(precision, planned, path.name)
+    return ReadFile(model, module, planned, kernels)
+
+
+def check(
+    path: Path,
+    target: Any,
+    shapes: Mapping[str, Sequence[int]],
+    values: Mapping[str, Sequence[float]],
+    batch: int | None,
+    precision: Precision,
+) -> FileCheck:
+    """Say what would become of the file, which is a copy that this may change."""
+    refused: dict[Obstacle, None] = {}
+    assumed, is_whole, started = "", True, time.monotonic()
+    while True:
+        try:
+            found = read(path, target, shapes, values, batch, precision)
+        except BadInput as error:
+            new = [each for each in _obstacles(error) if each not in refused]
+            refused |= dict.fromkeys(new)
+            if not new or time.monotonic() - started > _LONG_S:
+                break
+            if isinstance(error, Obstacles) and error.shapes:
+                ones = _batches_of_one(error.shapes)
+                if not ones:
+                    break
+                shapes = {**shapes, **ones}
+                assumed = " ".join(
+                    f"--shape {shlex.quote(f'{name}={_listed(extents)}')}"
+                    for name, extents in ones.items()
+                )
+            nodes = {each.node for each in new if each.operator}
+            if nodes:
+                try:
+                    if not _cut(path, shapes, batch, nodes):
+                        break
+                except (BadInput, Refusal):  # what it says, others have said, or it is of the copy
+                    break
+                shapes, batch, is_whole = {}, None, False  # the shapes are in the file now
+        else:
+            if is_whole:
+                return _described(found, target, tuple(refused), assumed)
+            break
+    return FileCheck(obstacles=tuple(refused), assumed=assumed)
+
+
+def _listed(extents: Sequence[int]) -> str:
+    return ",".join(map(str, extents))
+
+
+def _batches_of_one(shapes: Mapping[str, Sequence[int | str]]) -> dict[str, list[int]]:
+    """Shapes that close open extents with 1; none unless each is the first of an input."""
+    found: dict[str, list[int]] = {}
+    firsts = {extents[0] for extents in shapes.values()} - {"?"}
+    for label, (first, *others) in shapes.items():
+        if any(isinstance(extent, str) and extent not in firsts for extent in others):
+            return {}
+        if first == "?":
+            found[label] = [1, *(1 if isinstance(extent, str) else extent for extent in others)]
+    return found | {extent: [1] for extent in firsts if isinstance(extent, str)}
+
+
+def _obstacles(error: BadInput) -> Sequence[Obstacle]:
+    """What an error says is in the way."""
+    if isinstance(error, Obstacles):
+        return error.obstacles
+    return [Obstacle(reason=str(error).rstrip("."), hint=error.hint)]
+
+
+def _cut(
+    path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None, names: Collection[str]
+) -> bool:
+    """Cut nodes out of an ONNX file; whether there is something left to read.
+
+    What they made is an input from now on, where it is known to be real numbers of known extents;
+    else what follows from it is cut out too.
+    """
+    if importer.is_torch(path):
+        return False
+    model = onnx.load(str(path), load_external_data=False)
+    importer.fix_shapes(path.name, model, shapes, batch)
+    graph, gone, made = model.graph, set[str](), []
+    try:
+        known = {value.name: value for value in inferred(model).graph.value_info}
+    except Refusal:  # of one of the nodes that are cut out, it may be
+        known = {}
+    kept = []
+    for node in graph.node:
+        if names_of(node)[1] in names:
+            for output in node.output:
+                if _is_image(known.get(output)):
+                    made.append(known[output])
+                else:
+                    gone.add(output)
+        elif gone.intersection(node.input):
+            gone.update(node.output)
+        else:
+            kept.append(node)
+    if not kept or len(kept) == len(graph.node):
+        return False  # nothing is left, or they are within functions or bodies
+    read = {name for node in kept for name in node.input}
+    del graph.node[:]
+    graph.node.extend(kept)
+    graph.input.extend(made)
+    del graph.output[:]
+    ends = [output for node in kept for output in node.output if output and output not in read]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in ends)
+    onnx.save(model, str(path))
+    return True
+
+
+def _is_image(value: Any) -> bool:
+    """Whether a value is real numbers of known extents, which hardly decide a shape."""
+    if value is None or value.type.tensor_type.elem_type not in (
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.DOUBLE,
+    ):
+        return False
+    return all(extent.HasField("dim_value") for extent in value.type.tensor_type.shape.dim)
+
+
+def _described(
+    found: ReadFile, target: Any, refused: tuple[Obstacle, ...], assumed: str
+) -> FileCheck:
+    planned = found.planned
+    return FileCheck(
+        obstacles=refused,
+        assumed=assumed,
+        inputs=tuple(ModelTensor(**value) for value in importer.inputs_of(found.model)),
+        tasks=tuple(ManifestTask(config=task.to_json(), count=n) for task, n in planned.tasks()),
+        without_kernel=_without_kernel(found, target),
+        left_in_fp32=dict(planned.left_in_fp32),
+    )
+
+
+def _without_kernel(found: ReadFile, target: Any) -> tuple[PlainTask, ...]:
+    """The tasks that are TVM's plain code, those with most of the time first."""
+    plain = [
+        (task, count, why) for task, count in found.planned.tasks() if (why := _why(found, task))
+    ]
+    if not plain:
+        return ()
+    cycles = {task.key: _cycles(found, task, target) for task, _ in found.planned.tasks()}
+    total = sum(cycles[task.key] * count for task, count in found.planned.tasks()) or 1.0
+    rows = [
+        PlainTask(
+            task=task.label,
+            count=count,
+            reason=why,
+            share=cycles[task.key] * count / total,
+            vectors=_has_vectors(_function(found, task)),
+        )
+        for task, count, why in plain
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.share))
+
+
+def _why(found: ReadFile, task: TaskConfig) -> str:
+    """Why a task has no kernel; empty where it has one, and where it moves no values."""
+    function = found.kernels.plain.get(task.key)
+    if task.core is not None or function is None or functions.moves_nothing(function):
+        return ""
+    if core := _CORE.search(task.name):
+        a, b = (
+            "x".join(str(int(extent)) for extent in param.shape) for param in function.params[:2]
+        )
+        return f"no kernel for {core[1]} of {a} and {b}, {function.params[0].dtype}"
+    is_default = found.kernels.classes[task.key] is Class.DEFAULT
+    if is_default and task.name.rstrip("_0123456789") not in _WRITTEN:
+        return "no schedule by rule: TVM's default, on one core"
+    return ""
+
+
+def _cycles(found: ReadFile, task: TaskConfig, target: Any) -> float:
+    """The estimate of a call of a task's best kernel; of plain code the least that it may take."""
+    if task.core is not None:
+        return min(choosing.estimates(task, target).values(), default=0.0)
+    return functions.cycles(functions.module_of(found.planned.bodies[task.body]))
+
+
+def _function(found: ReadFile, task: TaskConfig) -> Any:
+    """The function of a task as it is planned."""
+    name = next(name for name, each in found.planned.functions.items() if each.key == task.key)
+    return found.planned.module[name]
+
+
+def _has_vectors(function: Any) -> bool:
+    """Whether a loop of a function is in vectors."""
+    kinds = Counter[int]()
+    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: kinds.update([int(loop.kind)])))
+    return bool(kinds[int(tirx.ForKind.VECTORIZED)])

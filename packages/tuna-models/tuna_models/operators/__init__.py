@@ -1,0 +1,1 @@
+"""Operators that TVM lacks or gets wrong, as Relax, and their reference answers. Imports TVM."""

@@ -1,0 +1,1 @@
+"""Jobs, store and session of a model."""

@@ -1,0 +1,196 @@
+"""Where a model is tuned and built: a session, with workers on this machine if they are of its
+environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tuna.api import preparation, running
+from tuna.coordinator.session_run import Progress, RunEvents
+from tuna.db import sessions
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.errors import BadInput
+from tuna.libraries.base import Environment
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm import toolchain
+from tuna.sandbox.cores import measuring_with, usable_count
+from tuna.settings import get_settings
+from tuna.workers.launch import LastingWorkers
+from tuna_models.limits import ModelLimits
+from tuna_models.manifest import Manifest
+from tuna_models.process import ModelProcess
+from tuna_models.work import store
+from tuna_models.work.choice import ResultScope
+from tuna_models.work.store import StoredModel
+from tuna_models.work.workshop import Workshop
+
+#: Reason of the session in which the tasks of all models are tuned, so that one that two models
+#: have is tuned once.
+SESSION = "models"
+_CONDITIONS: Mapping[str, str] = {"caches": "cold"}
+_SILENT = RunEvents()
+
+
+@dataclass
+class ModelWork:
+    """A session for models. Workers that it starts last until the end of `open_work`."""
+
+    environment: Environment
+    own: bool  #: this machine, or the board that it has, is of the environment
+    lasting: LastingWorkers
+    number: int | None = None  #: Id of the session; None: the one of all models, made when needed
+    events: RunEvents = field(default_factory=RunEvents)
+    workshop: Workshop = field(default_factory=Workshop)
+
+    def process(self, model: str) -> ModelProcess:
+        """The child that reads, plans and links models in the workshop; the name is for messages
+        about this one."""
+        return self.workshop.process(self.target, model)
+
+    def start_workers(self) -> None:
+        """Start the workers of this machine, if it measures, which get ready while the caller goes
+        on."""
+        if self.own:
+            running.start_workers("tvm", self.lasting, self.events)
+
+    @property
+    def target(self) -> str:
+        """JSON of the target that kernels are compiled for."""
+        return self.environment.target
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is an emulated one, whose results count for it alone."""
+        return "emulator" in self.environment.flags
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it measures on cores of this machine."""
+        return self.own and get_library("tvm").device.own_device() is None
+
+    def session_id(self) -> int:
+        """The session, which is made if it is not there."""
+        if self.number is None:
+            self.number = preparation.init_session("tvm", SESSION, conditions=_CONDITIONS).id
+        return self.number
+
+    def scope(self, *, winograd: bool = True, **only: int | None) -> ResultScope:
+        """Results that count: all for this target, unless `only` says less."""
+        return ResultScope(winograd=winograd, simulated=self.simulated, **only)
+
+    @contextlib.contextmanager
+    def showing(
+        self,
+        on_progress: Callable[[Progress], None],
+        on_wait: Callable[[float, str], None],
+        on_waiting: Callable[[str], None],
+        on_log: Callable[[Path], None],
+    ) -> Iterator[None]:
+        """Show what is done within a `with` block, as `api.run` does."""
+        before = self.events
+        self.events = replace(
+            before, on_progress=on_progress, on_wait=on_wait, on_waiting=on_waiting, on_log=on_log
+        )
+        try:
+            yield
+        finally:
+            self.events = before
+
+    def run(self, on_progress: Callable[[Progress], None] | None = None) -> None:
+        """Work through the session, with workers here if it is of this machine's environment;
+        `on_progress` takes the place of that of `showing`."""
+        running.run(
+            self.session_id(),
+            workers=self.lasting if self.own else False,
+            on_progress=on_progress,
+            events=self.events,
+        )
+
+
+@contextlib.contextmanager
+def open_work(
+    session_id: int | None = None,
+    *,
+    model: str | None = None,
+    output: Path | None = None,
+    events: RunEvents = _SILENT,
+    limits: ModelLimits | None = None,
+) -> Iterator[ModelWork]:
+    """The work on models in a session, or in that of all models on this machine.
+
+    Where TUNA_EVAL_CPUS does not say how many, that one is for as many cores as the `model` was
+    imported for; with `model=""`, for one that is to be imported, for all that this process can
+    keep busy; without it for one. Libraries are made beside `output`, the file of one that is to be
+    written. `limits` are the child's, by default those of the settings. Raises NotFound, and
+    BadInput for a session of another library than TVM.
+    """
+    if output is not None and not output.parent.is_dir():
+        raise BadInput(f"The folder {output.parent} does not exist.")
+    with contextlib.ExitStack() as stack:
+        if model is not None and session_id is None and not get_settings().eval_cpus:
+            cores = usable_count()
+            if model:
+                with reading(open_database()) as connection:
+                    cores = min(cores, store.find(connection, model).manifest.cores)
+            if cores > 1:
+                stack.enter_context(measuring_with(cores))
+        environment = environment_of(session_id)
+        here = get_library("tvm").environment().machine_key
+        own, lasting = environment.machine_key == here, stack.enter_context(LastingWorkers())
+        place = (output.parent, f".{output.name[:99]}.") if output else ()
+        workshop = stack.enter_context(Workshop(*place, limits=limits))
+        yield ModelWork(environment, own, lasting, session_id, events, workshop)
+
+
+def environment_of(session_id: int | None) -> Environment:
+    """The environment of a session, or of this machine for models; raises NotFound, and BadInput
+    for a session of another library than TVM."""
+    if session_id is None:
+        return preparation.session_environment("tvm", conditions=_CONDITIONS)
+    with reading(open_database()) as connection:
+        found = sessions.get(connection, session_id).environment
+    if found.library != "tvm":
+        raise BadInput(
+            f"Session {session_id} belongs to {found.library}, which compiles no models.",
+            hint="`tuna init-session tvm -l WHY` makes one that does",
+        )
+    return found
+
+
+def find_model(name: str, work: ModelWork) -> StoredModel:
+    """The latest import under a name for the target of this work, whatever its number of cores.
+
+    Raises NotFound, and BadInput where it was imported for another target.
+    """
+    with reading(open_database()) as connection:
+        latest, imports = store.find(connection, name), store.list_all(connection)
+    wanted, version = _without_cores(work.target), name.partition("@")[2]
+    for model in imports:
+        same = model.name == latest.name and model.version.startswith(version)
+        if same and _without_cores(model.manifest.target) == wanted:
+            return model
+    of_session = "" if work.number is None else f" with --session-id {work.number}"
+    raise BadInput(
+        f"The model {latest.name} was imported for {_words(latest.manifest.target)}, and this is"
+        f" for {_words(work.target)}.",
+        hint=f"import it again{of_session}: `tuna model import {latest.name} FILE`",
+    )
+
+
+def planned_for(manifest: Manifest, work: ModelWork) -> Manifest:
+    """The import for the number of cores of this work."""
+    return manifest.model_copy(update={"target": work.target})
+
+
+def _without_cores(target: str) -> dict[str, Any]:
+    return {name: value for name, value in json.loads(target).items() if name != "num-cores"}
+
+
+def _words(target: str) -> str:
+    return toolchain.to_words(json.loads(target))
