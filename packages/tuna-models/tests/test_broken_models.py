@@ -432,7 +432,7 @@ torch_importer torch_packages wellformed
 
 def raises_of(module: str) -> list[tuple[ast.Raise, str]]:
     """The statements that raise, each with the handler around it, as text."""
-    spec = find_spec(f"tuna_models.{module}")
+    spec = find_spec(f"tuna_models.reading.{module}")
     assert spec is not None
     assert spec.origin is not None
     found = list[tuple[ast.Raise, str]]()
