@@ -2,9 +2,9 @@
 of its functions timed. Imports TVM.
 
 `compiler/program.py` of tuna-models plans a model where its weights are, and writes three things.
-The *body* has the functions that are to be compiled, as TVM's JSON. The *program*, for TVM's virtual machine, has what
-calls them, with the weights. The *answers* are inputs and the right answers to them. What is built
-of the body are the functions alone, without weights.
+The *body* has the functions that are to be compiled, as TVM's JSON. The *program*, for TVM's
+virtual machine, has what calls them, with the weights. The *answers* are inputs and the right
+answers to them. What is built of the body are the functions alone, without weights.
 
 Beside `main` the program has functions that compute the same and say when each of the model's
 functions began and ended: `timed_0` calls those of `main`, `timed_1` and so on call other kernels
