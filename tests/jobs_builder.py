@@ -12,8 +12,12 @@ from tuna.db import configs, jobs, sessions
 from tuna.db import solvers as known_solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Search, StepResultRow, TrialRow
-from tuna.libraries.base import Library
+from tuna.jobs import history
+from tuna.jobs.serving import SessionWork
+from tuna.libraries.base import Library, Step
 from tuna.libraries.registry import get_library
+from tuna.queue import claim as queue_claim
+from tuna.queue.claim import ClaimedChunk
 
 
 def make_jobs(
@@ -92,3 +96,17 @@ def trials(engine: sa.Engine) -> int:
     """How many trials there are."""
     with reading(engine) as connection:
         return connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
+
+
+def claim(
+    connection: sa.Connection,
+    work: SessionWork,
+    step: Step,
+    limit: int,
+    size: int = 0,
+    only: sa.ColumnElement[bool] | None = None,
+) -> list[ClaimedChunk]:
+    """Claim jobs as a publisher does."""
+    jobs = queue_claim.waiting(connection, work, step, limit, only)
+    history.choose_warm_starts(connection, work, step, jobs)
+    return queue_claim.claim(connection, work, step, jobs, size)

@@ -9,6 +9,8 @@ from typing import Final, TypeVar
 SEARCH = "search"
 #: Maximum of bytes of an artifact; code objects are much smaller, so a larger file is damaged
 MAX_BYTES = 1 << 30
+#: Seconds for which an outage of Redis, the broker or SQL is retried by what ends with its work
+OUTAGE_S = 600.0
 #: `Solver.algorithm` of baselines in databases
 BASELINE = "Baseline"
 #: Class of a layer that was not measured, and for which a predictor chose a configuration
@@ -46,6 +48,9 @@ class State(str, Enum):
 
 #: States with a lease: a worker or a queue has the job
 IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED, State.EVALUATING})
+#: States of a job that has ended; `compiled` is not among them, because the drain moves a job whose
+#: last step ran on a CPU on to `evaluated`
+END_STATES = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 class Resource(str, Enum):

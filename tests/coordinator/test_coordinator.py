@@ -20,7 +20,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 import structlog
-from jobs_builder import accepted, make_jobs, make_searches, states, trials
+from jobs_builder import accepted, claim, make_jobs, make_searches, states, trials
 from kombu import Connection
 
 from tuna.artifacts.store import Artifacts
@@ -42,7 +42,6 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue.claim import claim
 from tuna.queue.connection import connect, ensure_services, make_celery, queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -453,8 +452,8 @@ def test_a_coordinator_waits_without_haste_for_jobs_that_are_not_due_yet(
     with writing(engine) as connection:
         connection.execute(sa.update(Job).values(ready_at=utc_now() + timedelta(seconds=2)))
     claims: list[int] = []
-    claim = publisher.claim
-    monkeypatch.setattr(publisher, "claim", lambda *args: claims.append(1) or claim(*args))
+    waiting = publisher.waiting
+    monkeypatch.setattr(publisher, "waiting", lambda *args: claims.append(1) or waiting(*args))
     asked: list[int] = []
 
     def finished() -> bool:

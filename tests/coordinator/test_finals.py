@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, make_searches, states
+from jobs_builder import claim, make_jobs, make_searches, states
 from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
@@ -32,7 +32,7 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step, served_steps
-from tuna.queue import claim
+from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
 from tuna.queue.results import ResultStream, StreamEntry
@@ -97,9 +97,9 @@ class Scene:
         self.library = get_library("noop")
         self.session_id = make_jobs(engine, 1)
 
-    def claim(self, step: str) -> list[claim.ClaimedChunk]:
+    def claim(self, step: str) -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
-            return claim.claim(
+            return claim(
                 connection,
                 SessionWork(self.session_id, self.library.environment(), self.library),
                 find_step(self.library, step),

@@ -74,13 +74,13 @@ def make(
 def claimed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The steps that were claimed, in vain or not."""
     found: list[str] = []
-    claim = publisher.claim
+    waiting = publisher.waiting
 
     def note(connection: sa.Connection, scope: Any, of_step: Any, *rest: Any) -> Any:
         found.append(of_step.name)
-        return claim(connection, scope, of_step, *rest)
+        return waiting(connection, scope, of_step, *rest)
 
-    monkeypatch.setattr(publisher, "claim", note)
+    monkeypatch.setattr(publisher, "waiting", note)
     return found
 
 

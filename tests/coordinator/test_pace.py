@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import claim, make_jobs
 
 from tuna.coordinator.pace import Pace
 from tuna.db.engine import writing
@@ -14,7 +14,6 @@ from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.results import memory_of
 from tuna.vocabulary import Resource
 
@@ -91,7 +90,7 @@ def test_a_config_is_split_only_where_it_does_not_fit(
 ) -> None:
     session_id, library = make_jobs(engine, 3), get_library("noop")
     with writing(engine) as connection:
-        chunks = claim.claim(
+        chunks = claim(
             connection,
             SessionWork(session_id, library.environment(), library),
             find_step(library, "build"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import accepted, make_jobs, states
+from jobs_builder import accepted, claim, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
@@ -21,7 +21,6 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem, result_of
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import ResultStream
@@ -74,7 +73,7 @@ def work_off(
     store = Artifacts((folder / "a").as_uri(), folder / "c")
     leases = Leases(client, "n", 30)
     with writing(engine) as connection:
-        claimed = claim.claim(
+        claimed = claim(
             connection,
             SessionWork(session_id, library.environment(), library),
             find_step(library, "build"),

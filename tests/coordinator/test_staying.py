@@ -108,7 +108,7 @@ def test_a_staying_coordinator_waits_for_a_server_without_a_limit_and_logs_it_on
     make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch, tuna_home: Path, stays: bool
 ) -> None:
     coordinator, attempts = make(), list[float]()
-    monkeypatch.setattr(coordinator_module, "_OUTAGE_S", 1e-9)
+    monkeypatch.setattr(coordinator_module, "OUTAGE_S", 1e-9)
     at_once = functools.partial(
         stamina.retry_context, wait_initial=0.0, wait_jitter=0.0, wait_exp_base=1.0
     )

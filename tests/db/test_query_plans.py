@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_searches
+from jobs_builder import claim, make_searches
 from million_jobs import fill
 from sqlalchemy import event
 
@@ -32,7 +32,7 @@ from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.params_text import ParamsText
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
+from tuna.queue.claim import ClaimedChunk
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
@@ -150,9 +150,9 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
     return Drain(engine, stream, Artifacts(folder.as_uri(), folder / "cache"), 3)
 
 
-def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
+def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(
+        return claim(
             connection,
             SessionWork(1, LIBRARY.environment(), LIBRARY),
             find_step(LIBRARY, step),
@@ -160,7 +160,7 @@ def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.Claime
         )
 
 
-def entries(chunks: list[claim.ClaimedChunk]) -> list[StreamEntry]:
+def entries(chunks: list[ClaimedChunk]) -> list[StreamEntry]:
     times = {"times_ms": (1.0,), "time_ms": 1.0}
     made = []
     for chunk in chunks:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import accepted, make_jobs, states
+from jobs_builder import accepted, claim, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
@@ -26,7 +26,6 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
@@ -45,7 +44,7 @@ def _claim(
     engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000
 ) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(
+        return claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
             find_step(LIBRARY, step),

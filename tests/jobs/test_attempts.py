@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, make_searches, states
+from jobs_builder import claim, make_jobs, make_searches, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
@@ -19,7 +19,7 @@ from tuna.libraries.items import Candidate, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
+from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
@@ -38,7 +38,7 @@ class Bench:
 
     def claim(self, step: str) -> WorkItem:
         with writing(self.engine) as connection:
-            (chunk,) = claim.claim(
+            (chunk,) = claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
                 find_step(LIBRARY, step),
@@ -162,7 +162,7 @@ def test_the_best_of_a_solvers_jobs_is_kept(
     bench.built()
     with writing(bench.engine) as connection:
         work = SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY)
-        chunks = claim.claim(connection, work, find_step(LIBRARY, "measure"), 10, 1)
+        chunks = claim(connection, work, find_step(LIBRARY, "measure"), 10, 1)
     chunks.sort(key=lambda chunk: chunk.items[0].job_id, reverse=True)
     entries = []
     for chunk, (params, time_ms, noisy) in zip(chunks, (first, second), strict=True):
@@ -221,9 +221,9 @@ def _answer(bench: Bench, *times_ms: float, noisy: bool, ended_early: bool = Fal
     return chunk.items[0]
 
 
-def _claimed(bench: Bench) -> list[claim.ClaimedChunk]:
+def _claimed(bench: Bench) -> list[ClaimedChunk]:
     with writing(bench.engine) as connection:
-        return claim.claim(
+        return claim(
             connection,
             SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY),
             find_step(LIBRARY, "measure"),

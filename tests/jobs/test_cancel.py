@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command_lines import Ended
+from jobs_builder import claim
 
 from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
@@ -20,7 +21,6 @@ from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.connection import connect, ensure_services
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -76,9 +76,7 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     ensure_services(get_settings())
     engine, library, client = open_database(), get_library("miopen"), connect(get_settings())
     with writing(engine) as connection:
-        (claimed,) = claim.claim(
-            connection, works_of(connection, [1])[1], find_step(library, STEP), 1
-        )
+        (claimed,) = claim(connection, works_of(connection, [1])[1], find_step(library, STEP), 1)
         namespace = sessions.namespace(connection)
     leases = Leases(client, namespace, LEASE_S)
     leases.open([claimed.id])

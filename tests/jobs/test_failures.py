@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, states
+from jobs_builder import claim, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
@@ -26,7 +26,6 @@ from tuna.libraries.base import Again, Library, Retry, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import ResultStream
@@ -239,7 +238,7 @@ class Scene:
         """One round; returns what was claimed."""
         with writing(self.engine) as connection:
             work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim.claim(connection, work, find_step(self.library, "build"), 1000)
+            chunks = claim(connection, work, find_step(self.library, "build"), 1000)
         for chunk in chunks:
             self.leases.open([chunk.id])
             facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
@@ -291,7 +290,7 @@ def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
     assert {item.avoid for item in scene.work()} == {""}
     scene.let_time_pass()
     with writing(scene.engine) as connection:
-        chunks = claim.claim(
+        chunks = claim(
             connection,
             SessionWork(scene.session_id, scene.library.environment(), scene.library),
             find_step(scene.library, "build"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import claim, make_jobs
 
 from tuna.db import jobs
 from tuna.db.engine import reading, writing
@@ -12,7 +12,6 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate
 from tuna.libraries.steps import find_step
-from tuna.queue.claim import claim
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 

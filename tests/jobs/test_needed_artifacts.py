@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, states
+from jobs_builder import claim, make_jobs, states
 from structlog.testing import capture_logs
 
 from tuna.artifacts.files import RedisFiles
@@ -30,7 +30,6 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
 from tuna.plugins import Plugins
-from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
@@ -54,7 +53,7 @@ class Scene:
 
     def claim(self, step: str, limit: int = 10) -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
-            return claim.claim(
+            return claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
                 find_step(LIBRARY, step),

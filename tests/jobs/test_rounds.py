@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, make_searches
+from jobs_builder import claim, make_jobs, make_searches
 
 from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
@@ -30,7 +30,8 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.steps import every_step, find_step, served_steps
-from tuna.queue import claim, reproduction
+from tuna.queue import reproduction
+from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated
 from tuna.queue.results import ResultStream, StreamEntry
@@ -54,9 +55,9 @@ class Scene:
             connection.execute(sa.delete(Job).where(Job.id != first))
             make_searches(connection)
 
-    def claim(self, step: str, limit: int = 1) -> list[claim.ClaimedChunk]:
+    def claim(self, step: str, limit: int = 1) -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
-            found = claim.claim(
+            found = claim(
                 connection,
                 SessionWork(self.session_id, self.library.environment(), self.library),
                 find_step(self.library, step),
@@ -68,13 +69,13 @@ class Scene:
         )
         return found
 
-    def results(self, chunk: claim.ClaimedChunk) -> list[StepResult]:
+    def results(self, chunk: ClaimedChunk) -> list[StepResult]:
         step = find_step(self.library, chunk.items[0].step)
         return list(
             self.library.run(step, chunk.items, RunContext(self.artifacts, self.folder, (0,)))
         )
 
-    def report(self, chunk: claim.ClaimedChunk, results: list[StepResult]) -> None:
+    def report(self, chunk: ClaimedChunk, results: list[StepResult]) -> None:
         made = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=tuple(results))
         self.drain.write([StreamEntry("1-0", made)])
 

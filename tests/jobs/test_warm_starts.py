@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from builders import DatabaseBuilder
+from jobs_builder import claim
 
 from tuna.archives import removal
 from tuna.archives.archive import archive
@@ -26,7 +27,6 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue.claim import claim
 
 pytestmark = pytest.mark.both_databases_in_drills
 

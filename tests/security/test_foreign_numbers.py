@@ -14,7 +14,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, memory, tuned_network
-from jobs_builder import make_jobs
+from jobs_builder import claim, make_jobs
 
 from tuna.artifacts.store import Artifacts
 from tuna.common.messages import inert
@@ -34,7 +34,6 @@ from tuna.libraries.base import FINALS, Finals
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.reports import html
@@ -89,7 +88,7 @@ class Scene:
 
     def claim(self, step: str = "measure") -> list[ClaimedChunk]:
         with writing(self.engine) as connection:
-            return claim.claim(
+            return claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
                 find_step(LIBRARY, step),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, states
+from jobs_builder import claim, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import report_checks
@@ -22,7 +22,7 @@ from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim, results
+from tuna.queue import results
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.settings import get_settings
@@ -87,7 +87,7 @@ def drain(engine: sa.Engine, stream: ResultStream, tmp_path: Path) -> Drain:
 
 def _claim(engine: sa.Engine, session_id: int, step: str = "measure") -> ClaimedChunk:
     with writing(engine) as connection:
-        return claim.claim(
+        return claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
             find_step(LIBRARY, step),

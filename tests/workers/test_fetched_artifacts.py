@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import make_jobs, states
+from jobs_builder import claim, make_jobs, states
 
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.store import Artifacts
@@ -25,7 +25,6 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 
@@ -82,7 +81,7 @@ class Scene:
 
     def write(self, step: str, facts: Any, **more: object) -> None:
         with writing(self.engine) as connection:
-            chunks = claim.claim(
+            chunks = claim(
                 connection,
                 SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
                 find_step(LIBRARY, step),

@@ -21,8 +21,10 @@ from tuna.libraries.items import Candidate, StepResult, Trial, WorkItem, result_
 from tuna.sandbox.processes import run
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
+from tuna.workers import examination, repetition
 from tuna.workers import health as healths
-from tuna.workers.health import ALONE_S, Fault, Health, Unfit, is_in_doubt
+from tuna.workers.examination import Fault
+from tuna.workers.health import ALONE_S, Health, Unfit, is_in_doubt
 from tuna.workers.link import Elsewhere
 
 GPU = DeviceHandle("GPU-a", "GPU-a")
@@ -100,7 +102,7 @@ def test_a_probe_that_hangs_or_raises_has_answered(
             raise RuntimeError("no driver")
 
     with monkeypatch.context() as soon:
-        soon.setattr(healths, "PROBE_S", 0.05)
+        soon.setattr(examination, "PROBE_S", 0.05)
         assert Health([], GPU).examine(Hangs()) == Fault(
             Cause.DEVICE_LOST,
             "GPU-a: no answer to a probe within 0.05 s, or before this worker was to end",
@@ -331,7 +333,7 @@ def test_the_end_of_a_repeated_item_decides_who_is_at_fault(
             yield result_of(items[0], ok=end is None, cause=end)
 
     store = Artifacts(tmp_path.as_uri(), tmp_path)
-    assert healths.does_again(Ends(), ITEM, RunContext(store, tmp_path, (0,), GPU)) is again
+    assert repetition.does_again(Ends(), ITEM, RunContext(store, tmp_path, (0,), GPU)) is again
 
 
 def test_a_repeated_item_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,23 +344,23 @@ def test_a_repeated_item_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.Mo
             run(["sleep", "60"], timeout_s=60.0, cancelled=context.cancelled, box=None)
             yield result_of(items[0], ok=True)
 
-    monkeypatch.setattr(healths, "REPEAT_S", 0.1)
+    monkeypatch.setattr(repetition, "REPEAT_S", 0.1)
     context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), GPU)
-    assert healths.does_again(Hangs(), ITEM, context) is False
+    assert repetition.does_again(Hangs(), ITEM, context) is False
     canceled = dataclasses.replace(context, cancelled=lambda: True)
-    assert healths.does_again(Hangs(), ITEM, canceled) is None
+    assert repetition.does_again(Hangs(), ITEM, canceled) is None
 
 
 def test_of_an_item_one_good_candidate_is_repeated_if_that_is_quick() -> None:
     candidates = tuple(Candidate(index=number, artifact="a" * 64) for number in range(3))
     item = ITEM.model_copy(update={"candidates": candidates})
     trials = (Trial(index=0, cause=Cause.RUN_ERROR), Trial(index=1), Trial(index=2))
-    seconds = 3 * healths.REPEAT_S / 2
+    seconds = 3 * repetition.REPEAT_S / 2
     result = good().model_copy(update={"trials": trials})
-    assert healths.to_repeat(item, result, seconds) == ITEM.model_copy(
+    assert repetition.to_repeat(item, result, seconds) == ITEM.model_copy(
         update={"candidates": candidates[1:2]}
     )
-    assert healths.to_repeat(item, result, seconds + 1.0) is None
+    assert repetition.to_repeat(item, result, seconds + 1.0) is None
 
 
 def test_a_worker_comes_back_by_itself_when_the_hook_has_helped(

@@ -15,7 +15,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from databases import SqliteTemplate
-from jobs_builder import make_jobs, states
+from jobs_builder import claim, make_jobs, states
 from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
@@ -29,7 +29,6 @@ from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -174,7 +173,7 @@ class Scene:
     def _publish(self, most: int) -> None:
         with writing(self.engine) as connection:
             work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim.claim(connection, work, find_step(self.library, self.step), most, 2)
+            chunks = claim(connection, work, find_step(self.library, self.step), most, 2)
         facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
         if self.step == "build":
             facts |= {"environment": "", "toolchain": "tools"}

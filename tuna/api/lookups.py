@@ -16,6 +16,7 @@ from tuna.db import overview
 from tuna.db.bulk import RowPage
 from tuna.db.database import connect_database, open_database
 from tuna.db.engine import reading
+from tuna.db.known_sessions import require
 from tuna.db.overview import Overview
 from tuna.errors import TunaError
 from tuna.results import result_query, untried
@@ -63,7 +64,7 @@ def session_page(limit: int, before: int = 0) -> RowPage[int]:
 def require_session(session_id: int) -> None:
     """Raise NotFound, with the sessions that there are, for an unknown one."""
     with reading(open_database()) as connection:
-        overview.require_session(connection, session_id)
+        require(connection, session_id)
 
 
 def undrained_reports() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuna.db import overview, sessions
+from tuna.db import known_sessions, overview, sessions
 from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -41,7 +41,7 @@ def report(
     BadInput, also for a session with more than `most_jobs` jobs."""
     with reading(open_database()) as connection:
         if most_jobs is not None:
-            overview.require_session(connection, session_id)
+            known_sessions.require(connection, session_id)
             jobs = sum(overview.jobs_by_state(connection, session_id).values())
             if jobs > most_jobs:
                 raise BadInput(

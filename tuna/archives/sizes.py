@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import overview, searches
+from tuna.db import known_sessions, overview, searches
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
 from tuna.db.session_options import SessionOptions
@@ -56,7 +56,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
     """All sessions by id, or one; raises NotFound. It reads every trial."""
     with reading(engine) as connection:
         if session_id is not None:
-            overview.require_session(connection, session_id)
+            known_sessions.require(connection, session_id)
         query = (
             sa.select(_session, environment.c.library, environment.c.arch, environment.c.key)
             .join(environment, environment.c.id == _session.c.environment_id)

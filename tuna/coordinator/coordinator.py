@@ -46,6 +46,7 @@ from tuna.queue.heartbeat import HeartbeatBoard
 from tuna.queue.leases import Leases
 from tuna.queue.results import ResultStream
 from tuna.services import redis_client
+from tuna.vocabulary import OUTAGE_S
 
 log = structlog.get_logger(__name__)
 
@@ -61,9 +62,6 @@ _ROUND_S, _BURST = 0.1, 10
 #: Number of new objects at which the garbage collector runs: more than a batch has, because looking
 #: through all of Tuna for each batch was a third of the CPU time
 _GC_THRESHOLD = 100_000
-#: Seconds for which a coordinator that ends with its sessions retries during an outage of Redis,
-#: the broker or SQL
-_OUTAGE_S = 600.0
 #: Maximum of ended stages that are kept until a policy predicts by them
 _MAX_ENDED = 5000
 #: Seconds between two touches of ALIVE; age in seconds at which it counts as stale
@@ -208,7 +206,7 @@ class Coordinator:
                 for attempt in stamina.retry_context(
                     server_errors.is_passing,
                     attempts=None,
-                    timeout=_OUTAGE_S if stop is None else None,
+                    timeout=OUTAGE_S if stop is None else None,
                     wait_max=2.0,
                 ):
                     with attempt:

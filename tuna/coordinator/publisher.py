@@ -23,19 +23,19 @@ from tuna.coordinator.snapshots import Chunks, Snapshots
 from tuna.coordinator.staging import stage_artifacts
 from tuna.db.engine import transaction
 from tuna.db.models import Job
-from tuna.jobs import waiting_rounds
+from tuna.jobs import history, waiting_rounds
 from tuna.jobs.open_steps import OpenStep
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.steps import find_step
-from tuna.queue.claim import ClaimedChunk, claim
+from tuna.queue.claim import ClaimedChunk, claim, waiting
 from tuna.queue.envelopes import TASK
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, summary, task_message, title
 from tuna.queue.results import memory_of
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
-from tuna.workers.health import REPEAT_S
+from tuna.workers.repetition import REPEAT_S
 from tuna.workers.runner import DEVICE_WAIT_S
 
 log = structlog.get_logger(__name__)
@@ -221,7 +221,9 @@ class Publisher:
             )
             each = 1 if divided else size  # a chunk of a divided round is for one device
             limit = min(batch, wanted * each)
-            chunks = claim(connection, work, step, limit, each, wanted, shape.only)
+            jobs = waiting(connection, work, step, limit, shape.only)
+            history.choose_warm_starts(connection, work, step, jobs)
+            chunks = claim(connection, work, step, jobs, each, wanted)
             # The library's code, before the commit: if it fails, nothing was claimed.
             return [(chunk, _time_limit_s(work, step, chunk)) for chunk in chunks]
 

@@ -35,7 +35,7 @@ from tuna.libraries.steps import find_step, served_steps
 from tuna.queue.connection import connect, ensure_services, make_celery
 from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.settings import Settings
-from tuna.vocabulary import SEARCH, Resource, State
+from tuna.vocabulary import END_STATES, SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
 from tuna.workers.lifetime import ALONE, LIBRARIES
 
@@ -47,7 +47,6 @@ _COUNT_EVERY_S = 0.5
 _COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
 #: Seconds without progress after which the run looks for other work that the workers do
 _STILL_S = 5.0
-_ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Progress:
 
     @property
     def _rounds_ended(self) -> int:
-        return sum(count for state, count in self.rounds.items() if State(state) in _ENDED)
+        return sum(count for state, count in self.rounds.items() if State(state) in END_STATES)
 
 
 def progress(

@@ -12,12 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import searches
+from tuna.db import known_sessions, searches
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.db.types import plain_table
-from tuna.errors import NotFound
 from tuna.vocabulary import IN_FLIGHT, State
 
 _job = plain_table("job", "id session_id step state failures uncharged")
@@ -183,26 +182,6 @@ def undrained(engine: sa.Engine) -> int:
         return connection.execute(query).scalar_one()
 
 
-def require_session(connection: sa.Connection, session_id: int) -> None:
-    """Raise NotFound, whose hint lists the existing ids, unless the session is there."""
-    same = sa.select(_session.c.id).where(_session.c.id == session_id)
-    if connection.execute(same).first() is None:
-        raise missing_session(connection, session_id)
-
-
-def existing(connection: sa.Connection, session_ids: Collection[int]) -> tuple[int, ...]:
-    """Return those of some sessions that are there."""
-    same = sa.select(_session.c.id).where(_session.c.id.in_(session_ids)).order_by(_session.c.id)
-    return tuple(connection.execute(same).scalars())
-
-
-def missing_session(connection: sa.Connection, session_id: int) -> NotFound:
-    """Return the error for a session that is not there; its hint lists the existing ids."""
-    first = sa.select(_session.c.id).order_by(_session.c.id).limit(20)
-    there = ", ".join(map(str, connection.execute(first).scalars()))
-    return NotFound(f"Unknown session {session_id}.", hint=f"sessions: {there or 'none yet'}")
-
-
 #: Numbers of the jobs of a session by state and step.
 Counts = Mapping[tuple[str, str], int]
 
@@ -219,8 +198,8 @@ def read(
         query = _SESSIONS.where(_session.c.id.in_(session_ids)) if session_ids else _SESSIONS
         rows = connection.execute(query).all()
         ids = [row.id for row in rows]
-        for missing in sorted(set(session_ids).difference(ids))[:1]:
-            raise missing_session(connection, missing)
+        for unknown in sorted(set(session_ids).difference(ids))[:1]:
+            raise known_sessions.missing(connection, unknown)
         pending = pool.submit(_failures, engine, session_ids) if failures is None else None
         searching = pool.submit(_searches, engine, ids)
         counts = count_jobs(connection, session_ids) if counts is None else counts

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from tuna.db import known_sessions
 from tuna.db.bulk import upsert
 from tuna.db.models import EnvironmentRow, FormerKey, Installation, Session
-from tuna.db.overview import missing_session
 from tuna.db.session_options import DEFAULTS, SessionOptions
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
@@ -86,7 +86,7 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         .where(Session.id == session_id)
     ).first()
     if row is None:
-        raise missing_session(connection, session_id)
+        raise known_sessions.missing(connection, session_id)
     options = SessionOptions.stored(row.options)
     return SessionInfo(session_id, row.reason, environment_of(row._asdict()), options)
 

@@ -14,13 +14,13 @@ batch size alone, the nearest first,
 3. of either in other environments of the same version of the library, such as those of other
 devices.
 
-They are chosen in the transaction that first claims the search's first round, and again in that
-which first claims its first round that is proposed from results of its own: by then searches that
-began beside it have some. They are stored with the trials that they had (table `warm_start`; the
-block of trials, before which a line has the `config`, in `kernel`), with the trained predictor that
-is used instead of the library's own prior, if there is one. So rounds learn from the same
-in each attempt, whatever ends or is deleted meanwhile, and a block that the artifact store loses is
-written again.
+They are chosen in the transaction that opens the search's first round, just before it is first
+claimed, and again in that which opens its first round that is proposed from results of its own: by
+then searches that began beside it have some. They are stored with the trials that they had (table
+`warm_start`; the block of trials, before which a line has the `config`, in `kernel`), with the
+trained predictor that is used instead of the library's own prior, if there is one. So rounds learn
+from the same in each attempt, whatever ends or is deleted meanwhile, and a block that the artifact
+store loses is written again.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ from tuna.db.models import (
 from tuna.db.types import timed
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import ClaimedJob
-from tuna.libraries.base import SearchRules
+from tuna.libraries.base import Step
 from tuna.libraries.items import Sibling
 from tuna.libraries.results import is_time
+from tuna.vocabulary import SEARCH
 
 
 def blocks(connection: sa.Connection, search_id: int, before: int, unmeasured: int) -> list[bytes]:
@@ -197,10 +198,13 @@ class _KnownSearch(NamedTuple):
 
 
 def choose_warm_starts(
-    connection: sa.Connection, work: SessionWork, rules: SearchRules, rows: Iterable[ClaimedJob]
+    connection: sa.Connection, work: SessionWork, step: Step, rows: Iterable[ClaimedJob]
 ) -> None:
     """Choose and store the warm starts of the searches of which the first round, or the first one
-    that is proposed from results of its own, is claimed for the first time."""
+    that is proposed from results of its own, is opened: its first attempt at `step` is next."""
+    rules = work.library.search
+    if rules is None or step.name != SEARCH:
+        return
     for row in rows:
         chooses = row.round in (0, 1 + rules.look_ahead(row.options)) and row.attempt == 0
         if chooses and row.search_id is not None and rules.warm_starts(row.options):

@@ -27,16 +27,13 @@ from tuna.db.engine import reading, transaction
 from tuna.db.models import CacheEntryRow, Job, JobArtifact, RequestRow, TrialRow
 from tuna.libraries.items import StepResult
 from tuna.plugins import Plugins
-from tuna.vocabulary import IN_FLIGHT, State
+from tuna.vocabulary import END_STATES, IN_FLIGHT, State
 
 log = structlog.get_logger(__name__)
 
 #: Seconds between two calls of `keep`; less than the grace of a released artifact
 KEEP_EVERY_S = 300.0
 _PAGE = 1000
-#: States of a job that has ended; `compiled` is not among them, because the drain moves a job whose
-#: last step ran on a CPU on to `evaluated`
-_ENDED = (State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value)
 #: States of a job that is, or will be, tried for a step that stores artifacts
 _TRIED = frozenset(one.value for one in (State.NEW, State.SEARCHING, *IN_FLIGHT))
 
@@ -170,12 +167,14 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
         artifacts.renew_all()
     last = ""
     while True:
-        ended = sa.func.min(sa.case((Job.state.in_(_ENDED), 1), else_=0))  # 1: all of its jobs have
+        ended = sa.func.min(
+            sa.case((Job.state.in_(END_STATES), 1), else_=0)
+        )  # 1: all of its jobs have
         query = (  # primary key (digest, job_id): a range in order
             sa.select(
                 JobArtifact.digest,
                 ended.label("unneeded"),
-                sa.func.max(Job.state.in_(_ENDED)).label("some"),
+                sa.func.max(Job.state.in_(END_STATES)).label("some"),
             )
             .join(Job, Job.id == JobArtifact.job_id)
             .where(JobArtifact.digest > last)
@@ -192,7 +191,7 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
         if some:
             gone = (
                 sa.select(Job.id)
-                .where(Job.id == JobArtifact.job_id, Job.state.in_(_ENDED))
+                .where(Job.id == JobArtifact.job_id, Job.state.in_(END_STATES))
                 .exists()
             )
             forget = sa.delete(JobArtifact).where(JobArtifact.digest.in_(some), gone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,14 +12,13 @@ import sqlalchemy as sa
 from tuna.db.bulk import packed, unpacked
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.jobs import history
 from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import CLAIMABLE, ClaimedJob, queued
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
 from tuna.queue.leases import new_id
 from tuna.queue.work_items import json_object, work_items
-from tuna.vocabulary import SEARCH, Cause
+from tuna.vocabulary import Cause
 
 
 @dataclass(frozen=True)
@@ -83,22 +82,40 @@ _WAITING = (
 )
 
 
-def claim(
+def waiting(
     connection: sa.Connection,
     work: SessionWork,
     step: Step,
     limit: int,
+    only: sa.ColumnElement[bool] | None = None,
+) -> list[ClaimedJob]:
+    """Return up to `limit` jobs that wait for `step`, are due and among `only`, oldest first,
+    locked."""
+    rows: list[ClaimedJob] = []
+    query = _WAITING if only is None else _WAITING.where(only)
+    values = {"of_session": work.session_id, "for_step": step.name, "now": utc_now()}
+    for state in CLAIMABLE[step.resource]:
+        if len(rows) >= limit:
+            break
+        found = unpacked(
+            connection, query, {**values, "in_state": state.value, "most": limit - len(rows)}
+        )
+        rows += [ClaimedJob(json_object(options), *rest) for options, *rest in found]
+    return rows
+
+
+def claim(
+    connection: sa.Connection,
+    work: SessionWork,
+    step: Step,
+    rows: Sequence[ClaimedJob],
     size: int = 0,
     most: int | None = None,
-    only: sa.ColumnElement[bool] | None = None,
 ) -> list[ClaimedChunk]:
-    """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks
-    of `size` (0: the step's own). The caller commits, then publishes."""
-    rows = _waiting(connection, work.session_id, step, limit, only)
+    """Lease jobs that are `waiting` for `step` in up to `most` chunks of `size` (0: the step's
+    own). The caller commits, then publishes."""
     if not rows:
         return []
-    if work.library.search is not None and step.name == SEARCH:
-        history.choose_warm_starts(connection, work, work.library.search, rows)
     now = utc_now()
     items = work_items(connection, work, step.name, rows)
     chunks: list[ClaimedChunk] = []
@@ -140,24 +157,3 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
             group = group[size:]
     if group:
         yield group
-
-
-def _waiting(
-    connection: sa.Connection,
-    session_id: int,
-    step: Step,
-    limit: int,
-    only: sa.ColumnElement[bool] | None,
-) -> list[ClaimedJob]:
-    """Jobs that wait for `step` and are due, oldest first, locked."""
-    rows: list[ClaimedJob] = []
-    query = _WAITING if only is None else _WAITING.where(only)
-    values = {"of_session": session_id, "for_step": step.name, "now": utc_now()}
-    for state in CLAIMABLE[step.resource]:
-        if len(rows) >= limit:
-            break
-        found = unpacked(
-            connection, query, {**values, "in_state": state.value, "most": limit - len(rows)}
-        )
-        rows += [ClaimedJob(json_object(options), *rest) for options, *rest in found]
-    return rows

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.common.messages import choices
-from tuna.db import overview
+from tuna.db import known_sessions, overview
 from tuna.db.bulk import RowPage
 from tuna.db.models import ConfigRow, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, NotFound
@@ -117,7 +117,7 @@ _MAX_TRIALS = 100
 def read_page(connection: sa.Connection, wanted: JobFilter) -> RowPage[ListedJob]:
     """Return a page of jobs; raises NotFound for an unknown session or solver, BadInput
     for an unknown state."""
-    overview.require_session(connection, wanted.session_id)
+    known_sessions.require(connection, wanted.session_id)
     if wanted.state is not None and wanted.state not in {state.value for state in State}:
         raise BadInput(
             f"Unknown state of a job {wanted.state!r}.",

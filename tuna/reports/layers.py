@@ -29,7 +29,7 @@ from tuna.reports.report_data import (
 )
 from tuna.results.selectable import SESSIONS, last_good_attempts
 from tuna.results.untried import LayerWithoutSolver, without_solver
-from tuna.vocabulary import BASELINE, SEARCH, State
+from tuna.vocabulary import BASELINE, END_STATES, SEARCH, State
 
 #: Maximum of layers whose trials come with their params, for the curves: those that take the
 #: longest in the network
@@ -44,7 +44,6 @@ _OF_WINNER = (
 )
 #: States in the order in which they say how a search with several rounds ended: the first that any
 #: round has
-_ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 @dataclass(frozen=True)
@@ -344,7 +343,7 @@ def _state(rows: Sequence[Any]) -> State:
     """Return the state of a search: whether it goes on, or how it ended."""
     if rows[0].stopped is None:
         return State.SEARCHING
-    ended = [state for state in _ENDS if any(row.state == state.value for row in rows)]
+    ended = [state for state in END_STATES if any(row.state == state.value for row in rows)]
     return next(iter(ended), State(rows[-1].state))
 
 

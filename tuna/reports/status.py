@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tuna.coordinator import forecast
 from tuna.coordinator.policies import StageTimes
 from tuna.coordinator.waited_for import waited_for
-from tuna.db import overview, sessions
+from tuna.db import known_sessions, overview, sessions
 from tuna.db.engine import reading
 from tuna.db.models import Job, StepResultRow
 from tuna.db.types import utc_now
@@ -104,7 +104,7 @@ class Watcher:
         with reading(self._engine) as connection:
             wanted: tuple[int, ...] | None = self._only
             if session_ids is not None:
-                wanted = overview.existing(connection, session_ids)
+                wanted = known_sessions.existing(connection, session_ids)
             whole = self._totals.advance(connection, budget_s)
             namespace = sessions.namespace(connection)
             rates = _rates(connection)
@@ -185,7 +185,7 @@ def waits(engine: sa.Engine, settings: Settings, session_ids: Collection[int]) -
     from tuna.services import redis_client
 
     with reading(engine) as connection:
-        works = read_works(connection, overview.existing(connection, session_ids))
+        works = read_works(connection, known_sessions.existing(connection, session_ids))
         namespace = sessions.namespace(connection)
     try:
         client = redis_client.single_attempt_client(redis_url(settings), _REDIS_S)

@@ -13,7 +13,7 @@ from typing import cast
 import sqlalchemy as sa
 
 from tuna.common.messages import choices
-from tuna.db.overview import require_session
+from tuna.db import known_sessions
 from tuna.errors import BadInput, NotFound
 from tuna.results.core_tables import (
     config,
@@ -185,7 +185,7 @@ def _sessions(
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
-        require_session(connection, wanted.session_id)
+        known_sessions.require(connection, wanted.session_id)
     values = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
     if all(value is None for value in values):
         return None, None

@@ -8,30 +8,24 @@ more for a pause, longer each time, and until an examination finds nothing.
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
-from tuna.errors import LibraryMissing, StorageFull, StoreUnavailable
 from tuna.libraries.base import Again, Library
-from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.items import StepResult, WorkItem, tail
+from tuna.libraries.context import DeviceHandle
+from tuna.libraries.items import StepResult, tail
 from tuna.libraries.steps import find_step
-from tuna.sandbox.processes import ChildCancelled, ChildNotStarted
 from tuna.vocabulary import Cause
+from tuna.workers.examination import NO_SPACE, Fault, examined, lack_of_room, machine_error
 from tuna.workers.link import Elsewhere
+from tuna.workers.repetition import OF_THE_JOB
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for `DeviceUse.probe`
-PROBE_S = 60.0
 #: Number of different jobs that fail in a row here while others succeed elsewhere
 IN_A_ROW = 3
 #: Number of failures in a row after which the device repeats an item that had succeeded, if no
@@ -39,8 +33,6 @@ IN_A_ROW = 3
 #: own, and the number doubles
 _REPEAT_AFTER = 3
 _FINAL = (Again.NEVER, Again.CONFIRMED)
-#: Seconds for repeating an item, which must have taken half of it at most
-REPEAT_S = 120.0
 #: Number of successes in a row after which wrong answers are forgotten
 TRUSTED = 20
 #: Seconds of the first wait for other workers' heartbeats before a failure is judged
@@ -48,31 +40,7 @@ NEWS_S = 2.0
 #: Seconds after the first failure of a worker without any success, for which it waits for another
 #: worker to compare with
 ALONE_S = 10.0
-_TEST_BYTES = 1 << 20
 _TICK_S = 0.5
-#: Free bytes above which a candidate's "no space left" is blamed on the candidate, not on the disk
-_ROOM_BYTES = 1 << 28
-#: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no
-#: processes or files left
-_ERRNOS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.ENOMEM,
-        errno.EAGAIN,
-        errno.EMFILE,
-        errno.ENFILE,
-    }
-)
-#: Messages of a foreign program without space. Its files are gone with it, so that the disk may
-#: have space again.
-_WORDS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-#: Causes that do not tell whether the machine is sound
-_OF_THE_JOB = frozenset({Cause.ARTIFACT_LOST, Cause.NOT_APPLICABLE})
-
-
 #: Repeats an item that had succeeded: see `Health.judge`
 Repeats = Callable[[], bool | None]
 _FAILS_AGAIN = "jobs fail here in a row, and so does one that had succeeded on this device"
@@ -84,32 +52,92 @@ def is_in_doubt(elsewhere: Elsewhere, failing_s: float) -> bool:
     return elsewhere.succeeds is not False if elsewhere.others else failing_s < ALONE_S
 
 
-class Fault(NamedTuple):
-    """Why a failure is not charged to the job."""
-
-    cause: Cause
-    text: str
-    is_unfit: bool = True  #: true if the worker must not go on
-
-    def charged_to_worker(self, result: StepResult) -> StepResult:
-        """The result as a failure of this worker's; what it measured does not count."""
-        text = f"{result.output_tail}\n{self.text}".strip()
-        facts = {
-            "ok": False,
-            "cause": self.cause,
-            "uncharged": True,
-            "trials": (),
-            "output_tail": tail(text),
-        }
-        return result.model_copy(update=facts)
-
-
 class Unfit(Exception):
     """The worker must not go on with its chunk."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.text)
         self.fault = fault
+
+
+@dataclasses.dataclass
+class _Record:
+    """What the worker's jobs came to so far."""
+
+    #: different jobs that failed since one succeeded
+    failed: set[int] = dataclasses.field(default_factory=set)
+    #: jobs with a wrong answer, which one success does not outweigh
+    wrong: set[int] = dataclasses.field(default_factory=set)
+    successes: int = 0  #: number of successes in a row
+    has_succeeded: bool = False  #: true once a job succeeded
+    first_failed_at: float | None = None  #: time of the first failure, on the monotonic clock
+    doubted: int = 0  #: number of failures of a worker that may be unfit itself
+    charged: int = 0  #: number of failures since a success that were charged to their jobs
+    repeat_at: int = _REPEAT_AFTER  #: value of `charged` at which an item is repeated
+
+    def succeed(self) -> None:
+        """Count a success."""
+        self.has_succeeded = True
+        self.failed.clear()
+        self.charged, self.repeat_at = 0, _REPEAT_AFTER
+        self.successes += 1
+        if self.successes >= TRUSTED:
+            self.wrong.clear()
+
+    def fail(self, result: StepResult) -> None:
+        """Count a failure that an examination does not explain."""
+        self.successes = 0
+        self.failed.add(result.job_id)
+        if result.cause is Cause.WRONG_RESULT:
+            self.wrong.add(result.job_id)
+        if self.first_failed_at is None:
+            self.first_failed_at = time.monotonic()
+
+    def charge(self, *, repeated: bool) -> None:
+        """Count a failure of the job's own; `repeated`: an item was repeated and succeeded."""
+        self.charged += 1
+        if repeated:
+            self.repeat_at = max(self.repeat_at, 2 * self.charged)
+
+    @property
+    def in_a_row(self) -> int:
+        """Return the number of different jobs that failed in a row."""
+        return max(len(self.failed), len(self.wrong))
+
+    def is_in_doubt(self, elsewhere: Elsewhere) -> bool:
+        first_at = self.first_failed_at
+        return first_at is not None and is_in_doubt(elsewhere, time.monotonic() - first_at)
+
+
+class Failure(NamedTuple):
+    """A failure to be judged, with what its rules may ask."""
+
+    result: StepResult
+    library: Library
+    elsewhere: Callable[[], Elsewhere]
+    repeats: Repeats
+
+    @property
+    def says_no_space(self) -> bool:
+        """Return whether its output does, as any program can."""
+        trials = (trial.output_tail for trial in self.result.trials)
+        output = "\n".join([self.result.output_tail, *trials])
+        return any(words in output for words in NO_SPACE)
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether no other worker will confirm it, where one should."""
+        cause = self.result.cause or Cause.INFRA
+        retry = find_step(self.library, self.result.step).retry(cause)
+        return retry.again in _FINAL and self.elsewhere().succeeds is False
+
+
+class Rule(NamedTuple):
+    """A rule by which a failure is the worker's fault rather than the job's."""
+
+    name: str
+    when: Callable[[Health, Failure], bool]  #: true if the verdict is asked for
+    verdict: Callable[[Health, Failure], Fault | None]  #: None: the next rule decides
 
 
 class Health:
@@ -134,21 +162,13 @@ class Health:
         self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._pause_s = first_pause_s
         self._examined = False
-        self._failed: set[int] = set()  # different jobs that failed since one succeeded
-        #: jobs with a wrong answer, which one success does not outweigh
-        self._wrong: set[int] = set()
-        self._successes = 0  # in a row
-        self._has_succeeded = False  # ever
-        self._first_failed_at: float | None = None  # on the monotonic clock
-        self._in_doubt = 0  # failures that were
-        self._charged = 0  # failures since a success
-        self._repeat_at = _REPEAT_AFTER
+        self._record = _Record()
         self.fault: Fault | None = None  #: reason why the worker takes no work; None: it takes work
 
     @property
     def failing(self) -> int:
         """Return the number of different jobs that failed since one succeeded."""
-        return len(self._failed)
+        return len(self._record.failed)
 
     def require(self, library: Library) -> None:
         """Raise Unfit unless an examination has found nothing once."""
@@ -160,17 +180,7 @@ class Health:
 
     def examine(self, library: Library) -> Fault | None:
         """Return the fault of the folders or, by the library's own word, of the device."""
-        for folder in self._folders:
-            try:
-                _write_to(folder)
-            except OSError as error:
-                return Fault(Cause.INFRA, f"{folder} cannot be written: {error.strerror}")
-        words = _probe(library, self._device, self._ending) if self._device else ""
-        return (
-            Fault(Cause.DEVICE_LOST, f"{self._device.id if self._device else ''}: {words}")
-            if words
-            else None
-        )
+        return examined(self._folders, self._device, library, self._ending)
 
     def judge(
         self,
@@ -186,77 +196,57 @@ class Health:
         again what it did before; None while it has done nothing.
         """
         if result.ok:
-            self._has_succeeded = True
-            self._failed.clear()
-            self._charged, self._repeat_at = 0, _REPEAT_AFTER
-            self._successes += 1
-            if self._successes >= TRUSTED:
-                self._wrong.clear()
-            if not self._wrong:
+            self._record.succeed()
+            if not self._record.wrong:
                 self._pause_s = self._first_pause_s
             return None
-        if result.cause in _OF_THE_JOB:
+        if result.cause in OF_THE_JOB:
             return None
-        output = "\n".join([result.output_tail, *(trial.output_tail for trial in result.trials)])
-        # any program can say them
-        if any(words in output for words in _WORDS) and (fault := self._lack_of_room()):
+        failure = Failure(result, library, elsewhere, repeats)
+        if fault := self._verdict(OF_THE_MACHINE, failure):
             return fault
-        # what is known need not be asked of a device that may not answer
-        if result.cause is Cause.DEVICE_LOST:
-            return Fault(Cause.DEVICE_LOST, tail(result.output_tail) or "the device was lost")
-        if fault := self.examine(library):
-            return fault
-        self._successes = 0
-        self._failed.add(result.job_id)
-        if result.cause is Cause.WRONG_RESULT:
-            self._wrong.add(result.job_id)
-        cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
-        if not self._has_succeeded and (doubt := self._doubt(result, elsewhere(), cause)):
-            return doubt
-        count = max(len(self._failed), len(self._wrong))
-        if count >= IN_A_ROW and self._succeeds(elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
-            return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
-        self._charged += 1
-        # A final failure is confirmed by another worker, where there is one.
-        final = (
-            find_step(library, result.step).retry(result.cause or Cause.INFRA).again in _FINAL
-            and elsewhere().succeeds is False
-        )
-        if self._charged < self._repeat_at and not final:
-            return None
-        if repeats() is False:
-            return Fault(cause, _FAILS_AGAIN)
-        self._repeat_at = max(self._repeat_at, 2 * self._charged)
+        self._record.fail(result)
+        return self._verdict(BY_COMPARISON, failure)
+
+    def _verdict(self, rules: Sequence[Rule], failure: Failure) -> Fault | None:
+        """Return the first fault that the rules find."""
+        for rule in rules:
+            if rule.when(self, failure) and (fault := rule.verdict(self, failure)):
+                log.info("worker at fault", rule=rule.name, job=failure.result.job_id)
+                return fault
         return None
 
-    def _doubt(self, result: StepResult, elsewhere: Elsewhere, cause: Cause) -> Fault | None:
-        """Return why a failure may be the fault of this worker, which has never succeeded; `cause`
-        is for one that surely is."""
-        if self._first_failed_at is None:
-            self._first_failed_at = time.monotonic()
-        if not self._is_in_doubt(elsewhere):
+    @property
+    def _fault_cause(self) -> Cause:
+        return Cause.DEVICE_LOST if self._device else Cause.INFRA
+
+    def _never_succeeded(self, failure: Failure) -> Fault | None:
+        elsewhere = failure.elsewhere()
+        if not self._record.is_in_doubt(elsewhere):
             return None
-        self._in_doubt += 1
-        text = "nothing has succeeded here yet, and others succeed elsewhere"
+        self._record.doubted += 1
+        cause, text = (
+            self._fault_cause,
+            "nothing has succeeded here yet, and others succeed elsewhere",
+        )
         if not elsewhere.succeeds:
-            cause = result.cause or Cause.INFRA
+            cause = failure.result.cause or Cause.INFRA
             text = f"nothing has succeeded here yet, the latest failed with {cause.value}, and"
             text += " whether others succeed is not known"
-        return Fault(cause, text, is_unfit=self._in_doubt >= IN_A_ROW)
+        return Fault(cause, text, is_unfit=self._record.doubted >= IN_A_ROW)
 
-    def _is_in_doubt(self, elsewhere: Elsewhere) -> bool:
-        first_at = self._first_failed_at
-        return first_at is not None and is_in_doubt(elsewhere, time.monotonic() - first_at)
+    def _fails_here_alone(self, failure: Failure) -> Fault | None:
+        count = self._record.in_a_row
+        if not self._succeeds(failure.elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
+            return None
+        text = f"{count} different jobs failed here, and others succeed elsewhere"
+        return Fault(self._fault_cause, text)
 
-    def _lack_of_room(self) -> Fault | None:
-        for folder in self._folders:
-            try:
-                with tempfile.TemporaryFile(dir=folder) as file:
-                    os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
-            except OSError as error:
-                if error.errno in _ERRNOS:
-                    text = f"{folder} has less than {_ROOM_BYTES >> 20} MiB left: {error.strerror}"
-                    return Fault(Cause.INFRA, text)
+    def _fails_again(self, failure: Failure) -> Fault | None:
+        is_due = self._record.charged + 1 >= self._record.repeat_at or failure.is_final
+        if is_due and failure.repeats() is False:
+            return Fault(self._fault_cause, _FAILS_AGAIN)
+        self._record.charge(repeated=is_due)
         return None
 
     @staticmethod
@@ -268,12 +258,7 @@ class Health:
 
     def of_error(self, error: BaseException, library: Library) -> Fault | None:
         """Why an error that the library raised is the machine's fault; None if it is not."""
-        for one in _chain(error):
-            if isinstance(one, ChildNotStarted | LibraryMissing) or (
-                isinstance(one, OSError) and one.errno in _ERRNOS
-            ):
-                return Fault(Cause.INFRA, f"{type(one).__name__}: {one}")
-        return self.examine(library)
+        return machine_error(error) or self.examine(library)
 
     def stay_aside(
         self,
@@ -305,9 +290,9 @@ class Health:
             self.fault = self.examine(library)
             if self.fault is None and repeats() is False:
                 self.fault = Fault(fault.cause, _FAILS_AGAIN)
-            if self.fault is None and not self._has_succeeded:
+            if self.fault is None and not self._record.has_succeeded:
                 news = elsewhere()
-                self.fault = fault if self._is_in_doubt(news) and not news.succeeds else None
+                self.fault = fault if self._record.is_in_doubt(news) and not news.succeeds else None
             fault = self.fault or fault
         if self.fault is None:
             self._examined = True
@@ -319,69 +304,36 @@ class Health:
             time.sleep(min(left_s, _TICK_S))
 
 
-def to_repeat(item: WorkItem, result: StepResult, seconds: float) -> WorkItem | None:
-    """The least of an item that succeeded in `seconds`: one of its good candidates, if it has some;
-    None if that takes too long."""
-    if item.rivals:
-        return None
-    good = {trial.index for trial in result.trials if trial.cause is None}
-    candidates = tuple(candidate for candidate in item.candidates if candidate.index in good)[:1]
-    is_quick = seconds / max(1, len(item.candidates)) <= REPEAT_S / 2
-    return item.model_copy(update={"candidates": candidates}) if is_quick else None
+def _lost(failure: Failure) -> Fault:
+    return Fault(Cause.DEVICE_LOST, tail(failure.result.output_tail) or "the device was lost")
 
 
-def does_again(library: Library, item: WorkItem, context: RunContext) -> bool | None:
-    """True if an item that succeeded succeeds again; None if that is not known: it was canceled, or
-    its artifact is gone."""
-    until = time.monotonic() + REPEAT_S
-    in_time = dataclasses.replace(
-        context, cancelled=lambda: context.cancelled() or time.monotonic() >= until
-    )
-    try:
-        results = list(library.run(find_step(library, item.step), [item], in_time))
-    except (StorageFull, StoreUnavailable):
-        return None
-    except ChildCancelled:
-        return None if context.cancelled() else False
-    except Exception as error:  # the library's own code, which has done this before
-        log.warning("library failed to repeat an item", job=item.job_id, error=str(error))
-        return False
-    found = next((result for result in results if result.job_id == item.job_id), None)
-    if found is not None and found.cause in _OF_THE_JOB:
-        return None
-    return found is not None and found.ok
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _write_to(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(bytes(_TEST_BYTES))
-
-
-def _probe(library: Library, device: DeviceHandle, ending: Callable[[], bool]) -> str:
-    """Return the answer of `DeviceUse.probe`; one that raises or does not answer, also by the time
-    of `ending`, is as good as a bad one."""
-    said: list[str] = []
-
-    def ask() -> None:
-        try:
-            said.append(library.device.probe(device))
-        except Exception as error:  # the library's own code
-            said.append(f"{type(error).__name__}: {error}")
-
-    asking = threading.Thread(target=ask, name="probe", daemon=True)
-    asking.start()
-    until = time.monotonic() + PROBE_S
-    while asking.is_alive() and (left_s := until - time.monotonic()) > 0 and not ending():
-        asking.join(min(left_s, _TICK_S))
-    return (
-        said[0]
-        if said
-        else f"no answer to a probe within {PROBE_S:g} s, or before this worker was to end"
-    )
+#: Rules that look at the machine alone. What is known need not be asked of a device that may not
+#: answer.
+OF_THE_MACHINE = (
+    Rule(
+        "no space left",
+        lambda _, failure: failure.says_no_space,
+        lambda health, _: lack_of_room(health._folders),
+    ),
+    Rule(
+        "device lost",
+        lambda _, failure: failure.result.cause is Cause.DEVICE_LOST,
+        lambda _, failure: _lost(failure),
+    ),
+    Rule("examination", lambda *_: True, lambda health, failure: health.examine(failure.library)),
+)
+#: Rules that compare with other jobs and workers, and with what the device did before
+BY_COMPARISON = (
+    Rule(
+        "never succeeded",
+        lambda health, _: not health._record.has_succeeded,
+        Health._never_succeeded,
+    ),
+    Rule(
+        "fails here alone",
+        lambda health, _: health._record.in_a_row >= IN_A_ROW,
+        Health._fails_here_alone,
+    ),
+    Rule("fails again", lambda *_: True, Health._fails_again),
+)

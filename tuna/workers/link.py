@@ -23,16 +23,15 @@ from tuna.queue.leases import Leases, WorkerLease, new_id
 from tuna.queue.messages import Chunk
 from tuna.services import redis_client
 from tuna.settings import Settings, get_settings
+from tuna.vocabulary import OUTAGE_S
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for which an outage of Redis is retried, as in coordinators
-_OUTAGE_S = 600.0
 #: Seconds within which a canceled chunk, or a revoked worker, is noticed; the sandbox then kills
 #: the child within half a second
 _RENEW_S = 1.0
 _through_outages = stamina.retry(
-    on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
+    on=redis_client.is_passing, attempts=None, timeout=OUTAGE_S, wait_max=2.0
 )
 
 

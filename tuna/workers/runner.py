@@ -31,8 +31,10 @@ from tuna.sandbox.device_lock import DeviceBusy
 from tuna.sandbox.processes import ChildCancelled
 from tuna.vocabulary import Cause, Resource
 from tuna.workers.devices import measuring_on, place_of
-from tuna.workers.health import Fault, Health, Unfit, does_again, to_repeat
+from tuna.workers.examination import Fault
+from tuna.workers.health import Health, Unfit
 from tuna.workers.link import RecordedStore, Renewals, WorkerLink
+from tuna.workers.repetition import does_again, to_repeat
 
 log = structlog.get_logger(__name__)
 
@@ -123,51 +125,45 @@ class Runner:
         """
         started_at = time.monotonic()
         lease = self._link.lease(chunk, self._worker)
+        store = RecordedStore(artifacts or self._context.artifacts)
         with (
             contextlib.closing(lease),
             structlog.contextvars.bound_contextvars(worker=self._worker, **log_fields(chunk)),
         ):
             try:
-                return self._run(chunk, library, refusal, lease, artifacts)
+                if not lease.take(self._report(ReportKind.STARTED, chunk)):
+                    return ChunkOutcome.STALE
+                with self._announced(chunk) as done, Renewals(lease) as renewals:
+                    step = find_step(library, chunk.step)
+                    run = _Run(chunk, library, step, lease, store, renewals)
+                    outcome = self._outcome(run, refusal)
+                    if outcome is ChunkOutcome.FINISHED:
+                        done.extend(item.job_id for item in chunk.items)
+                return outcome
             except LeaseLost:
                 log.warning("lease lost")
+                if store.digests:
+                    entry = self._report(ReportKind.ABANDONED, chunk, artifacts=store.digests)
+                    lease.abandon(entry)
                 return ChunkOutcome.LOST
             except Unfit as unfit:
-                limit_s = sum(
-                    library.time_limit_s(find_step(library, chunk.step), item)
-                    for item in chunk.items
-                )
+                step = find_step(library, chunk.step)
+                limit_s = sum(library.time_limit_s(step, item) for item in chunk.items)
                 left_s = started_at + limit_s + DEVICE_WAIT_S - time.monotonic()
                 self._quarantine(unfit.fault, chunk, library, left_s)
                 return ChunkOutcome.UNFIT
 
-    def _run(
-        self,
-        chunk: Chunk,
-        library: Library,
-        refusal: str,
-        lease: WorkerLease,
-        artifacts: ArtifactStore | None,
-    ) -> ChunkOutcome:
-        """Take the lease, run each item, report the results and release the lease."""
-        if not lease.take(self._report(ReportKind.STARTED, chunk)):
-            return ChunkOutcome.STALE
-        done, store = 0, RecordedStore(artifacts or self._context.artifacts)
+    @contextlib.contextmanager
+    def _announced(self, chunk: Chunk) -> Iterator[list[int]]:
+        """Announce the chunk's jobs as current; the caller adds those that are done to the list."""
+        done: list[int] = []
         if self._announcer:
             self._announcer.begin([item.job_id for item in chunk.items])
         try:
-            with Renewals(lease) as renewals:
-                run = _Run(chunk, library, find_step(library, chunk.step), lease, store, renewals)
-                outcome = self._outcome(run, refusal)
-            done = len(chunk.items) if outcome is ChunkOutcome.FINISHED else 0
-            return outcome
-        except LeaseLost:
-            if store.digests:
-                lease.abandon(self._report(ReportKind.ABANDONED, chunk, artifacts=store.digests))
-            raise
+            yield done
         finally:
             if self._announcer:
-                self._announcer.end(done)
+                self._announcer.end(len(done))
             self._announce_health(self._health.fault)
 
     def _outcome(self, run: _Run, refusal: str) -> ChunkOutcome:

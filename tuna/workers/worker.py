@@ -35,6 +35,7 @@ from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings, ignored_settings
+from tuna.vocabulary import OUTAGE_S
 from tuna.workers import served_queues, shutdown
 from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import ONCE, end_with_starter
@@ -45,8 +46,6 @@ log = structlog.get_logger(__name__)
 
 #: Queues that a worker replaces by those that its machine can serve
 ROLES = ("compile", "eval")
-#: Seconds for which an outage of Redis is retried, as in coordinators
-_OUTAGE_S = 600.0
 _T = TypeVar("_T")
 
 
@@ -196,7 +195,7 @@ class CeleryWorker:
         """Expire the lease of a chunk as soon as Redis answers."""
         try:
             for attempt in stamina.retry_context(
-                on=(redis.RedisError, ServiceError), attempts=None, timeout=_OUTAGE_S, wait_max=2.0
+                on=(redis.RedisError, ServiceError), attempts=None, timeout=OUTAGE_S, wait_max=2.0
             ):
                 with attempt:
                     client = connect(self._settings)

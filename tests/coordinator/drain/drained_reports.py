@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
+from jobs_builder import claim
 
 from tuna.db.engine import writing
 from tuna.jobs.failures import release
@@ -11,7 +12,6 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import StreamEntry
@@ -29,7 +29,7 @@ def claim_chunks(
     most: int | None = None,
 ) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(
+        return claim(
             connection,
             SessionWork(session_id, LIBRARY.environment(), LIBRARY),
             find_step(LIBRARY, step),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import accepted, make_jobs, states
+from jobs_builder import accepted, claim, make_jobs, states
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import reaper, report_checks
@@ -27,7 +27,7 @@ from tuna.libraries.items import WIRE_VERSION, DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue.claim import ClaimedChunk, claim
+from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream
 from tuna.testing.noop import NoopLibrary

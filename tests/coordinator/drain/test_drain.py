@@ -11,7 +11,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from drained_reports import MAX, claim_chunks, entries_of, release_chunks
-from jobs_builder import accepted, make_jobs, states, trials
+from jobs_builder import accepted, claim, make_jobs, states, trials
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
@@ -26,7 +26,6 @@ from tuna.libraries.base import Environment
 from tuna.libraries.items import DeviceReport, Trial, WorkItem
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
-from tuna.queue import claim
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import with_commands
 from tuna.queue.results import ResultStream, StreamEntry
@@ -363,7 +362,7 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
     solvers.update_applicability(engine, example, session_id, "t")
     with writing(engine) as connection:
         jobs.load(connection, jobs.JobRequest(session_id, "example", ["execute"], "x", "new"))
-        lost = claim.claim(
+        lost = claim(
             connection,
             SessionWork(session_id, example.environment(), example),
             find_step(example, "execute"),
@@ -371,7 +370,7 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
         )
     assert release_chunks(engine, lost, worker_lost=True) == 1
     with writing(engine) as connection:
-        chunks = claim.claim(
+        chunks = claim(
             connection,
             SessionWork(session_id, example.environment(), example),
             find_step(example, "execute"),

@@ -26,14 +26,13 @@ from tuna.db.jobs import Only
 from tuna.db.models import ConfigRow, ConfigTag, FindDb, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm.solvers import MODEL
-from tuna.vocabulary import Cause, State
+from tuna.vocabulary import END_STATES, Cause, State
 from tuna.workers.launch import RunStopped
 from tuna_models.child_answers import BODY, PROGRAM
 from tuna_models.refusals import REPORT_HINT
 from tuna_models.work.session import ModelWork
 from tuna_models.work.store import StoredModel
 
-_ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 #: One kernel of each task, checked and timed once; a whole model may take long to build and to run.
 _OPTIONS: Mapping[str, object] = {
     "candidates": 1,
@@ -111,14 +110,14 @@ def _remove_data(tag: str) -> None:
         .join(Job, Job.config_id == ConfigRow.id)
         .join(ConfigTag, ConfigTag.config_id == ConfigRow.id)
         .where(ConfigRow.kind == WholeModelConfig.kind)
-        .where(sa.or_(ConfigTag.tag == tag, Job.state.not_in(_ENDED)))
+        .where(sa.or_(ConfigTag.tag == tag, Job.state.not_in(END_STATES)))
     )
     ended, needed = set[str](), set[str]()
     with reading(open_database()) as connection:
         for row in connection.execute(query):
             fields = json.loads(row.json)
             data = {fields[name] for name in WholeModelConfig.data_fields}
-            (ended if row.state in _ENDED else needed).update(data)
+            (ended if row.state in END_STATES else needed).update(data)
     remove_unneeded(ended, beside=needed)
 
 
@@ -138,7 +137,7 @@ class _Following:
         found = _outcome(self._work.session_id(), self._config)
         if found is None:
             return
-        ended, errored = found.state in _ENDED, found.state is State.ERRORED
+        ended, errored = found.state in END_STATES, found.state is State.ERRORED
         states = {found.state.value: 1}
         self._work.events.on_progress(Progress(states, 1, int(not ended), int(errored)))
         if whole.unfinished and ended:

@@ -15,13 +15,12 @@ import stamina
 from pydantic import BaseModel, ValidationError
 
 from tuna.errors import BadInput, ServiceError
+from tuna.vocabulary import OUTAGE_S
 from tuna_remote.gateway.protocol import NO_SESSION, Facts, Joined, JoinRequest, Refusal, Role
 from tuna_remote.gateway.tokens import Credentials, Gateway, JoinToken, PinMismatch, pinned_context
 
 #: Seconds for a connection, and for an answer beyond what a long poll waits.
 _CONNECT_S, _ANSWER_S = 5.0, 60.0
-#: How long an outage of the gateway is retried, as own workers retry one of Redis.
-_OUTAGE_S = 600.0
 #: How long a join waits for a gateway.
 _JOIN_S = 30.0
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -70,7 +69,7 @@ class GatewayClient:
         path: str,
         *,
         body: BaseModel | bytes | str | None = None,
-        timeout_s: float = _OUTAGE_S,
+        timeout_s: float = OUTAGE_S,
     ) -> GatewayAnswer:
         """Send a request, for up to `timeout_s` again where it may succeed later.
 

@@ -22,7 +22,7 @@ from tuna.errors import TunaError
 from tuna.jobs import finals
 from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
-from tuna.vocabulary import RequestState, State
+from tuna.vocabulary import END_STATES, RequestState, State
 from tuna.workers.launch import RunStopped
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
@@ -36,7 +36,6 @@ from tuna_serve.requests.watch import Watch, begin_tuning, current
 _LOOK_EVERY_S = 3.0
 #: The most that libraries take for the option `candidates`.
 _MAX_CANDIDATES = 10_000
-_ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 class LayersWork:
@@ -250,7 +249,7 @@ def cancel_jobs(request: TuningRequest, only: Collection[int] | None = None) -> 
         mine = set(connection.execute(tagged).scalars())
         mine -= requests.wanted_by_others(connection, request)
         mine = mine if only is None else mine & {*only}
-        states = [state for state in State if state not in _ENDED]
+        states = [state for state in State if state not in END_STATES]
         found = _jobs(connection, request, sorted(mine), states)
     if mine_now := [number for number in found if number > first]:
         api.cancel(request.session_id, jobs=mine_now)
