@@ -7,21 +7,19 @@ import gzip
 import hashlib
 import json
 import tracemalloc
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from builders import DatabaseBuilder
 from first_release import SESSIONS, facts
 from jobs_builder import make_jobs
 
-from tuna.archives import removal, tables
+from tuna.archives import tables
 from tuna.archives.archive import archive, verify
 from tuna.archives.restore import restore
 from tuna.configs import Config, ConvConfig, from_json_text, parse_line
-from tuna.db import configs, sessions
+from tuna.db import configs
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import (
     Base,
@@ -30,11 +28,8 @@ from tuna.db.models import (
     EnvironmentRow,
     Job,
     KernelRow,
-    Search,
     Session,
-    WarmStartRow,
 )
-from tuna.db.searches import begin_as_recorded
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.libraries.miopen.problem import text_of
@@ -307,87 +302,19 @@ def test_a_file_of_an_older_schema_gets_the_defaults_of_newer_columns(
         assert connection.execute(query).scalars().all() == [0]
 
 
-def test_a_file_with_a_column_for_each_option_gives_the_session_its_options(
+def test_a_file_of_a_schema_without_a_table_of_searches_is_refused(
     sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(whole)
     lines = contents(path)
-    columns = lines[0][1]["columns"]["session"]
-    place = columns.index("options")
-    columns[place : place + 1] = ["priority", "deadline"]
-    for name, row in lines:
-        if name == "session":
-            row[place : place + 1] = [7, "2027-01-31T18:00:00+00:00"]
-    found = restore(sqlite_engine, rewritten(path, lines))
-    with reading(sqlite_engine) as connection:
-        options = sessions.get(connection, found.session_id).options
-    assert options.priority == 7
-    assert options.deadline == datetime(2027, 1, 31, 18, tzinfo=timezone.utc)
-
-
-def test_searches_of_a_file_that_is_older_than_their_table_are_restored(
-    engine: sa.Engine, tmp_path: Path
-) -> None:
-    """Their first job said why they had ended, and had the warm start."""
-    with writing(engine) as connection:
-        build = DatabaseBuilder(connection)
-        session_id, _ = sessions.create(connection, ENVIRONMENT, "a search")
-        config_id, solver_id = build.config(LAYER), build.solver("S")
-        ids = (session_id, config_id, solver_id)
-        jobs = [
-            build.job(*ids, round=number, steps="search,compile,eval", stopped="enough")
-            for number in (0, 1)
-        ]
-        build.job(*ids)
-        build.step(jobs[0], "compile", 1.0, 1.0)
-        begin_as_recorded(connection, session_id)
-        build.winner(*ids, 1.0, job=jobs[1])
-        (search_id,) = connection.execute(sa.select(Search.id)).scalars()
-        start = {"number": 0, "digest": build.kernel(b"text"), "origin": "config", "noisy": False}
-        start |= {"search_id": search_id, "trials": 9, "label": "another"}
-        connection.execute(sa.insert(WarmStartRow).values(start))
-    path = tmp_path / "file"
-    archive(engine, session_id, path)
-    before = _searches(engine)
-    assert before[0].begun is not None
-    removal.delete(engine, session_id, lambda _: None)
-    assert _searches(engine) == []
-    restored = restore(engine, _older(path, jobs[0]))
-    assert _searches(engine) == before
-    with reading(engine) as connection:
-        of_jobs = sa.select(Job.round, Job.search_id.is_(None), Job.stopped).order_by(Job.id)
-        found = connection.execute(of_jobs.where(Job.session_id == restored.session_id))
-        assert [tuple(row) for row in found] == [(0, 0, None), (1, 0, None), (0, 1, None)]
-
-
-def _searches(engine: sa.Engine) -> list[Any]:
-    columns = (Search.steps, Search.reason, Search.options, Search.begun, Search.stopped)
-    of_start = (WarmStartRow.digest, WarmStartRow.label)
-    query = sa.select(*columns, *of_start).join(WarmStartRow, WarmStartRow.search_id == Search.id)
-    with reading(engine) as connection:
-        return list(connection.execute(query))
-
-
-def _older(path: Path, first: int) -> Path:
-    """The file as a version without searches wrote it; `first`: the job of the first round."""
-    lines = contents(path)
+    lines[0][1]["schema"] = "0031"
     columns = lines[0][1]["columns"]
-    del columns["search"], lines[0][1]["ids"]["search"]
-    place, ended = columns["job"].index("search_id"), columns["job"].index("stopped")
-    columns["search_sibling"] = ["job_id", *columns.pop("warm_start")[1:]]
-    columns["find_db"].append("problem_key")
-    for line in lines[1:]:
-        name, row = line
-        if name == "job":
-            row[ended] = "enough" if row[0] == first else None
-            del row[place]
-        elif name == "warm_start":
-            line[:] = ["search_sibling", [first, *row[1:]]]
-        elif name == "find_db":
-            row.append(None)
-    columns["job"].remove("search_id")
-    return rewritten(path, [line for line in lines if line[0] != "search"])
+    del columns["search"]
+    columns["session"][columns["session"].index("options")] = "priority"
+    with pytest.raises(BadInput, match="no column priority") as refused:
+        restore(sqlite_engine, rewritten(path, lines))
+    assert "schema 0031 wrote it" in refused.value.hint
 
 
 def test_what_cannot_be_archived_leaves_no_file(source: sa.Engine, tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
@@ -27,7 +30,7 @@ from tuna.db.models import FindDb, Job, Session, SolverApplicability
 from tuna.db.searches import begin_as_recorded
 from tuna.db.session_options import SessionOptions
 from tuna.errors import BadInput, StorageFull
-from tuna.vocabulary import SEARCH, State
+from tuna.vocabulary import State
 
 #: Columns by which a row of a shared table with ids is the same row in another database
 _SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -66,24 +69,41 @@ def restore(
             "A session needs a reason of 1 to 255 characters.", hint="give it with --reason"
         )
     header = verify(path)
+    hint = f"Tuna {header.tuna} with schema {header.schema} wrote it; where that is an older one,"
+    hint += " restore it there, upgrade that database, and archive it again"
+    with restoring(engine, str(path), hint) as connection:
+        emptied, taken = _emptied(connection, header, path), _taken(connection, path, header)
+        restoration = Restoration(connection, str(path), taken)
+        for batch in _batches(rows(path), header):
+            restoration.write(batch) if batch else restoration.end_batch()
+            for row in batch.get("session", ()):
+                own = {"reason": reason or row["reason"], "uuid": header.uuid}
+                _insert_session(restoration, row | own, emptied)
+            if on_jobs:
+                on_jobs(restoration.jobs, header.jobs)
+        if not restoration.session_id or restoration.jobs != header.jobs:
+            raise BadInput(
+                f"{path} is damaged: it has {restoration.jobs} of its {header.jobs} jobs."
+            )
+        restoration.finish()
+    new = tuple(name for name in ("session", *tables.WITH_IDS) if name in restoration.new_ids)
+    facts = (reason or header.reason, header.library, restoration.jobs, new)
+    return Restored(restoration.session_id, *facts)
+
+
+@contextlib.contextmanager
+def restoring(engine: sa.Engine, what: str, hint: str = "") -> Iterator[sa.Connection]:
+    """A transaction that restores a file, `what`; raises BadInput for contents that cannot be."""
     try:
         with writing(engine) as connection:
-            restoration = _Restoration(connection, header, path, reason)
-            done = 0
-            for batch in _batches(rows(path), header):
-                restoration.write(batch) if batch else restoration.end_batch()
-                done += len(batch.get("job", ()))
-                if on_jobs:
-                    on_jobs(done, header.jobs)
-            return restoration.finish()
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+            yield connection
+    except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as error:
         raise BadInput(
-            f"{path} cannot be restored by this version of Tuna: {error}.",
-            hint=f"Tuna {header.tuna} wrote it",
+            f"{what} cannot be restored by this version of Tuna: {error}.", hint=hint
         ) from None
     except StatementError as error:  # not of an outage or a full disk, which `writing` translates
         raise BadInput(
-            f"{path} cannot be restored: {str(error.orig)[:200]}.",
+            f"{what} cannot be restored: {str(error.orig)[:200]}.",
             hint="if another command was writing to the database, restore it again",
         ) from None
 
@@ -92,20 +112,16 @@ def _batches(
     lines: Iterable[ArchiveLine], header: ArchiveHeader
 ) -> Iterator[dict[str, list[_Row]]]:
     """Yield bounded batches of rows by table; an empty one ends rows that refer to each other."""
-    older = _OlderRows() if "search" not in header.columns else None
-    columns = older.columns(header.columns) if older else header.columns
-    readers: dict[str, tables.RowReader] = {
-        name: (tables.FormerSessions if _is_former(name, names) else tables.RowReader)(name, names)
-        for name, names in columns.items()
+    readers = {
+        name: tables.RowReader(name, names)
+        for name, names in header.columns.items()
         if name in _KNOWN
     }
     batch: dict[str, list[_Row]] = {}
     held_bytes = 0
     for name, value, size_bytes in lines:
-        if older is not None:
-            name = older.TABLES.get(name, name)
         if batch and (name == BATCH or held_bytes + size_bytes > _HELD_BYTES):
-            yield older.upgraded(batch) if older else batch
+            yield batch
             batch, held_bytes = {}, 0
         if name == BATCH:
             yield {}
@@ -115,45 +131,7 @@ def _batches(
         batch.setdefault(name, []).append(readers[name].read(value))
         held_bytes += size_bytes
     if batch:
-        yield older.upgraded(batch) if older else batch
-
-
-class _OlderRows:
-    """Rows of an archive without the table `search`: a search has the id of the first of the jobs
-    that were its rounds."""
-
-    TABLES: ClassVar[Mapping[str, str]] = {"search_sibling": "warm_start"}  #: new names of tables
-
-    def __init__(self) -> None:
-        self._searches: dict[tuple[Any, ...], int] = {}  # by config, solver and steps
-
-    def columns(self, found: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-        """The columns of each table, with their new names."""
-        named = {self.TABLES.get(name, name): names for name, names in found.items()}
-        if "warm_start" in named:
-            named["warm_start"] = [
-                "search_id" if name == "job_id" else name for name in named["warm_start"]
-            ]
-        return named
-
-    def upgraded(self, batch: dict[str, list[_Row]]) -> dict[str, list[_Row]]:
-        """The same rows with their searches."""
-        for row in batch.get("job", ()):
-            if not row["steps"].startswith(f"{SEARCH},"):
-                row["search_id"] = None
-                continue
-            key = (row["config_id"], row["solver_id"], row["steps"])
-            if key not in self._searches:
-                self._searches[key] = row["id"]
-                names = ("id", "session_id", "config_id", "solver_id", "steps", "reason", "options")
-                search = {name: row[name] for name in names} | {"stopped": row.get("stopped")}
-                batch.setdefault("search", []).append(search)
-            row |= {"search_id": self._searches[key], "stopped": None}
-        return batch
-
-
-def _is_former(name: str, names: Collection[str]) -> bool:
-    return name == "session" and "options" not in names
+        yield batch
 
 
 #: Maximum of bytes of the lines whose rows are in memory together
@@ -162,30 +140,17 @@ _KNOWN = {*tables.SHARED, *tables.OWN}
 
 
 @dataclass
-class _Restoration:
+class Restoration:
+    """Inserts the rows of a session, which refer to each other by the ids of the file that they are
+    from."""
+
     connection: sa.Connection
-    header: ArchiveHeader
-    path: Path
-    reason: str | None
+    what: str  #: the file, for errors
+    new_ids: set[str]  #: tables whose rows get new ids
     session_id: int = 0
     jobs: int = 0
-    #: ids here by table and id in the archive; of configs, those of one batch alone
-    ids: dict[str, dict[int, int]] = field(default_factory=dict)
-    new_ids: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        found = self.connection.execute(
-            sa.select(Session.id).where(Session.uuid == self.header.uuid)
-        ).scalar()
-        if found is not None and not _is_empty(self.connection, found):
-            raise BadInput(
-                f"{self.path} is session {found}, which is here already.",
-                hint=f"see: `tuna session show {found}`",
-            )
-        self.emptied = found
-        self.new_ids |= _taken(self.connection, self.path, self.header)
-        if "search" not in self.header.columns:
-            self.new_ids.add("search")
+    #: ids here by table and id in the file; of configs of an archive, those of one batch alone
+    ids: dict[str, dict[Any, int]] = field(default_factory=dict)
 
     def write(self, batch: Mapping[str, list[_Row]]) -> None:
         """Insert the rows of a batch, those that others refer to first."""
@@ -194,12 +159,10 @@ class _Restoration:
         for name in _SHARED_KEYS:
             if name in batch:
                 self._know(
-                    name, self._merge(name, [self._translated(name, row) for row in batch[name]])
+                    name, self._merge(name, [self.translated(name, row) for row in batch[name]])
                 )
-        if "session" in batch:
-            self._session(*batch["session"])
         configs.write_typed(self.connection, batch.get("config", ()))
-        tags = [self._translated("config_tag", row) for row in batch.get("config_tag", ())]
+        tags = [self.translated("config_tag", row) for row in batch.get("config_tag", ())]
         upsert(self.connection, tables.table("config_tag"), tags, key=("tag", "config_id"))
         for name in ("solver_applicability", "no_solver"):
             self._insert(name, batch.get(name, []))
@@ -229,16 +192,9 @@ class _Restoration:
     def _know(self, name: str, ids: Mapping[int, int]) -> None:
         self.ids.setdefault(name, {}).update(ids)
 
-    def finish(self) -> Restored:
-        """Return the outcome; raises BadInput unless all jobs of the header are there."""
-        if not self.session_id or self.jobs != self.header.jobs:
-            raise BadInput(
-                f"{self.path} is damaged: it has {self.jobs} of its {self.header.jobs} jobs."
-            )
+    def finish(self) -> None:
+        """Begin the searches as their attempts say."""
         begin_as_recorded(self.connection, self.session_id)
-        reason = self.reason or self.header.reason
-        new = tuple(name for name in ("session", *tables.WITH_IDS) if name in self.new_ids)
-        return Restored(self.session_id, reason, self.header.library, self.jobs, new)
 
     def _kernel(self, row: _Row) -> None:
         blob = row["blob"]
@@ -246,44 +202,11 @@ class _Restoration:
             raise ValueError(f"artifact {row['digest']:.64} has other bytes than its name says")
         if not fits(self.connection, len(blob)):
             raise StorageFull(
-                f"An artifact of {self.path} has {len(blob) >> 20} MiB, more than the database"
+                f"An artifact of {self.what} has {len(blob) >> 20} MiB, more than the database"
                 " server takes.",
                 hint="set its max_allowed_packet to 256M, and restore again",
             )
         upsert(self.connection, tables.table("kernel"), [row], key=("digest",))
-
-    def _session(self, row: _Row) -> None:
-        """Insert the session, or take the row that golden versions kept of it."""
-        SessionOptions.stored(row["options"])
-        row = self._translated("session", row) | {
-            "reason": self.reason or row["reason"],
-            "uuid": self.header.uuid,
-        }
-        same = sa.select(Session.id).where(
-            Session.environment_id == row["environment_id"], Session.reason == row["reason"]
-        )
-        other = self.connection.execute(same).scalar()
-        archived = row["id"]
-        if self.emptied is not None:
-            self.session_id = self.emptied
-        elif other is not None:
-            raise BadInput(
-                f"Session {other} has the same environment and the same reason, {row['reason']!r}.",
-                hint=f"give this one another: `tuna session restore {self.path} --reason TEXT`",
-            )
-        else:
-            if (
-                self.connection.execute(
-                    sa.select(Session.id).where(Session.id == archived)
-                ).scalar()
-                is not None
-            ):
-                del row["id"]
-            self.connection.execute(sa.insert(Session).values(**row))
-            self.session_id = self.connection.execute(same).scalar_one()
-        if self.session_id != archived:
-            self.new_ids.add("session")
-        self.ids["session"] = {archived: self.session_id}
 
     def _merge(self, name: str, found: Sequence[_Row]) -> dict[int, int]:
         """Insert missing rows, compared by their keys; return the ids of all."""
@@ -324,11 +247,16 @@ class _Restoration:
             return {}
         table = tables.table(name)
         ids = [row.get("id") for row in found]
-        translated = [self._translated(name, row) for row in found]
+        translated = [self.translated(name, row) for row in found]
         if name in self.new_ids:
             for row in translated:
-                del row["id"]
-        self.connection.execute(sa.insert(table), translated)
+                row.pop("id", None)
+        for _, group in groupby(translated, key=dict.keys):  # older versions lack columns
+            same = list(group)
+            if name == "trial":  # a trace has those that finals measured again
+                upsert(self.connection, table, same, key=("job_id", "number"), replace=True)
+            else:
+                self.connection.execute(sa.insert(table), same)
         if not keys:
             return {}
         if name not in self.new_ids:
@@ -344,7 +272,7 @@ class _Restoration:
             id_: known[tuple(row[key] for key in keys)] for id_, row in pairs if id_ is not None
         }
 
-    def _translated(self, name: str, row: _Row) -> _Row:
+    def translated(self, name: str, row: _Row) -> _Row:
         """Return the row with this database's ids in place of the archive's."""
         found = dict(row)
         for column in tables.table(name).columns:
@@ -357,6 +285,45 @@ class _Restoration:
                         )
                     found[column.name] = self.ids[target][value]
         return found
+
+
+def _emptied(connection: sa.Connection, header: ArchiveHeader, path: Path) -> int | None:
+    """The session of which golden versions kept nothing but its row; raises BadInput for one that
+    is here."""
+    query = sa.select(Session.id).where(Session.uuid == header.uuid)
+    session_id: int | None = connection.execute(query).scalar()
+    if session_id is not None and not _is_empty(connection, session_id):
+        raise BadInput(
+            f"{path} is session {session_id}, which is here already.",
+            hint=f"see: `tuna session show {session_id}`",
+        )
+    return session_id
+
+
+def _insert_session(restoration: Restoration, row: _Row, emptied: int | None) -> None:
+    """Insert the row of a session, unless it is the `emptied` one; raises BadInput."""
+    SessionOptions.stored(row["options"])
+    archived, connection = row["id"], restoration.connection
+    row = restoration.translated("session", row)
+    same = sa.select(Session.id).where(
+        Session.environment_id == row["environment_id"], Session.reason == row["reason"]
+    )
+    other = connection.execute(same).scalar()
+    if emptied is not None:
+        restoration.session_id = emptied
+    elif other is not None:
+        raise BadInput(
+            f"Session {other} has the same environment and the same reason, {row['reason']!r}.",
+            hint=f"give this one another: `tuna session restore {restoration.what} --reason TEXT`",
+        )
+    else:
+        if connection.execute(sa.select(Session.id).where(Session.id == archived)).first():
+            del row["id"]
+        connection.execute(sa.insert(Session).values(**row))
+        restoration.session_id = connection.execute(same).scalar_one()
+    if restoration.session_id != archived:
+        restoration.new_ids.add("session")
+    restoration.ids["session"] = {archived: restoration.session_id}
 
 
 def _taken(connection: sa.Connection, path: Path, header: ArchiveHeader) -> set[str]:

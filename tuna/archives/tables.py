@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from tuna.configs import Config, from_json_text
 from tuna.db import configs, sessions
 from tuna.db.models import Base
-from tuna.db.session_options import DEFAULTS
 from tuna.db.types import UtcDateTime
 from tuna.errors import BadInput
 
@@ -28,12 +27,8 @@ OWN = (
     *("step_result", "trial", "find_db", "find_db_kernel", "warm_start"),
 )
 _INT64 = 1 << 63
-#: Options of a session that had columns
-_FORMER_OPTIONS = ("priority", "deadline")
 #: Tables whose ids are the session's own
 WITH_IDS = ("search", "job", "step_result", "trial", "find_db")
-#: Columns that files of older versions have and that are left out
-DROPPED: Mapping[str, frozenset[str]] = {"find_db": frozenset({"problem_key"})}
 
 
 def table(name: str) -> sa.Table:
@@ -68,8 +63,7 @@ class RowReader:
         `without`: columns that may be missing, because the caller fills them.
         """
         known = {field.name: field for field in table(name).columns if field.name not in without}
-        dropped = DROPPED.get(name, frozenset())
-        if unknown := set(names) - known.keys() - dropped:
+        if unknown := set(names) - known.keys():
             raise ValueError(f"table {name} has no column {min(unknown)}")
         missing = [
             field.name
@@ -83,7 +77,6 @@ class RowReader:
         self._columns: list[tuple[int, str, bool, Callable[[Any], Any]]] = [
             (place, field, bool(known[field].nullable), _reader(known[field]))
             for place, field in enumerate(names)
-            if field not in dropped
         ]
 
     def read(self, row: Any) -> dict[str, Any]:
@@ -97,22 +90,6 @@ class RowReader:
                 raise ValueError(f"{name} is missing")
             found[name] = None if value is None else reader(value)
         return self._checked(found)
-
-
-class FormerSessions(RowReader):
-    """Reads sessions of archives that have a column for each option (before revision 0032)."""
-
-    def __init__(self, name: str, names: Sequence[str]) -> None:
-        self._names = names
-        super().__init__(name, [one for one in names if one not in _FORMER_OPTIONS])
-
-    def read(self, row: Any) -> dict[str, Any]:
-        if not isinstance(row, list) or len(row) != len(self._names):
-            raise ValueError("a row does not have one value for each column")
-        pairs = list(zip(self._names, row, strict=True))
-        options = {name: value for name, value in pairs if name in _FORMER_OPTIONS}
-        rest = super().read([value for name, value in pairs if name not in _FORMER_OPTIONS])
-        return rest | {"options": DEFAULTS.changed(options).json_values()}
 
 
 def _as_it_is(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,35 +1,21 @@
-"""Restores a session from its trace in one transaction: its jobs and their results."""
+"""The session of a trace: its lines as rows of jobs and their results, which `archives.restore`
+inserts in one transaction."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
+from tuna.archives.restore import Restoration, restoring
 from tuna.configs import from_json
 from tuna.db import configs, sessions
-from tuna.db.bulk import upsert
-from tuna.db.engine import writing
-from tuna.db.models import (
-    FindDb,
-    FindDbKernel,
-    Job,
-    KernelRow,
-    Search,
-    Session,
-    SolverApplicability,
-    SolverRow,
-    StepResultRow,
-    TrialRow,
-)
-from tuna.db.searches import begin_as_recorded
+from tuna.db.models import Search, Session, SolverRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.vocabulary import SEARCH, State
@@ -37,8 +23,12 @@ from tuna_remote.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, TraceHeader,
 
 #: Largest artifact that is unpacked.
 _MAX_ARTIFACT_BYTES = 256 << 20
+#: Number of lines whose rows are inserted together
+_LINES = 500
 #: Fields of a trial's line that name its job.
 _OF_OWNER = ("solver", *OF_JOB)
+#: Tables whose rows have no ids in a trace: names stand for them
+_NAMED = {"search", "job", "step_result", "trial", "find_db"}
 
 
 def session_of(connection: sa.Connection, header: TraceHeader | None) -> int | None:
@@ -56,175 +46,140 @@ def restore(
     each artifact that results need. Raises BadInput for a trace with names that this version does
     not know, or if there is a session with the same environment and label; then nothing is stored.
     """
+    assert trace.header is not None
+    what = f"The trace {trace.path}"
+    with restoring(engine, what) as connection:
+        session_id = _session(connection, trace)
+        rows = _TraceRows(Restoration(connection, what, {*_NAMED}, session_id), trace.header, keep)
+        last = {job_name(line): number for number, line in trace.lines()}
+        for number, line in trace.lines():
+            rows.add(line, is_last=last[job_name(line)] == number)
+            if number % _LINES == 0:
+                rows.write()
+        rows.finish()
+        return session_id
+
+
+def _session(connection: sa.Connection, trace: Trace) -> int:
     header = trace.header
     assert header is not None
-    last = {job_name(line): number for number, line in trace.lines()}
-    try:
-        with writing(engine) as connection:
-            session_id, new = sessions.create(connection, header.environment, header.label)
-            if not new:
-                raise BadInput(
-                    f"Session {session_id} has the environment and the label of the trace"
-                    f" {trace.path}, and is another.",
-                    hint=(
-                        "leave --trace-file out to go on with that session, or name another"
-                        " commit-table-name"
-                    ),
-                )
-            connection.execute(
-                sa.update(Session).where(Session.id == session_id).values(uuid=header.uuid)
-            )
-            restoration = _Restoration(
-                connection, session_id, header.label, header.environment.library
-            )
-            for number, line in trace.lines():
-                restoration.artifacts(line, keep)
-                if last[job_name(line)] == number:
-                    restoration.job(job_name(line), line)
-            restoration.link()
-            begin_as_recorded(connection, session_id)
-            return session_id
-    except (ValueError, TypeError, LookupError, AttributeError, zlib.error) as error:
+    session_id, new = sessions.create(connection, header.environment, header.label)
+    if not new:
         raise BadInput(
-            f"The trace {trace.path} cannot be restored by this version of Tuna: {error}."
-        ) from None
-    except StatementError as error:  # not of an outage or a full disk, which `writing` translates
-        raise BadInput(
-            f"The trace {trace.path} cannot be restored: {str(error.orig)[:200]}."
-        ) from None
+            f"Session {session_id} has the environment and the label of the trace {trace.path}, and"
+            " is another.",
+            hint="leave --trace-file out to go on with that session, or name another"
+            " commit-table-name",
+        )
+    same = Session.id == session_id
+    connection.execute(sa.update(Session).where(same).values(uuid=header.uuid))
+    return session_id
 
 
-@dataclass
-class _Restoration:
-    connection: sa.Connection
-    session_id: int
-    tag: str
-    library: str
-    jobs: dict[JobName, int] = field(default_factory=dict)
-    #: The latest find-db row by config and solver.
-    best: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    config_ids: dict[str, int] = field(default_factory=dict)
-    solver_ids: dict[str, int] = field(default_factory=dict)
+class _TraceRows:
+    """The rows of lines, by table, until they are written: names are their ids."""
 
-    def artifacts(self, line: Mapping[str, Any], keep: Callable[[bytes], object]) -> None:
-        """Store the artifacts of a line."""
-        for digest, text in ((line["result"] or {}).get("artifacts") or {}).items():
+    def __init__(
+        self, restoration: Restoration, header: TraceHeader, keep: Callable[[bytes], object]
+    ) -> None:
+        self._restoration, self._label, self._keep = restoration, header.label, keep
+        query = sa.select(SolverRow.name, SolverRow.id)
+        query = query.where(SolverRow.library == header.environment.library)
+        solvers = {row.name: row.id for row in restoration.connection.execute(query)}
+        self._library = header.environment.library
+        session = {header.uuid: restoration.session_id}
+        self._ids = restoration.ids
+        self._ids |= {"session": session, "solver": solvers, "config": {}}
+        self._session = {"session_id": header.uuid}
+        self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._known: set[object] = set()  # names of jobs, and pairs and searches that have rows
+        self._stopped: dict[tuple[str, str, str], str] = {}  # why searches have ended
+        #: the latest find-db row by config and solver
+        self._best: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+    def add(self, line: Mapping[str, Any], *, is_last: bool) -> None:
+        """Store a line's artifacts and, where it is the last of its job, note its rows."""
+        result = line["result"] or {}
+        for digest, text in (result.get("artifacts") or {}).items():
             blob = zlib.decompressobj().decompress(
                 base64.b64decode(text, validate=True), _MAX_ARTIFACT_BYTES
             )
-            if hashlib.sha256(blob).hexdigest() != digest:
-                raise ValueError(f"artifact {digest:.64} has other bytes than its name says")
-            row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
-            upsert(self.connection, KernelRow, [row], key=("digest",))
-            keep(blob)
+            kernel = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
+            self._restoration.write({"kernel": [kernel]})
+            self._keep(blob)
+        if is_last:
+            self._job(job_name(line), line, result)
 
-    def job(self, name: JobName, line: Mapping[str, Any]) -> None:
-        """Store a job, as new unless it has ended; then with its result."""
-        named, result = line["job"], line["result"] or {}
-        config_id, solver_id = self._config(name.config, named["config"]), self._solver(name.solver)
-        steps = name.steps.split(",")
+    def _job(self, name: JobName, line: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        named = line["job"]
+        self._config(name.config, named["config"])
+        if name.solver not in self._ids["solver"]:
+            raise ValueError(f"{self._library} has no solver {name.solver:.128}")
+        pair = {**self._session, "config_id": name.config, "solver_id": name.solver}
+        self._once("solver_applicability", (name.config, name.solver), pair)
+        about = {"reason": str(named["reason"]), "options": dict(named["options"])}
+        step = name.steps.split(",")[0]
         row = {
-            "steps": name.steps,
-            "step": steps[0],
-            "state": State.NEW.value,
-            "attempt": 0,
-            "updated_at": utc_now(),
+            **{"id": name, "steps": name.steps, "step": step, "state": State.NEW.value},
+            **{"attempt": 0, "updated_at": utc_now(), "round": name.round, "part": name.part},
+            **(_read("job", result["job"]) if line["state"] in ENDED else {}),
+            **{"search_id": None, **pair, **about},
         }
-        row |= {
-            "reason": str(named["reason"]),
-            "options": dict(named["options"]),
-            "round": name.round,
-            "part": name.part,
-        }
-        if line["state"] in ENDED:
-            row |= _read("job", result["job"])
-        pair = {"session_id": self.session_id, "config_id": config_id, "solver_id": solver_id}
-        upsert(self.connection, SolverApplicability, [pair], key=tuple(pair))
-        if steps[0] == SEARCH:
-            row["search_id"] = self._search(pair, row)
-        inserted = self.connection.execute(
-            sa.insert(Job).values(**pair, **row)
-        ).inserted_primary_key
-        assert inserted is not None
-        self.jobs[name] = job_id = inserted[0]
-        self._rows(
-            StepResultRow,
-            [
-                {**_read("step_result", entry), "job_id": job_id}
-                for entry in result.get("step_result", ())
-            ],
-        )
-        trials = [(job_of(name.config, entry), entry) for entry in result.get("trial", ())]
-        for owner, entry in trials:
-            self._trial(
-                owner,
-                _read("trial", {k: v for k, v in entry.items() if k not in _OF_OWNER}),
-            )
+        if step == SEARCH:
+            key = (name.config, name.solver, name.steps)
+            self._once("search", key, {"id": key, **pair, "steps": name.steps, **about})
+            row["search_id"] = key
+            if why := row.pop("stopped", None):  # one of its rounds says so
+                self._stopped[key] = why
+        self._rows["job"].append(row)
+        self._known.add(name)
+        for entry in result.get("step_result", ()):
+            self._rows["step_result"].append({**_read("step_result", entry), "job_id": name})
+        for entry in result.get("trial", ()):  # of finals those that they measured again
+            owner = job_of(name.config, entry)
+            if owner in self._known:
+                own = {key: value for key, value in entry.items() if key not in _OF_OWNER}
+                self._rows["trial"].append({**_read("trial", own), "job_id": owner})
         for entry in result.get("find_db", ()):
-            self.best[name.config, entry["job"][0]] = entry
+            self._best[name.config, entry["job"][0]] = entry
 
-    def _search(self, pair: Mapping[str, int], round_: dict[str, Any]) -> int:
-        """The search that a job is a round of; it has ended if one of its rounds says why."""
-        why = round_.pop("stopped", None)
-        mine = {**pair, "steps": round_["steps"]}
-        new = {**mine, "reason": round_["reason"], "options": round_["options"], "stopped": why}
-        upsert(self.connection, Search, [new], key=tuple(mine), keep_if_null=["stopped"])
-        query = sa.select(Search.id).where(*(getattr(Search, name) == mine[name] for name in mine))
-        return self.connection.execute(query).scalar_one()
+    def _once(self, table: str, key: object, row: dict[str, Any]) -> None:
+        if key not in self._known:
+            self._known.add(key)
+            self._rows[table].append(row)
 
-    def link(self) -> None:
-        """Store the find-db rows, which refer to jobs, and their code."""
-        for (config, solver), best in self.best.items():
-            row = dict(best)
-            jobs = {key: row.pop(key) for key in ("job", "final_job")}
-            code: Iterable[Mapping[str, Any]] = row.pop("kernels")
-            ids = {
-                f"{key}_id": self.jobs[JobName(config, *owner)]
-                for key, owner in jobs.items()
-                if owner
-            }
-            ids |= {
-                "session_id": self.session_id,
-                "config_id": self.config_ids[config],
-                "solver_id": self._solver(solver),
-            }
-            inserted = self.connection.execute(
-                sa.insert(FindDb).values(**_read("find_db", row), **ids)
-            )
-            assert inserted.inserted_primary_key is not None
-            of_row = {"find_db_id": inserted.inserted_primary_key[0]}
-            self._rows(FindDbKernel, [{**_read("find_db_kernel", row), **of_row} for row in code])
-
-    def _trial(self, owner: JobName, row: Mapping[str, Any]) -> None:
-        """Store a trial, or the newer times of a trial that finals measured again."""
-        if owner in self.jobs:
-            values = {**row, "job_id": self.jobs[owner]}
-            update = [key for key in values if key not in ("job_id", "number")]
-            upsert(self.connection, TrialRow, [values], key=("job_id", "number"), update=update)
-
-    def _config(self, key: str, named: Mapping[str, Any]) -> int:
-        if key not in self.config_ids:
-            config = from_json(named)
+    def _config(self, key: str, fields: Mapping[str, Any]) -> None:
+        if key not in self._ids["config"]:
+            config = from_json(fields)
             tables.require_key(config, key)
-            (found,) = configs.store(self.connection, [config], self.tag).ids
-            assert found is not None
-            self.config_ids[key] = found
-        return self.config_ids[key]
+            stored = configs.store(self._restoration.connection, [config], self._label)
+            (config_id,) = stored.ids
+            assert config_id is not None
+            self._ids["config"][key] = config_id
 
-    def _solver(self, name: str) -> int:
-        if name not in self.solver_ids:
-            query = sa.select(SolverRow.id).where(
-                SolverRow.library == self.library, SolverRow.name == name
-            )
-            found: int | None = self.connection.execute(query).scalar()
-            if found is None:
-                raise ValueError(f"{self.library} has no solver {name:.128}")
-            self.solver_ids[name] = found
-        return self.solver_ids[name]
+    def write(self) -> None:
+        """Insert the rows that are noted."""
+        self._restoration.write(self._rows)
+        self._rows.clear()
 
-    def _rows(self, model: type[Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        if rows:
-            self.connection.execute(sa.insert(model), list(rows))
+    def finish(self) -> None:
+        """Insert what is left, and the find-db rows, which refer to jobs, with their code."""
+        self.write()
+        for (config, solver), best in self._best.items():
+            entry = dict(best)
+            owners = {name: entry.pop(name) for name in ("job", "final_job")}
+            code = entry.pop("kernels")
+            jobs = {f"{key}_id": JobName(config, *name) for key, name in owners.items() if name}
+            of_row = {"find_db_id": (config, solver)}
+            row: dict[str, Any] = {"id": (config, solver), "config_id": config, "solver_id": solver}
+            row |= {**self._session, "job_id": None, "final_job_id": None, **jobs}
+            self._rows["find_db"].append({**_read("find_db", entry), **row})
+            self._rows["find_db_kernel"] += [{**_read("find_db_kernel", c), **of_row} for c in code]
+        self.write()
+        for key, why in self._stopped.items():
+            same = Search.id == self._ids["search"][key]
+            self._restoration.connection.execute(sa.update(Search).where(same).values(stopped=why))
+        self._restoration.finish()
 
 
 def _read(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
