@@ -17,8 +17,8 @@ from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.values import DataType
 from tuna.libraries import reference
 from tuna.libraries.tvm import problems, schedules
-from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.signature import packing_for
 
 NHWC = {"in_layout": "NHWC", "fil_layout": "NHWC", "out_layout": "NHWC"}
 IMAGE = ConvConfig(1, 3, 9, 9, 20, 3, 3, 1, 1, conv_stride_h=2, conv_stride_w=2)

@@ -30,13 +30,11 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.steps import command_line
 from tuna.libraries.tvm import TvmLibrary, kernels, problems, solvers
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
-from tuna.libraries.tvm.kernels import shape, stages
+from tuna.libraries.tvm.kernels import shape, signature, stages
 from tuna.libraries.tvm.kernels.families import (
     DIRECT_ERROR,
     FAMILIES,
     Family,
-    packing_for,
-    packing_of,
 )
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.machine import Machine
@@ -245,7 +243,10 @@ def check_packing(
 ) -> None:
     """What an exported database says of the arguments is what the loader does."""
     extents = [extents for *_, extents in record[3]]
-    steps = packing_for(job.config, solvers.BY_NAME[job.solver].family, record[3]) or [None] * 3
+    steps = (
+        signature.packing_for(job.config, solvers.BY_NAME[job.solver].family, record[3])
+        or [None] * 3
+    )
     made = problems.of(job)
     if made is None:
         assert steps == [None] * 3
@@ -343,8 +344,8 @@ def samples(family: Family) -> Iterator[tuple[Layer | Product, str]]:
         b = np.arange(36 * 40, dtype=np.float32).reshape(36, 40)
         for mode in Mode:
             product = Product(GemmConfig(24, 40, 36), mode, cpu)
-            steps = packing_of(product.config, family, Mode.NATIVE, cpu.floats)
-            yield product, digest(problems.packed(b, steps[1]))
+            arguments = signature.of(product.config, family, Mode.NATIVE, cpu.floats)
+            yield product, digest(problems.packed(b, arguments[1].steps))
         return
     plain = ConvConfig(1, 16, 12, 12, 16, 3, 3, 1, 1)
     strided = replace(plain, conv_stride_h=2, conv_stride_w=2)
@@ -397,7 +398,7 @@ def test_what_an_epilogue_adds_is_packed_where_the_answer_is(
 ) -> None:
     (params,) = TvmBuilder().propose(KernelJob(task, solver, CPU))
     arguments = json.loads(params)[3]
-    steps = packing_for(task, solvers.BY_NAME[solver].family, arguments)
+    steps = signature.packing_for(task, solvers.BY_NAME[solver].family, arguments)
     assert steps is not None
     assert len(steps) == len(arguments)
     assert sum(step is not None for step in steps) == packed

@@ -25,8 +25,9 @@ from tuna.libraries import reference
 from tuna.libraries.base import Environment
 from tuna.libraries.tvm import problems, schedules, solvers, toolchain
 from tuna.libraries.tvm.kernels import gemm, machine
-from tuna.libraries.tvm.kernels.families import FAMILIES, packing_for
+from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.signature import packing_for
 from tuna.libraries.tvm.library import TvmLibrary
 from tuna.libraries.tvm.problems import FamilyProblem
 

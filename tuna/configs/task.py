@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import Any, ClassVar
@@ -16,21 +18,201 @@ from tuna.errors import BadInput
 #: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
 #: or the core's own layout
 LAYOUTS = ("native", "layer")
-#: Steps of an epilogue: add a value for each channel (of a product: each column), add a tensor of
-#: the answer's shape, apply a function to each value, write another type
-BIAS, RESIDUAL = "bias", "residual"
-RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH, PRELU = ACTIVATIONS = (
-    *("relu", "relu6", "sigmoid", "tanh", "silu"),
-    *("gelu", "gelu_tanh"),  #: GELU by erf, and by the approximation with tanh
-    *("hard_sigmoid", "hard_swish"),  #: min(max(x + 3, 0), 6) / 6, and x times that
-    "prelu",  #: negative values times a value for each channel
-)
-#: NumPy's name of the type that is written
+#: Names of steps of an epilogue, each a row of `STEPS`
+BIAS, RESIDUAL, PRELU = "bias", "residual", "prelu"
+RELU, RELU6, SIGMOID, TANH, SILU = "relu", "relu6", "sigmoid", "tanh", "silu"
+GELU, GELU_TANH = "gelu", "gelu_tanh"
+HARD_SIGMOID, HARD_SWISH = "hard_sigmoid", "hard_swish"
+DEQUANTIZE, QUANTIZE, COMPENSATION = "dequantize", "quantize", "compensation"
+#: NumPy's name of the type that a step writes
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16", "to_fp32": "float32"}
-#: Steps of an epilogue of sums of whole numbers: to real values, by a factor and an offset for each
-#: channel; and to the nearest whole numbers, which are written as uint8 if this is the last step. A
-#: residual between two of the latter is whole numbers too.
-DEQUANTIZE, QUANTIZE = "dequantize", "quantize"
+#: Forms of a step's arguments: a value for each channel (of a product: each column); one for each
+#: that is computed, with those that fill up a vector; sums of weights; a tensor of the answer's
+#: shape
+CHANNELS, LANES, WEIGHT_SUMS, ANSWER = "channels", "lanes", "weight sums", "answer"
+#: Kinds of values that an epilogue begins with, and kinds of steps: activations, casts, and the sum
+#: of two tensors of bytes with its rounding
+SUM, WHOLE_SUM = "sum", "integer sum"
+_ACTIVATION, _CAST, ADDITION, _ROUNDED_ADDITION = (
+    "activation",
+    "cast",
+    "addition",
+    "rounded addition",
+)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a kernel."""
+
+    role: str
+    letter: str  #: name in the text of the kernel
+    form: str = CHANNELS
+    #: type by NumPy's name, or by the name of a field of `kernels.types.Types`
+    type: str = "float32"
+    steps: Any = None  #: steps that pack it (`kernels.packing`); None: it stays as it is
+
+
+#: Argument that sums of whole numbers start with: the zero point's part and a bias of whole
+#: numbers, whose total is exact, also where both are large and nearly cancel
+START = Argument("start", "Z", LANES, "sums")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A row of the grammar of epilogues."""
+
+    name: str
+    after: tuple[str, ...]  #: kinds of the values and steps that may come before it
+    arguments: tuple[Argument, ...] = ()
+    #: NumPy's expression of it, by the module, the values before it and its arguments
+    definition: Callable[..., Any] | None = None
+    kind: str = ""  #: kind of the step, of which an epilogue has one; by default its name
+    numbers: tuple[str, ...] = ()  #: numbers that it reads in the argument SCALARS
+    writes: str = ""  #: NumPy's name of the type of the answer; empty: as it would be without it
+    renews: bool = False  #: whether what comes before it does not matter for what comes after it
+    ends: bool = True  #: whether an epilogue may end with it
+
+
+def _activation(name: str, definition: Callable[..., Any], *arguments: Argument) -> Step:
+    return Step(name, (SUM, BIAS, RESIDUAL, DEQUANTIZE), arguments, definition, _ACTIVATION)
+
+
+def _erf(np: Any, x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+def _sigmoid(np: Any, x: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _hard_sigmoid(np: Any, x: Any) -> Any:
+    return np.clip(x + 3.0, 0.0, 6.0) / 6.0
+
+
+def _gelu_tanh(np: Any, x: Any) -> Any:
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+STEPS = (
+    Step(BIAS, (SUM,), (Argument(BIAS, "B"),), lambda np, x, bias: x + bias),
+    Step(
+        RESIDUAL,
+        (SUM, BIAS, _ACTIVATION, DEQUANTIZE),
+        (Argument(RESIDUAL, "R", ANSWER, "real"),),
+        lambda np, x, residual: x + residual,
+    ),
+    _activation(RELU, lambda np, x: np.maximum(x, 0.0)),
+    _activation(RELU6, lambda np, x: np.clip(x, 0.0, 6.0)),
+    _activation(SIGMOID, _sigmoid),
+    _activation(TANH, lambda np, x: np.tanh(x)),
+    _activation(SILU, lambda np, x: x * _sigmoid(np, x)),
+    _activation(GELU, lambda np, x: 0.5 * x * (1.0 + _erf(np, x * math.sqrt(0.5)))),
+    _activation(GELU_TANH, _gelu_tanh),
+    _activation(HARD_SIGMOID, _hard_sigmoid),
+    _activation(HARD_SWISH, lambda np, x: x * _hard_sigmoid(np, x)),
+    _activation(PRELU, lambda np, x, slope: np.where(x > 0.0, x, x * slope), Argument(PRELU, "S")),
+    *(
+        Step(name, (SUM, BIAS, RESIDUAL, _ACTIVATION), kind=_CAST, writes=kind)
+        for name, kind in CASTS.items()
+    ),
+    # From sums of whole numbers to real values
+    Step(
+        DEQUANTIZE,
+        (WHOLE_SUM,),
+        (START, Argument("factor", "M"), Argument("offset", "B")),
+        lambda np, x, start, factor, offset: (x + start) * factor + offset,
+        writes="float32",
+        renews=True,
+    ),
+    # To the nearest whole numbers, to which the zero point is added where this is the last step
+    Step(
+        QUANTIZE,
+        (DEQUANTIZE, RESIDUAL, _ACTIVATION),
+        (),
+        lambda np, x, low, high, zero: np.clip(np.rint(x), low, high),
+        numbers=("low", "high", "zero"),
+        writes="uint8",
+        renews=True,
+    ),
+    # The sum with a tensor of bytes; whole numbers are without their zero point, bytes with it
+    Step(
+        RESIDUAL,
+        (QUANTIZE,),
+        (Argument(RESIDUAL, "R", ANSWER, "input"),),
+        lambda np, x, r, factor, residual_factor, offset: x * factor + r * residual_factor + offset,
+        ADDITION,
+        numbers=("factor", "residual_factor", "offset"),
+        renews=True,
+        ends=False,
+    ),
+    Step(
+        QUANTIZE,
+        (ADDITION,),
+        (),
+        lambda np, x, low, high, zero: np.clip(np.rint(x), low, high),
+        _ROUNDED_ADDITION,
+        numbers=("low", "high", "zero"),
+    ),
+    # The only step of a layer of signed bytes that is not a task
+    Step(COMPENSATION, (), (Argument(COMPENSATION, "Z", WEIGHT_SUMS, "sums"),)),
+)
+#: Names of the steps that apply a function to each value
+ACTIVATIONS = tuple(step.name for step in STEPS if step.kind == _ACTIVATION)
+#: Argument that holds the numbers of all steps, behind the value of the padding
+SCALARS = Argument("scalars", "P", "scalars")
+
+
+def steps_of(epilogue: Sequence[str], first: str = "") -> list[Step]:
+    """Return the rows of an epilogue's steps, where each may follow those before it; raises
+    BadInput. `first` is the kind of the values that it begins with, empty for any."""
+    rows, before = list[Step](), {first} - {""}
+    for name in epilogue:
+        known = [step for step in STEPS if step.name == name]
+        row = next((step for step in known if before <= {*step.after}), None)
+        if row is None:
+            allowed = ", ".join(dict.fromkeys(kind for step in known for kind in step.after))
+            raise BadInput(
+                f"{shown(name)} in an epilogue cannot follow {' and '.join(sorted(before))}: it"
+                f" follows {allowed or 'nothing, as it is unknown'}"
+            )
+        rows.append(row)
+        before = {row.kind or name} if row.renews else {*before, row.kind or name}
+    if rows and not rows[-1].ends:
+        raise BadInput(f"an epilogue cannot end with {'+'.join(epilogue)}: {QUANTIZE} follows it")
+    return rows
+
+
+def arguments_of(epilogue: Sequence[str], *, padded: bool) -> list[Argument]:
+    """Return the arguments of a kernel between the weights and the answer, in order. `padded`: the
+    input is padded.
+
+    The scalars follow those of DEQUANTIZE: the value of the padding, then the numbers of the steps.
+    """
+    steps = steps_of(epilogue)
+    added = [[*step.arguments] for step in steps]
+    if DEQUANTIZE in epilogue and (padded or QUANTIZE in epilogue):
+        added[0].append(SCALARS)
+    return [argument for arguments in added for argument in arguments]
+
+
+def pads(core: Config) -> bool:
+    """Whether the input of a layer is padded."""
+    return isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
+
+
+def scalar_count(epilogue: Sequence[str]) -> int:
+    """Return the number of values of SCALARS."""
+    return 1 + sum(len(step.numbers) for step in steps_of(epilogue))
+
+
+def scalar_values(
+    epilogue: Sequence[str], padding: float, *numbers: Mapping[str, float]
+) -> list[float]:
+    """Return the values of SCALARS, with the numbers of each step that has any."""
+    wanted = [step.numbers for step in steps_of(epilogue) if step.numbers]
+    values = zip(wanted, numbers, strict=True)
+    return [padding, *(given[name] for names, given in values for name in names)]
 
 
 @dataclass(frozen=True)
@@ -62,20 +244,7 @@ class TaskConfig(Config):
             return
         if self.layouts not in LAYOUTS:
             raise BadInput(f"layouts must be {' or '.join(LAYOUTS)}, got {shown(self.layouts)}")
-        if self.core.data_type is DataType.INT8:
-            if self.epilogue and not _is_integer_epilogue(self.epilogue):
-                raise BadInput(
-                    f"an epilogue of INT8 is {DEQUANTIZE}, then {RESIDUAL} and one of"
-                    f" {', '.join(ACTIVATIONS)} in either order, then {QUANTIZE}, then {RESIDUAL}"
-                    f" and {QUANTIZE}, each but the first if it is there; got"
-                    f" {shown(self.epilogue)}"
-                )
-        elif not _is_epilogue(self.epilogue):
-            raise BadInput(
-                f"an epilogue is {BIAS}, then {RESIDUAL} and one of {', '.join(ACTIVATIONS)} in"
-                f" either order, then {' or '.join(CASTS)}, each if it is there; got"
-                f" {shown(self.epilogue)}"
-            )
+        steps_of(self.epilogue, WHOLE_SUM if self.core.data_type is DataType.INT8 else SUM)
         if self.name or self.body or self.structure:
             raise BadInput("a task with a core has no name, body or structure")
 
@@ -115,27 +284,6 @@ class TaskConfig(Config):
     def flops(self) -> int:
         """Operations of the core; 0 without a core, whose operations are not counted."""
         return self.core.flops if self.core is not None else 0
-
-
-def _is_epilogue(parts: tuple[str, ...]) -> bool:
-    left = list(parts)
-    if left[:1] == [BIAS]:
-        del left[0]
-    if left and left[-1] in CASTS:
-        del left[-1]
-    functions = [part for part in left if part in ACTIVATIONS]
-    return len(functions) <= 1 and left.count(RESIDUAL) == len(left) - len(functions) <= 1
-
-
-def _is_integer_epilogue(parts: tuple[str, ...]) -> bool:
-    if parts[0] != DEQUANTIZE:
-        return False
-    left = parts[1:]
-    if QUANTIZE not in left:
-        return _is_epilogue((BIAS, *left)) and not set(left) & set(CASTS)
-    place = left.index(QUANTIZE)
-    real, whole = left[:place], left[place + 1 :]
-    return _is_integer_epilogue((DEQUANTIZE, *real)) and whole in ((), (RESIDUAL, QUANTIZE))
 
 
 def _similar(config: TaskConfig) -> Similar | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +11,25 @@ import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, kind_of
 from tuna.configs.task import (
-    BIAS,
+    ACTIVATIONS,
+    ANSWER,
     CASTS,
     DEQUANTIZE,
-    GELU,
-    GELU_TANH,
     HARD_SIGMOID,
-    HARD_SWISH,
     PRELU,
     QUANTIZE,
     RELU,
     RELU6,
-    RESIDUAL,
+    SCALARS,
     SIGMOID,
-    SILU,
+    START,
     TANH,
+    Argument,
+    Step,
+    arguments_of,
+    pads,
+    scalar_values,
+    steps_of,
 )
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
@@ -49,9 +53,10 @@ _INEXACT = 1 << 24
 _SPREAD = 64.0
 #: Zero point of the input: bytes that stand for it are the padding
 _ZERO = 119
-#: Scalars of the quantizes: least and largest whole number, and zero point; and of a residual
-#: between them, the factors of both and the offset
-_FIRST, _ADDED, _LAST = (-101.0, 90.0, 7.0), (0.5, 0.25, -27.75), (-93.0, 150.0, 99.0)
+#: Numbers of the first of two roundings, of the sum behind it, and of the last rounding
+_FIRST = {"low": -101.0, "high": 90.0, "zero": 7.0}
+_ADDED = {"factor": 0.5, "residual_factor": 0.25, "offset": -27.75}
+_LAST = {"low": -93.0, "high": 150.0, "zero": 99.0}
 
 
 def task(config: TaskConfig, seed: int) -> Problem:
@@ -75,30 +80,30 @@ def task(config: TaskConfig, seed: int) -> Problem:
         )
     generator = np.random.default_rng(seed + 1)
     scale = np.float32(np.std(answer))
-    for part in config.epilogue:
-        if part == BIAS:
-            bias = scale * random(generator, (_channels(core_config, answer),), "float32")
-            inputs.append(bias)
-            answer = answer + _by_channel(core_config, bias, answer)
-        elif part == RESIDUAL:
+    tensors = dict[str, Any]()
+
+    def drawn(argument: Argument) -> Any:
+        if argument.role == PRELU:
+            return _slopes(generator, _channels(core_config, answer))
+        if argument.form == ANSWER:
             residual = scale * random(generator, answer.shape, "float32")
-            inputs.append(residual.astype(np_type(DTYPES[core_config.data_type][0])))
-            answer = answer + inputs[-1].astype(np.float64)
-        elif part == PRELU:
-            inputs.append(_slopes(generator, _channels(core_config, answer)))
-            answer = _prelu(core_config, answer, inputs[-1])
-        elif part in FUNCTIONS:
-            answer = FUNCTIONS[part](answer)
-    cast = config.epilogue[-1] if config.epilogue and config.epilogue[-1] in CASTS else None
-    if cast is not None:
-        tolerance = max(core.tolerance, TOLERANCE[_CAST_TYPES[cast]])  # weights may be rounded
-        core = replace(core, answer_type=CASTS[cast], tolerance=tolerance)
+            return residual.astype(np_type(DTYPES[core_config.data_type][0]))
+        return scale * random(generator, (_channels(core_config, answer),), "float32")
+
+    for step in steps_of(config.epilogue):
+        tensors |= {argument.role: drawn(argument) for argument in step.arguments}
+        answer = _after(core_config, step, answer, tensors)
+    inputs += [tensors[argument.role] for argument in arguments_of(config.epilogue, padded=False)]
+    if cast := CASTS.get(config.epilogue[-1]) if config.epilogue else None:
+        kinds = {kind: data_type for data_type, (kind, *_) in DTYPES.items()}
+        tolerance = max(core.tolerance, TOLERANCE[kinds[cast]])  # weights may be rounded
+        core = replace(core, answer_type=cast, tolerance=tolerance)
     return replace(core, inputs=tuple(inputs), expected=answer)
 
 
 def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> Problem:
     """The unsigned input, signed weights, and where the epilogue has them a start, a factor and an
-    offset for each channel, the scalars and the residual (`families.added_arguments`).
+    offset for each channel, the scalars and the residual (`configs.task.arguments_of`).
 
     Factors are powers of two and offsets small multiples of them, so that fp32 holds every digit of
     a value until it is rounded, ties too, and nothing but equality is right. An answer after a
@@ -118,53 +123,56 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
     small = generator.integers(-64, 65, count) * (wanted / 2 / _SPREAD)
     offset = small.astype(np.float32)
     start = (generator.integers(-9, 10, count) - middle).astype(np.int32)
+    numbers = ((), (_LAST,), (_FIRST, _ADDED, _LAST))[parts.count(QUANTIZE)]
+    scalars = scalar_values(parts, _ZERO, *numbers)
+    tensors = {
+        **{START.role: start, "factor": factor, "offset": offset},
+        SCALARS.role: np.array(scalars, np.float32),
+    }
+
+    def drawn(argument: Argument) -> Any:
+        if argument.form != ANSWER:
+            return _slopes(generator, count)
+        other = generator.integers(0, 256, sums.shape)
+        return other.astype(np.uint8) if argument.type == "input" else (other - 128).astype("f4")
+
+    arguments = arguments_of(parts, padded=pads(core))
+    for argument in sorted(arguments, key=lambda argument: argument.form != ANSWER):
+        if argument.role not in tensors:
+            tensors[argument.role] = drawn(argument)
+    inputs = [tensors[argument.role] for argument in arguments]
+    answer, remaining = sums, iter(numbers)
+    for step in steps_of(parts):
+        answer = _after(core, step, answer, tensors, **(next(remaining) if step.numbers else {}))
     totals = sums + _by_channel(core, start, sums)
-    answer = totals * _by_channel(core, factor, sums) + _by_channel(core, offset, sums)
-    inputs = [x, w, start, factor, offset]
-    if _is_padded(core) or QUANTIZE in parts:
-        inputs.append(_scalars(parts))
-    given = dict[str, Any]()
-    if RESIDUAL in parts:
-        of_bytes = QUANTIZE in parts[: parts.index(RESIDUAL)]
-        other = generator.integers(0, 256, answer.shape)
-        given[RESIDUAL] = other.astype(np.uint8) if of_bytes else (other - 128).astype(np.float32)
-    if PRELU in parts:
-        given[PRELU] = _slopes(generator, count)
-    inputs += [given[part] for part in parts if part in given]
-    answer = _epilogue(core, parts, answer, given)
     exact = np.max(np.abs(totals)) + np.max(np.abs(offset / factor)) < _INEXACT
-    if exact and not set(parts) & set(FUNCTIONS) - {RELU, RELU6}:
+    if QUANTIZE in parts:
+        answer = answer + _LAST["zero"]
+    if exact and not set(parts) & set(ACTIVATIONS) - {RELU, RELU6, PRELU}:
         tolerance = 0.0
     else:
         tolerance = 1.0 / float(np.max(answer)) if QUANTIZE in parts else TOLERANCE[DataType.FP32]
     kind = "uint8" if QUANTIZE in parts else "float32"
-    return Problem(tuple(inputs), answer, kind, tolerance)
+    return Problem((x, w, *inputs), answer, kind, tolerance)
 
 
-def _epilogue(
-    core: ConvConfig | GemmConfig, parts: Sequence[str], answer: Any, given: Mapping[str, Any]
+def _after(
+    core: ConvConfig | GemmConfig,
+    step: Step,
+    answer: Any,
+    tensors: Mapping[str, Any],
+    **numbers: float,
 ) -> Any:
-    """Real values after the parts, with the residual and the slopes that are `given`."""
-    whole = False
-    for place, part in enumerate(parts):
-        if part == QUANTIZE:
-            low, high, zero = _LAST if place == len(parts) - 1 else _FIRST
-            answer, whole = np.clip(np.rint(answer), low, high), True
-            if place == len(parts) - 1:
-                answer = answer + zero
-        elif part == RESIDUAL:
-            first, second, offset = _ADDED if whole else (1.0, 1.0, 0.0)
-            answer = answer * first + given[RESIDUAL].astype(np.float64) * second + offset
-        elif part == PRELU:
-            answer = _prelu(core, answer, given[PRELU])
-        elif part in FUNCTIONS:
-            answer = FUNCTIONS[part](answer)
-    return answer
-
-
-def _scalars(parts: Sequence[str]) -> Any:
-    found = ((), _LAST, (*_FIRST, *_ADDED, *_LAST))[list(parts).count(QUANTIZE)]
-    return np.array([_ZERO, *found], np.float32)
+    """The answer after a step, whose arguments are among the tensors."""
+    if step.definition is None:
+        return answer
+    arguments = [
+        tensors[argument.role].astype(np.float64)
+        if argument.form == ANSWER
+        else _by_channel(core, tensors[argument.role], answer)
+        for argument in step.arguments
+    ]
+    return step.definition(np, answer, *arguments, **numbers)
 
 
 def _bytes(core: ConvConfig | GemmConfig, seed: int) -> tuple[Any, Any]:
@@ -199,10 +207,6 @@ def _weight_sums(core: ConvConfig | GemmConfig, w: Any) -> Any:
     return w.sum(axis=-1 if core.trans_b else -2).reshape(-1, core.n).mean(axis=0)
 
 
-def _is_padded(core: ConvConfig | GemmConfig) -> bool:
-    return isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
-
-
 def _by_channel(core: ConvConfig | GemmConfig, values: Any, answer: Any) -> Any:
     """A value for each channel, in double precision, in a shape that fits the answer's."""
     values = values.astype(np.float64)
@@ -218,10 +222,6 @@ def _slopes(generator: np.random.Generator, count: int) -> Any:
     return (signs * 2.0**sizes).astype(np.float32)
 
 
-def _prelu(core: ConvConfig | GemmConfig, answer: Any, slopes: Any) -> Any:
-    return np.where(answer > 0.0, answer, answer * _by_channel(core, slopes, answer))
-
-
 def _channels(core: ConvConfig | GemmConfig, answer: Any) -> int:
     return int(answer.shape[-1 if _answer_layout(core).endswith("C") else 1])
 
@@ -230,28 +230,3 @@ def _answer_layout(core: ConvConfig | GemmConfig) -> str:
     if isinstance(core, GemmConfig):
         return "C"
     return core.in_layout if core.direction is Direction.BACKWARD_DATA else core.out_layout
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def _hard_sigmoid(x: Any) -> Any:
-    return np.clip(x + 3.0, 0.0, 6.0) / 6.0
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_CAST_TYPES = {"to_fp16": DataType.FP16, "to_bf16": DataType.BF16, "to_fp32": DataType.FP32}
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    RELU: lambda x: np.maximum(x, 0.0),
-    RELU6: lambda x: np.clip(x, 0.0, 6.0),
-    SIGMOID: _sigmoid,
-    TANH: np.tanh,
-    SILU: lambda x: x * _sigmoid(x),
-    GELU: lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
-    HARD_SIGMOID: _hard_sigmoid,
-    HARD_SWISH: lambda x: x * _hard_sigmoid(x),
-    GELU_TANH: lambda x: (
-        0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-    ),
-}

@@ -23,8 +23,8 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import make
 from tuna.libraries.tvm import functions, problems, tvm_db
 from tuna.libraries.tvm.kernel_child import TvmBuilder
-from tuna.libraries.tvm.kernels.families import packing_for
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.signature import packing_for
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
 from tuna_models.reading import importer, onnx_reference

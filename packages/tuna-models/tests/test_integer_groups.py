@@ -11,6 +11,7 @@ import pytest
 from quantised_nets import Quantised, dynamic, operators, residual, stem
 
 from tuna.configs import ConvConfig
+from tuna.configs.task import SCALARS, arguments_of
 from tuna_models.compiler import graph, integer_finder, integers, segments
 from tuna_models.compiler.integer_groups import IntegerGroup, IntegerGroups
 from tuna_models.judging import rules
@@ -144,7 +145,7 @@ def test_a_layer_that_nothing_rounds_has_an_epilogue_in_fp32() -> None:
     z = net.add("Sigmoid", net.add("Add", y, "x"))
     found, _ = found_in(net.model(net.add("Cast", z, to=onnx.TensorProto.FLOAT16)))
     assert steps(found) == ["dequantize residual sigmoid"]
-    assert not found.groups[0].has_scalars
+    assert SCALARS not in arguments_of(found.groups[0].task.epilogue, padded=False)
 
 
 def test_layers_that_no_kernel_takes_stay_and_say_why() -> None:

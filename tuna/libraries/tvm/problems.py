@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.task import Argument
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
-from tuna.libraries.tvm.kernels import machine, shape
+from tuna.libraries.tvm.kernels import machine, shape, signature
 from tuna.libraries.tvm.kernels.dots import word_type_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
@@ -28,7 +30,6 @@ from tuna.libraries.tvm.kernels.families import (
     GEMM,
     Family,
     is_signed_batch,
-    packing_of,
     parts_of,
 )
 from tuna.libraries.tvm.kernels.gemm import Product
@@ -95,10 +96,10 @@ class FamilyProblem:
         schedule.annotate(schedule.get_sblock("root"), OWN, _text_of(points[index]))
         return schedule
 
-    def packing(self) -> list[Steps | None]:
-        """The steps to each argument of the kernel."""
+    def arguments(self) -> list[Argument]:
+        """The arguments of the kernel, in order."""
         layer = self.layer
-        return packing_of(
+        return signature.of(
             self.config,
             self.family,
             layer.mode,
@@ -107,15 +108,20 @@ class FamilyProblem:
             word_type_of(layer.types, layer.machine),
         )
 
+    def packing(self) -> list[Steps | None]:
+        """The steps to each argument of the kernel."""
+        return [argument.steps for argument in self.arguments()]
+
     def inputs(self, *given: Any) -> list[Any]:
-        """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what
-        its epilogue adds."""
-        steps, arrays = self.packing()[:-1], list(given)
-        for place, own in enumerate(steps):
-            if own is not None and "of" in own:
-                arrays.insert(place, given[own["of"]])
-        (x, w, *added), (first, _, *others) = arrays, steps
-        return [packed(x, first), self.packed_weights(w), *map(packed, added, others)]
+        """The kernel's inputs from the config's, which are in the same order."""
+        remaining, inputs = iter(given), list[Any]()
+        for argument in self.arguments()[:-1]:
+            steps = argument.steps or {}
+            tensor = given[steps["of"]] if "of" in steps else next(remaining)
+            is_weights = argument.role == signature.WEIGHTS
+            pack = self.packed_weights if is_weights else partial(packed, steps=argument.steps)
+            inputs.append(pack(tensor))
+        return inputs
 
     def packed_weights(self, weights: Any) -> Any:
         """The kernel's weights (GEMM: B) from the config's, or from those in fp32."""
@@ -125,7 +131,8 @@ class FamilyProblem:
         return packed(weights, steps)
 
     def output(self, y: Any) -> Any:
-        """The kernel's output, of what no kernel writes by chance as the config's `y` is."""
+        """The output buffer in the kernel's layout, filled like `y` with values that no kernel
+        writes by chance."""
         return packed(y, self.packing()[-1])
 
     def answer(self, found: Any) -> Any:

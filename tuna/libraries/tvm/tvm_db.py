@@ -43,7 +43,7 @@ from tuna.libraries.exporter import (
 )
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 from tuna.libraries.tvm import kernels, toolchain
-from tuna.libraries.tvm.kernels.families import packing_for
+from tuna.libraries.tvm.kernels.signature import packing_for
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION
 
 WORKLOADS = "database_workload.json"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from tuna.configs.task import QUANTIZE, RESIDUAL
+from tuna.configs.task import QUANTIZE, RESIDUAL, SCALARS, scalar_count, scalar_values
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
-from tuna.libraries.tvm.kernels.families import SCALARS, scalar_count
 from tuna.libraries.tvm.kernels.types import INT8
 from tuna_models.compiler.blocked import opaque
 
@@ -20,10 +19,14 @@ _OUT = "out"
 _STEPS = (QUANTIZE, RESIDUAL, QUANTIZE)
 
 
-def scalars(zero: float, numbers: Sequence[float]) -> list[float]:
-    """The scalars of `addition`: the zero point of the first tensor, whose values are whole within
-    any limits, and the numbers of `residual` and `quantize`."""
-    return [zero, -256.0, 256.0, 0.0, *numbers]
+#: Numbers of the first rounding, of values that are whole within any limits
+_WHOLE = {"low": -256.0, "high": 256.0, "zero": 0.0}
+
+
+def scalars(zero: float, numbers: Sequence[Mapping[str, float]]) -> list[float]:
+    """The scalars of `addition`: the zero point of the first tensor, and the numbers of `residual`
+    and `quantize`."""
+    return scalar_values(_STEPS, zero, _WHOLE, *numbers)
 
 
 def addition(extents: tuple[int, ...]) -> Any:
@@ -34,7 +37,7 @@ def addition(extents: tuple[int, ...]) -> Any:
     p = te.placeholder((numbers,), dtype="float32", name="P")
 
     def value(*at: Any) -> Any:
-        given = {SCALARS: [p[place] for place in range(numbers)], RESIDUAL: r[at]}
+        given = {SCALARS.role: [p[place] for place in range(numbers)], RESIDUAL: r[at]}
         found = tirx.Cast("float32", x[at]) - p[0]
         return Epilogue(_STEPS).apply(found, given.__getitem__, INT8)
 

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import BIAS, PRELU, RESIDUAL, TaskConfig
-from tuna.libraries.tvm.kernels.epilogue import Epilogue
+from tuna.configs.task import CHANNELS, Argument, TaskConfig, arguments_of, pads
+from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.types import TYPES
 from tuna_models.compiler import blocked
@@ -135,7 +135,7 @@ class Emitter(BlockEmitter):
         task = group.task
         key = task.key, group.exact
         function = self._add(key, lambda: chosen.function, name_of(task), task)
-        kind = Epilogue(tuple(group.epilogue)).answer_type(TYPES[group.core.data_type])
+        kind = signature.answer_type(group.epilogue, TYPES[group.core.data_type])
         if isinstance(group.core, GemmConfig):
             self._product_call(group, group.core, chosen, function, kind)
             return
@@ -148,20 +148,19 @@ class Emitter(BlockEmitter):
         self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
 
     def _added(self, group: FusionGroup) -> list[Any]:
-        """What a kernel reads for the steps of its epilogue, in their order."""
-        core, found = group.core, list[Any]()
-        for step in group.epilogue:
-            if step in (BIAS, PRELU):
-                values = group.bias if step == BIAS else group.slopes
-                is_product = isinstance(core, GemmConfig)
-                found.append(relax.const(values if is_product else self._channels(values)))
-            elif step == RESIDUAL and isinstance(core, GemmConfig):
-                residual = self._kernel_plain(group, group.residual)
-                batch = (core.batch_count,) if core.batch_count > 1 else ()
-                found.append(self._shaped(residual, (*batch, *core.stored_shapes["c"])))
-            elif step == RESIDUAL:
-                found.append(self._kernel_blocks(group, group.residual))
-        return found
+        """The tensors for the steps of a kernel's epilogue."""
+        arguments = arguments_of(group.epilogue, padded=pads(group.core))
+        return [self._argument(group, argument) for argument in arguments]
+
+    def _argument(self, group: FusionGroup, argument: Argument) -> Any:
+        core, value = group.core, group.tensors[argument.role]
+        if argument.form == CHANNELS:
+            return relax.const(value if isinstance(core, GemmConfig) else self._channels(value))
+        if not isinstance(core, GemmConfig):
+            return self._kernel_blocks(group, value)
+        batch = (core.batch_count,) if core.batch_count > 1 else ()
+        residual = self._kernel_plain(group, value)
+        return self._shaped(residual, (*batch, *core.stored_shapes["c"]))
 
     def _kernel_blocks(self, group: FusionGroup, var: Any) -> Any:
         """A value in blocks of channels, as the kernel of a group reads it."""

@@ -50,6 +50,11 @@ class FusionGroup:
         return self.nodes[-1].var
 
     @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors of the epilogue's arguments, by role."""
+        return {BIAS: self.bias, PRELU: self.slopes, RESIDUAL: self.residual}
+
+    @property
     def task(self) -> TaskConfig:
         """The group as a config, for a model whose tensors are in blocks."""
         layouts = "layer" if self.weights is None else "native"

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.task import PRELU, RESIDUAL
+from tuna.configs.task import PRELU, RESIDUAL, SCALARS, START, arguments_of, pads
 from tuna.libraries.tvm.kernels.packing import channels_in_blocks, column_blocks
 from tuna.libraries.tvm.problems import packed
 from tuna_models.compiler import block_operators, blocked, byte_functions, whole_sums
@@ -203,17 +203,13 @@ class IntegerEmitter(Emitter):
         assert shape is not None
         function = self._add(task.key, lambda: chosen.function, name_of(task), task)
         given = [self._byte_input(group, chosen), relax.const(chosen.pack(group.weights))]
-        given += self._factors(group)
-        if group.has_scalars:
-            given.append(self._scalars(group))
+        values = self._factors(group)
+        for argument in arguments_of(task.epilogue, padded=pads(group.core)):
+            if argument.role in (SCALARS.role, PRELU, RESIDUAL):
+                values[argument.role] = self._added_value(group, argument.role)
+            given.append(values[argument.role])
         kind = _BYTES if group.rounded else "float32"
         convolution = isinstance(group.core, ConvConfig)
-        added = dict[str, Any]()
-        if group.slopes is not None:
-            values = self._channels(group.slopes) if convolution else group.slopes
-            added[PRELU] = relax.const(values)
-        added[RESIDUAL] = self._other(group)
-        given += [added[step] for step in task.epilogue if step in added]
         if isinstance(group.core, GemmConfig):
             rows = group.core.stored_shapes["c"]
             value = self._shaped(self._call(function, given, rows, kind), shape)
@@ -227,16 +223,18 @@ class IntegerEmitter(Emitter):
         (self._byte_blocks if convolution else self._bytes)[group.answer] = value
         self._derive(group.answer)
 
-    def _other(self, group: IntegerGroup) -> Any:
-        """What is added to the answer, if anything: bytes or fp32."""
+    def _added_value(self, group: IntegerGroup, role: str) -> Any:
+        """The scalars, the slopes, or what is added to the answer: bytes or fp32."""
         core, in_blocks = group.core, isinstance(group.core, ConvConfig)
+        if role == SCALARS.role:
+            return self._scalars(group)
+        if role == PRELU:
+            return relax.const(self._channels(group.slopes) if in_blocks else group.slopes)
         if group.addition is not None:
             second = group.addition.second
             found = self.byte_blocks(second) if in_blocks else self.bytes(second)
-        elif group.residual is not None:
-            found = self.blocks(group.residual) if in_blocks else self.plain(group.residual)
         else:
-            return None
+            found = self.blocks(group.residual) if in_blocks else self.plain(group.residual)
         return (
             self._shaped(found, core.stored_shapes["c"]) if isinstance(core, GemmConfig) else found
         )
@@ -254,14 +252,14 @@ class IntegerEmitter(Emitter):
             return self._shaped(self.bytes(group.input), sizes)
         return self.byte_blocks(group.input)
 
-    def _factors(self, group: IntegerGroup) -> list[Any]:
-        """Z, M and B as the kernel takes them."""
+    def _factors(self, group: IntegerGroup) -> dict[str, Any]:
+        """Start, factor and offset, by role."""
         op, emit = relax.op, self._builder.emit
         if group.scale is None:
             start, *found = group.factors()
             if isinstance(group.core, ConvConfig):
                 found = [self._channels(values) for values in found]
-            return [relax.const(values) for values in (self._starts(group, start), *found)]
+            return _of_dequantize(*map(relax.const, (self._starts(group, start), *found)))
         scale = self.plain(group.scale)
         shape = extents(group.scale)
         assert shape is not None
@@ -272,7 +270,8 @@ class IntegerEmitter(Emitter):
         if isinstance(group.core, ConvConfig):
             factors = [self._channels(values) for values in factors]
         multiplied, added = (relax.const(values) for values in factors)
-        return [self._dynamic_start(group), emit(op.multiply(scale, multiplied)), added]
+        start = self._dynamic_start(group)
+        return _of_dequantize(start, emit(op.multiply(scale, multiplied)), added)
 
     def _dynamic_start(self, group: IntegerGroup) -> Any:
         """Z of a zero point that may be a variable."""
@@ -312,7 +311,7 @@ class IntegerEmitter(Emitter):
         function = self._add(
             ("byte_sum", sizes), lambda: byte_functions.addition(sizes), "byte_sum"
         )
-        numbers = byte_functions.scalars(addition.grids[0].stored_zero, addition.scalars)
+        numbers = byte_functions.scalars(addition.grids[0].stored_zero, addition.numbers)
         scalars = relax.const(np.array(numbers, np.float32))
         given = [read(addition.first), read(addition.second), scalars]
         value = self._call(function, given, sizes, _BYTES)
@@ -410,6 +409,10 @@ class IntegerEmitter(Emitter):
 
 #: Operators whose values are some of those of an image
 _OF_IMAGES = {"nn.max_pool2d": block_operators.max_pool, "image.resize2d": block_operators.resized}
+
+
+def _of_dequantize(start: Any, factor: Any, offset: Any) -> dict[str, Any]:
+    return {START.role: start, "factor": factor, "offset": offset}
 
 
 def _kind(var: Any) -> str:

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig
-from tuna.libraries.tvm.kernels.families import SCALARS, added_arguments
+from tuna.configs.task import DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig, scalar_values
 from tuna_models.compiler.blocked import Window
 from tuna_models.compiler.graph import Node
 from tuna_models.compiler.integers import Grid, Integers
@@ -41,10 +40,10 @@ class Rounded:
     high: float  #: largest byte
 
     @property
-    def scalars(self) -> tuple[float, float, float]:
-        """The numbers of the step `quantize` (`families.added_arguments`)."""
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the step `quantize`."""
         zero = self.grid.stored_zero
-        return self.low - zero, self.high - zero, zero
+        return {"low": self.low - zero, "high": self.high - zero, "zero": zero}
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,13 @@ class Addition:
         return self.nodes[-1].var
 
     @property
-    def scalars(self) -> tuple[float, ...]:
+    def numbers(self) -> list[dict[str, float]]:
         """The numbers of the steps `residual` and `quantize`."""
         scale = np.float32(self.rounded.grid.scale)
         factor, other = (float(np.float32(grid.scale) / scale) for grid in self.grids)
-        return factor, other, -self.grids[1].stored_zero * other, *self.rounded.scalars
+        offset = -self.grids[1].stored_zero * other
+        added = {"factor": factor, "residual_factor": other, "offset": offset}
+        return [added, self.rounded.numbers]
 
 
 @dataclass
@@ -94,11 +95,6 @@ class IntegerGroup:
     def answer(self) -> Any:
         """The variable that the group computes."""
         return self.nodes[-1].var
-
-    @property
-    def has_scalars(self) -> bool:
-        """Whether the kernel takes P."""
-        return SCALARS in added_arguments(self.core, self.task.epilogue)
 
     @property
     def task(self) -> TaskConfig:
@@ -145,12 +141,10 @@ class IntegerGroup:
 
     def scalars(self) -> Any:
         """Return P: the byte around an input, and the numbers of each rounding and addition."""
-        numbers = [self.zero if isinstance(self.zero, float) else 0.0]
-        if self.rounded is not None:
-            numbers += self.rounded.scalars
-        if self.addition is not None:
-            numbers += self.addition.scalars
-        return np.array(numbers, np.float32)
+        numbers = [] if self.rounded is None else [self.rounded.numbers]
+        numbers += [] if self.addition is None else self.addition.numbers
+        padding = self.zero if isinstance(self.zero, float) else 0.0
+        return np.array(scalar_values(self.task.epilogue, padding, *numbers), np.float32)
 
 
 @dataclass

@@ -16,13 +16,12 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tuna.configs.task import START
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.types import BF16, WORDS, Types
 
 _PRODUCT = "tuna_word_product"
-#: Name of the argument with the sums' start
-START_NAME = "Z"
 #: A function for `vdpbf16ps`, for in a call TIR makes fp32 of bfloat16
 _BF16 = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
@@ -144,11 +143,11 @@ def in_vectors(
     does so for all lanes. The lane is the axis `axis` of the block, and the last one of the sums
     and of the weights; without `words` also of the input, of which four pixels are a word.
 
-    The sums begin at the argument `START_NAME`, by the block of channels, which is the axis
+    The sums begin at the argument `START`, by the block of channels, which is the axis
     `channels` of the sums; at zero for None.
     """
     lane_loops = []
-    starts = [param for param in function.params if param.name == START_NAME]
+    starts = [param for param in function.params if param.name == START.letter]
 
     def realized(realize: Any) -> Any:
         block = realize.block

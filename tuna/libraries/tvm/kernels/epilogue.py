@@ -17,8 +17,11 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 
 from tuna.configs.task import (
+    ACTIVATIONS,
+    ADDITION,
     BIAS,
     CASTS,
+    COMPENSATION,
     DEQUANTIZE,
     GELU,
     GELU_TANH,
@@ -29,11 +32,15 @@ from tuna.configs.task import (
     RELU,
     RELU6,
     RESIDUAL,
+    SCALARS,
     SIGMOID,
     SILU,
+    STEPS,
     TANH,
+    Step,
+    steps_of,
 )
-from tuna.libraries.tvm.kernels.families import COMPENSATION, FACTOR, OFFSET, SCALARS, START
+from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.types import FP32, INT8, Types
 
 #: Values below which exp is 0, rounded to nearest (the smallest number is 2^-149); above which it
@@ -75,73 +82,40 @@ _ERF_Q = (
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The parts in order, by their names in `configs.task`. Bias and residual are arguments of the
-    kernel."""
+    """The steps in order, by their names (`configs.task.STEPS`)."""
 
     parts: tuple[str, ...] = ()
 
     @property
     def has_constants(self) -> bool:
         """Whether an activation wants registers for constants."""
-        return any(part in ACTIVATIONS and part != RELU for part in self.parts)
-
-    def answer_type(self, types: Types = FP32) -> str:
-        """Data type of the values that are written."""
-        last = self.parts[-1] if self.parts else ""
-        if last in CASTS:
-            return CASTS[last]
-        if types is INT8:
-            real = DEQUANTIZE in self.parts
-            return "uint8" if last == QUANTIZE else "float32" if real else types.sums
-        return types.input
+        return not {RELU, PRELU}.issuperset(part for part in self.parts if part in ACTIVATIONS)
 
     @property
     def starts(self) -> bool:
-        """Whether a kernel takes what its sums start with (`families.START`)."""
+        """Whether a kernel takes what its sums start with."""
         return DEQUANTIZE in self.parts
-
-    def residual_type(self, types: Types) -> str:
-        """Data type of the residual."""
-        real = types is INT8 and QUANTIZE not in self.parts[: self.parts.index(RESIDUAL)]
-        return "float32" if real else types.input
 
     def apply(
         self,
-        found: Any,
+        value: Any,
         given: Callable[[str], Any],
         types: Types = FP32,
         *,
         in_lanes: bool = False,
     ) -> Any:
         """The value that is written for a sum. `given` returns the value of an argument
-        (`families.added_arguments`) for it, of the scalars all of them, and None for the start of
-        a sum that began with it. `in_lanes`: see `rounded`."""
-        scalars = iter(given(SCALARS)[1:] if QUANTIZE in self.parts else ())
-        whole = False
-        for place, part in enumerate(self.parts):
-            if part == DEQUANTIZE:
-                start = given(START)
-                total = found if start is None else found.astype(types.sums) + start
-                found = _fused(total.astype("float32"), given(FACTOR), given(OFFSET))
-            elif part == QUANTIZE:
-                low, high, zero = (next(scalars) for _ in range(3))
-                found, whole = tirx.min(tirx.max(found, low), high), True
-                if place == len(self.parts) - 1:
-                    return _byte(found, zero)
-                found = nearest(found)
-            elif part == RESIDUAL and whole:
-                factor, other_factor, offset = (next(scalars) for _ in range(3))
-                other = _fused(given(RESIDUAL).astype("float32"), other_factor, offset)
-                found = _fused(found, factor, other)
-            elif part == RESIDUAL:
-                found = found + in_fp32(given(RESIDUAL))
-            elif part in (BIAS, COMPENSATION):
-                found = found + given(part)
-            elif part == PRELU:
-                found = prelu(found, given(PRELU))
-            elif part in ACTIVATIONS:
-                found = ACTIVATIONS[part](found)
-        return rounded(found, self.answer_type(types), in_lanes=in_lanes)
+        (`configs.task.arguments_of`) for it by its role, of the scalars all of them, and None for
+        the start of a sum that began with it. `in_lanes`: see `rounded`."""
+        scalars = iter(given(SCALARS.role)[1:] if QUANTIZE in self.parts else ())
+        steps = steps_of(self.parts)
+        for step in steps:
+            arguments = [given(argument.role) for argument in step.arguments]
+            numbers = {name: next(scalars) for name in step.numbers}
+            value = TIR[_key(step)](value, *arguments, **numbers)
+            if step.name == QUANTIZE:
+                value = nearest(value) if step is not steps[-1] else _byte(value, numbers["zero"])
+        return rounded(value, signature.answer_type(self.parts, types), in_lanes=in_lanes)
 
 
 _BF16 = "bfloat16"
@@ -195,6 +169,21 @@ def _fused(x: Any, factor: Any, other: Any) -> Any:
     """x times the factor plus the other value, rounded once where the CPU has that in one
     instruction."""
     return tirx.call_llvm_pure_intrin("float32", "llvm.fmuladd", x, factor, other)
+
+
+def _dequantized(total: Any, start: Any, factor: Any, offset: Any) -> Any:
+    if start is not None:
+        total = total.astype(INT8.sums) + start
+    return _fused(total.astype("float32"), factor, offset)
+
+
+def _limited(x: Any, low: Any, high: Any, zero: Any) -> Any:
+    return tirx.min(tirx.max(x, low), high)
+
+
+def _added_byte(x: Any, residual: Any, factor: Any, residual_factor: Any, offset: Any) -> Any:
+    other = _fused(residual.astype("float32"), residual_factor, offset)
+    return _fused(x, factor, other)
 
 
 def _byte(x: Any, zero: Any) -> Any:
@@ -323,8 +312,14 @@ def _clip(x: Any, low: float, high: float) -> Any:
     return minimum(maximum(x, _const(low)), _const(high))
 
 
-#: The activations of a value alone
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+def _key(step: Step) -> str:
+    return ADDITION if step.kind == ADDITION else step.name
+
+
+#: Each step's value in TIR, of the value before it, its arguments and its numbers
+TIR: dict[str, Callable[..., Any]] = {
+    BIAS: lambda x, bias: x + bias,
+    RESIDUAL: lambda x, residual: x + in_fp32(residual),
     RELU: lambda x: maximum(x, _const(0.0)),
     RELU6: lambda x: _clip(x, 0.0, 6.0),
     SIGMOID: sigmoid,
@@ -334,7 +329,15 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     GELU_TANH: _gelu_tanh,
     HARD_SIGMOID: _hard_sigmoid,
     HARD_SWISH: lambda x: _let(x, lambda value: value * _hard_sigmoid(value)),
+    PRELU: prelu,
+    DEQUANTIZE: _dequantized,
+    QUANTIZE: _limited,
+    ADDITION: _added_byte,
+    COMPENSATION: lambda x, compensation: x + compensation,
+    **{name: lambda x: x for name in CASTS},  # by `rounded`
 }
+if set(TIR) != {_key(step) for step in STEPS}:
+    raise LookupError("the steps of configs/task.py and their definitions here differ")
 
 
 def _exp_bounded(x: Any, bias: int, scaled: Callable[[Any, Any], Any]) -> Any:

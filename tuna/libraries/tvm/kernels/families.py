@@ -8,20 +8,17 @@ Processes without TVM and NumPy read this table too; only `Family.kernel` import
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.task import BIAS, DEQUANTIZE, PRELU, QUANTIZE, RESIDUAL
+from tuna.configs.task import COMPENSATION
 from tuna.configs.values import DataType, Direction
-from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import packing
-from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.packing import Steps
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.types import TYPES
@@ -30,13 +27,6 @@ from tuna.libraries.tvm.kernels.types import TYPES
 #: channels and 3 x 3 taps
 DIRECT_ERROR = 1e-5
 
-#: Arguments of a kernel that an epilogue has besides bias and residual (`added_arguments`)
-START, FACTOR, OFFSET, SCALARS = "start", "factor", "offset", "scalars"
-#: The epilogue of a layer of signed bytes that is no task, and its argument: the input is stored
-#: with `SIGN` added, and what this adds to a sum, `SIGN` times the weights' sum, is subtracted
-COMPENSATION, SIGN = "compensation", 128
-#: Types of words of weights of a layer, by CPU: without an instruction for bfloat16 there are none
-_WORD_TYPES = {DataType.BF16: ("bfloat16", ""), DataType.INT8: ("int8", "int16")}
 #: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
 
@@ -141,7 +131,8 @@ def _gemm(config: Config, mode: Mode) -> bool:
 
 
 def parts_of(config: Config) -> tuple[str, ...]:
-    """Return the parts of the epilogue of a layer's or task's kernel."""
+    """Return the steps of the epilogue of a layer's or task's kernel. A layer of signed bytes that
+    is not a task is stored with `SIGN` added, which COMPENSATION takes off its sums."""
     if isinstance(config, TaskConfig):
         return config.epilogue
     signed = isinstance(config, ConvConfig | GemmConfig) and config.data_type is DataType.INT8
@@ -201,112 +192,3 @@ _ROWS = (
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: Family of matrix products
 GEMM = FAMILIES["gemm"]
-
-
-def packing_of(
-    core: Config,
-    family: Family,
-    mode: Mode,
-    width: int,
-    epilogue: Sequence[str] = (),
-    word_type: str = "",
-) -> list[Steps | None]:
-    """Return the steps to each argument of a family's kernel, for vectors of `width` values and
-    words of `word_type`; None for one that stays.
-
-    The arguments are X, W (of a product A, B), what the epilogue adds, and Y.
-    """
-    native = mode is Mode.NATIVE
-    inputs: Steps | None = None
-    weights: Steps | None = None
-    bias: Steps | None = None
-    answer: Steps | None = None
-    start: Steps | None = None
-    summed: Steps = {"of": 1, "summed": -SIGN}
-    if isinstance(core, GemmConfig):
-        weights = packing.panels(core, width, word_type) if native else None
-        start = packing.channels_in_blocks(packing.column_blocks(core.n, width), width)
-        summed |= {} if core.trans_b else {"order": [1, 0]}
-    elif isinstance(core, ConvConfig) and family.packing is not None:
-        sizes = shapes.of(core, width, word_type)
-        order = {"order": packing.CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
-        backward = core.direction is Direction.BACKWARD_DATA
-        turned = {"turned": core.group_count} if backward else {}
-        weights = {**order, **turned, **family.packing(sizes)}
-        if native:
-            inputs = (
-                None if sizes.image else packing.in_blocks(sizes.native_input(), core.in_layout)
-            )
-            start = bias = packing.channels_in_blocks(sizes.out_blocks, width)
-            answer = packing.in_blocks(sizes.native_output(), core.in_layout)
-            summed |= bias
-    if COMPENSATION in epilogue:
-        inputs = {**(inputs or {}), "offset": SIGN}
-    steps = {
-        COMPENSATION: summed,
-        BIAS: bias,
-        START: start,
-        FACTOR: bias,
-        OFFSET: bias,
-        PRELU: bias,
-        RESIDUAL: answer,
-        SCALARS: None,
-    }
-    return [inputs, weights, *(steps[name] for name in added_arguments(core, epilogue)), answer]
-
-
-def added_arguments(core: Config, epilogue: Sequence[str]) -> list[str]:
-    """Return `arguments_of` the epilogue of a layer."""
-    pads = isinstance(core, ConvConfig) and (core.pad_h > 0 or core.pad_w > 0)
-    return arguments_of(epilogue, pads=pads)
-
-
-def arguments_of(epilogue: Sequence[str], *, pads: bool) -> list[str]:
-    """Return the names of the arguments of a kernel between the weights and the answer: BIAS,
-    COMPENSATION, START, FACTOR, OFFSET and PRELU are a value for each channel; RESIDUAL has the
-    extents of the answer. `pads`: the input is padded.
-
-    START is int32, like the sum that it is added to: the zero point's part and a bias of whole
-    numbers. Their total is exact, also where both are large and nearly cancel.
-
-    SCALARS are one array: the value of the padding; for each QUANTIZE the least and the largest
-    whole number without the zero point, and the zero point, which is added to what is written; for
-    a residual of whole numbers, in its place among these, the factors of what it is added to
-    (without its zero point) and of itself, and an offset.
-    """
-    added = [part for part in epilogue if part in (COMPENSATION, BIAS, PRELU, RESIDUAL)]
-    if DEQUANTIZE not in epilogue:
-        return added
-    scalars = [SCALARS] if pads or QUANTIZE in epilogue else []
-    return [START, FACTOR, OFFSET, *scalars, *added]
-
-
-def scalar_count(epilogue: Sequence[str]) -> int:
-    """Return the number of the SCALARS of an epilogue."""
-    rounded = list(epilogue).count(QUANTIZE)
-    return 1 + 3 * rounded + (3 if rounded > 1 else 0)
-
-
-def packing_for(
-    config: Config, family: str, arguments: Sequence[Sequence[Any]]
-) -> list[Steps | None] | None:
-    """Return `packing_of` a layer or task for a kernel with these arguments, of each the type and
-    the extents last, as a TVM record has them; None if all stay. Raises BadInput for weights that
-    the family does not have."""
-    core = config.core if isinstance(config, TaskConfig) else config
-    epilogue = parts_of(config)
-    if not family or not isinstance(core, ConvConfig | GemmConfig):
-        return None
-    (*_, first), (*_, kind, weights), *_, (*_, answer) = arguments
-    packed = len(answer) == 5
-    if isinstance(core, GemmConfig):
-        packed = len(weights) > len(first)
-    mode = Mode.NATIVE if packed else Mode.LAYER
-    for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
-        found = packing_of(core, FAMILIES[family], mode, width, epilogue, word_type)
-        steps = found[1]
-        if steps is None or (
-            packing.type_of(steps) == kind and packing.extents_of(steps) == tuple(weights)
-        ):
-            return found if any(found) else None
-    raise BadInput(f"no kernel of the family {family} takes weights of {list(weights)}, {kind}")

@@ -36,10 +36,9 @@ import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
-from tuna.libraries.tvm.kernels import dots, stages
+from tuna.libraries.tvm.kernels import dots, signature, stages
 from tuna.libraries.tvm.kernels.dots import Words, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import added_arguments
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
@@ -265,8 +264,8 @@ def _rounds_first(product: Product) -> bool:
     """Whether a stage rounds whole vectors to bfloat16, of which the columns are copied: these fill
     none, and read no arguments. Rounded in the copy 1500 x 1500 x 64 takes 1.12 of the time."""
     size, columns, epilogue = product.machine.floats, product.config.n, product.epilogue
-    narrow = product.types is BF16 and epilogue.answer_type(BF16) == BF16.input
-    added = added_arguments(product.config, epilogue.parts)
+    narrow = product.types is BF16 and signature.answer_type(epilogue.parts, BF16) == BF16.input
+    added = signature.added(epilogue.parts, BF16, padded=False)
     return narrow and not added and column_blocks(columns, size) * size != columns
 
 

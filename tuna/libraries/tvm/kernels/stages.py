@@ -11,32 +11,19 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
-from tuna.configs.task import BIAS, PRELU, RESIDUAL
-from tuna.libraries.tvm.kernels.dots import START_NAME, Words, copied, words_of
+from tuna.configs.task import ANSWER, COMPENSATION, LANES, SCALARS, scalar_count
+from tuna.libraries.tvm.kernels import signature
+from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import (
-    COMPENSATION,
-    FACTOR,
-    OFFSET,
-    SCALARS,
-    SIGN,
-    START,
-    arguments_of,
-    scalar_count,
-)
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.types import FP32, Types
+from tuna.libraries.tvm.kernels.types import FP32, SIGN, Types
 
 #: Names of the blocks that a schedule looks for
 PAD, OUT, FLAT = "pad", "out", "flat"
 #: Maximum of multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers
 #: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
-#: Names of the arguments with a value for each channel
-_NAMES = {
-    **{BIAS: "B", COMPENSATION: "Z", START: START_NAME, FACTOR: "M", OFFSET: "B", PRELU: "S"},
-}
 #: A prefetch of data into L2, for reading, that touches no memory of the program: where arrays may
 #: overlap, as for all that LLVM knows in a function for threads, sums otherwise are stored before
 #: each, for it may read them.
@@ -189,11 +176,11 @@ def inside(
 
 
 def scalars_of(epilogue: Epilogue, *, pads: bool = False) -> Any:
-    """The placeholder of the scalars of an epilogue (`families.arguments_of`), None where it has
-    none."""
-    if SCALARS not in arguments_of(epilogue.parts, pads=pads):
+    """The placeholder of the scalars of an epilogue, None where it has none."""
+    if SCALARS not in signature.added(epilogue.parts, FP32, padded=pads):
         return None
-    return te.placeholder((scalar_count(epilogue.parts),), name="P", dtype="float32")
+    count = scalar_count(epilogue.parts)
+    return te.placeholder((count,), name=SCALARS.letter, dtype=SCALARS.type)
 
 
 def padding_of(layer: Layer, scalars: Any, kind: str) -> Any:
@@ -219,29 +206,27 @@ def epilogue_arguments(
     Sums that were `started` (`dots.in_vectors`) began with an argument of these extents.
     `in_lanes`: see `epilogue.rounded`.
     """
-    given = dict[str, Any]()
-    for part in arguments_of(wanted.parts, pads=scalars is not None):
-        if part == SCALARS:
-            given[part] = scalars
-        elif part == RESIDUAL:
-            kind = wanted.residual_type(types)
-            given[part] = te.placeholder(tuple(extents), name="R", dtype=kind)
-        else:
-            kind = types.sums if part in (COMPENSATION, START) else "float32"
-            sizes = tuple(started or channels) if part == START else tuple(channels)
-            given[part] = te.placeholder(sizes, name=_NAMES[part], dtype=kind)
+    arguments = dict[str, Any]()
+    axes = {ANSWER: tuple(extents), LANES: tuple(started or channels)}
+    added = signature.added(wanted.parts, types, padded=scalars is not None)
+    for argument in added:
+        sizes = axes.get(argument.form, tuple(channels))
+        tensor = te.placeholder(sizes, name=argument.letter, dtype=argument.type)
+        arguments[argument.role] = scalars if argument == SCALARS else tensor
+    forms = {argument.role: argument.form for argument in added}
 
     def value(found: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
-        def of(part: str) -> Any:
-            if part == SCALARS:
-                return [scalars[place] for place in range(int(scalars.shape[0]))]
-            if part == START and started:
+        def of(role: str) -> Any:
+            tensor = arguments[role]
+            if role == SCALARS.role:
+                return [tensor[place] for place in range(int(tensor.shape[0]))]
+            if forms[role] == LANES and started:
                 return None
-            return given[part][tuple(index if part == RESIDUAL else channel)]
+            return tensor[tuple(index if forms[role] == ANSWER else channel)]
 
         return wanted.apply(found, of, types, in_lanes=in_lanes)
 
-    return list(given.values()), value
+    return list(arguments.values()), value
 
 
 def finished(

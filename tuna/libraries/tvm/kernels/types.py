@@ -20,7 +20,18 @@ class Types:
     input: str  #: type of the input, of a residual, and of the answer unless the epilogue says
     sums: str
 
+    @property
+    def real(self) -> str:
+        """Type of real values beside the sums: fp32 beside those of bytes."""
+        return "float32" if self.data_type is DataType.INT8 else self.input
 
+    def resolved(self, name: str) -> str:
+        """Return a type by NumPy's name, also if `name` is one of these fields."""
+        return str(getattr(self, name, name))
+
+
+#: What is added to signed bytes, so that the kernel reads unsigned ones
+SIGN = 128
 #: Number of values in a word of 32 bits by their type; empty: no words
 WORDS = {"": 1, "bfloat16": 2, "int16": 2, "int8": 4}
 #: Type of weights by that of the values of their words: where one word holds them all, nothing else
