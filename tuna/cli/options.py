@@ -75,7 +75,7 @@ _several = click.option(
     "--session-id", "session_ids", type=ID, multiple=True, help="Id of a session; may be repeated."
 )
 _every = click.option(
-    "--all", "every", is_flag=True, help="Every session that has open jobs, also later ones."
+    "--all", "every", is_flag=True, help="Each session with open jobs and no owner, later ones too."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 #: Option with the file of a kernel's shapes

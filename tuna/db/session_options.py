@@ -40,6 +40,9 @@ class SessionOptions(BaseModel):
     deadline: _Moment | None = Field(
         None, description="when it should have ended, for the policy `deadline`: 2027-01-31T18:00"
     )
+    owner: str | None = Field(
+        None, max_length=64, description="command that serves it; others do only if it is named"
+    )
 
     @classmethod
     def stored(cls, value: Mapping[str, Any] | None) -> SessionOptions:

@@ -116,8 +116,8 @@ def read_works(
     steps: Sequence[str] = (),
     known: Mapping[int, SessionWork] = MappingProxyType({}),
 ) -> list[SessionWork]:
-    """These sessions, or with None all that have open jobs; without those whose library is not
-    installed here.
+    """These sessions, or with None all that have open jobs and no owner; without those whose
+    library is not installed here.
 
     `known`: those that were read before, of which only the options may have changed, or
     which were deleted. Raises NotFound for another unknown session.
@@ -125,6 +125,8 @@ def read_works(
     ids = _open(connection) if session_ids is None else list(session_ids)
     query = sa.select(Session.id, Session.options).where(Session.id.in_(ids))
     now = {row.id: SessionOptions.stored(row.options) for row in connection.execute(query)}
+    if session_ids is None:
+        ids = [key for key in ids if key in now and now[key].owner is None]
     works = [replace(known[key], options=now[key]) for key in ids if key in known and key in now]
     for session_id in (key for key in ids if key not in known):
         info = sessions.get(connection, session_id)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tuna import api
 from tuna.configs import GemmConfig, TaskConfig, Workload, parse_line
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Session, TrialRow
 from tuna.errors import BadInput
+from tuna.jobs.serving import read_works
 from tuna.queue.connection import release_services
 from tuna.settings import get_settings
 from tuna_remote.master import LayerCounts, MasterPlan, start_master
@@ -139,6 +141,25 @@ def test_without_its_database_the_session_is_restored(home: Path, tmp_path: Path
     assert (first.results, again.results, again.added) == (3, 3, 0)
     assert (tmp_path / "trace").read_text().startswith(before)
     assert len(list((tmp_path / "logs" / "any").iterdir())) == 10
+
+
+def test_a_session_that_a_master_left_is_served_by_no_other_unless_named(tmp_path: Path) -> None:
+    with start_master(PLAN, tmp_path / "trace") as master:
+        left = master.session_id
+    other = api.init_session("noop", "another").id
+    api.update_applicability(other, PLAN.table)
+    api.load_jobs(other, tag=PLAN.table, reason="another")
+
+    def served(session_ids: list[int] | None) -> list[int]:
+        with reading(open_database()) as connection:
+            return [work.session_id for work in read_works(connection, session_ids)]
+
+    assert served(None) == [other]
+    assert served([left]) == [left]
+    api.set_session(left, owner=None)
+    assert served(None) == [left, other]
+    with start_master(PLAN, tmp_path / "trace") as master:
+        assert (master.session_id, served(None)) == (left, [other])
 
 
 def test_a_master_whose_jobs_have_all_ended_ends(tmp_path: Path) -> None:

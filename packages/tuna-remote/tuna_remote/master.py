@@ -17,6 +17,7 @@ from tuna.api.jobs import LoadedJobs, Options, load_jobs
 from tuna.api.preparation import init_session, update_applicability, update_solvers
 from tuna.api.running import enqueue
 from tuna.api.services import artifact_store
+from tuna.api.sessions import set_session
 from tuna.api.workers import count_workers
 from tuna.configs import Config, Workload
 from tuna.coordinator.session_run import Progress, RunEvents
@@ -35,6 +36,8 @@ from tuna_remote.trace import ENDED, Trace, header_of
 from tuna_remote.trace_restore import restore, session_of
 from tuna_remote.trial_logs import TrialLogs
 
+#: Owner of a master's sessions, which a coordinator for all sessions leaves to it
+_OWNER = "tune-rpc"
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 #: How often all jobs are compared with the trace; those that this process drains are written at
 #: once.
@@ -159,6 +162,7 @@ def start_master(plan: MasterPlan, trace_file: Path | None) -> Iterator[Master]:
             )
         update_solvers(plan.library)
         session_id, restored = _session(engine, plan, facts, trace)
+        set_session(session_id, owner=_OWNER)
         logs = TrialLogs(engine, session_id, plan.log_url, words) if plan.log_url else None
         loaded = _load(engine, plan, session_id)
         trace.begin(engine, session_id)
