@@ -60,7 +60,7 @@ def right_models(scripts: Path, folder: Path) -> list[Subject]:
 
 
 def _of_tests() -> list[Subject]:
-    from tuna.sandbox.cpu import cpu_model
+    from tuna.common.cpu import cpu_model
 
     nets, quantised_nets = map(importlib.import_module, ("nets", "quantised_nets"))
     quantised = {

@@ -10,6 +10,47 @@ from pathlib import Path
 from places import CORE, PACKAGES, ROOT, TESTS
 
 LIMIT = 500
+#: Rooms of the core that a package may import
+PUBLIC = frozenset(
+    {
+        *("api", "cli", "common", "configs", "errors", "libraries", "plugins", "testing"),
+        "vocabulary",
+    }
+)
+#: Other modules of the core that packages import, without `tuna.`; the list may only shrink: a name
+#: that is a row goes to `tuna.api.rows`, one that any room could hold to `tuna.common`
+EXCEPTIONS = {
+    "tuna_capture": "exports.tuning_file",
+    "tuna_models": """
+        artifacts.store sandbox.box sandbox.cores sandbox.forks sandbox.processes
+        sandbox.seccomp sandbox.self_limits workers.devices workers.launch
+    """,
+    "tuna_noise": """
+        artifacts.files artifacts.store sandbox.core_lending sandbox.cores
+        sandbox.process_tree sandbox.processes
+    """,
+    "tuna_onednn": "sandbox.cores sandbox.discovery sandbox.processes",
+    "tuna_remote": """
+        archives.restore artifacts.copies artifacts.store
+        exports.json_lines exports.trial_log exports.write
+        jobs.needed_artifacts queue.announcements queue.celery_internals queue.connection
+        queue.envelopes queue.heartbeat queue.leases queue.messages sandbox.box
+        sandbox.cores sandbox.discovery sandbox.processes sandbox.self_limits
+        services.listening services.ports services.redis_client workers.joining
+        workers.launch workers.lifetime workers.link workers.serve workers.served_queues
+        workers.worker_process
+    """,
+    "tuna_serve": """
+        artifacts.files artifacts.signatures artifacts.store jobs.finals
+        jobs.needed_artifacts jobs.serving jobs.states reports.prometheus results.reported
+        sandbox.self_limits services.listening services.ports workers.lifetime
+    """,
+    "tuna_simulate": "coordinator.policies",
+    "tuna_trials": "artifacts.files exports.trial_log",
+    "tuna_triton": """
+        exports.tuning_file sandbox.box sandbox.discovery sandbox.processes sandbox.seccomp
+    """,
+}
 
 
 def _modules() -> dict[str, Path]:
@@ -80,3 +121,18 @@ def test_no_module_is_long() -> None:
         str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT
     }
     assert long == set()
+
+
+def test_packages_import_public_rooms_of_the_core_and_counted_exceptions() -> None:
+    listed = {
+        (package, f"tuna.{name}") for package, names in EXCEPTIONS.items() for name in names.split()
+    }
+    imported = {
+        (module.split(".")[0], name)
+        for module, names in _graph(_modules()).items()
+        if module.split(".")[0] != "tuna"
+        for name in names
+        if name.startswith("tuna.") and name.split(".")[1] not in PUBLIC
+    }
+    assert imported - listed == set()
+    assert len({name for _, name in listed}) <= 43

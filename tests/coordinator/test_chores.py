@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from tuna.coordinator import chores
-from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
+from tuna.common import clocks
+from tuna.common.clocks import RateLimit, Throttle
+from tuna.coordinator.chores import Chore, Chores
 
 
 class Clock:
@@ -27,7 +28,7 @@ class Clock:
 @pytest.fixture()
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stepped = Clock()
-    monkeypatch.setattr(chores, "clock", stepped)
+    monkeypatch.setattr(clocks, "clock", stepped)
     monkeypatch.setattr("time.sleep", stepped.sleep)
     return stepped
 

@@ -26,6 +26,7 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural_equal
 
+from tuna.common.cpu import data_caches
 from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.kernels import direct, gemm, machine, winograd
 from tuna.libraries.tvm.kernels.cook_toom import transforms
@@ -33,7 +34,6 @@ from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.problems import FamilyProblem, estimate, layer_of, ranked
-from tuna.sandbox.cpu import data_caches
 
 RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
 TARGETS = {

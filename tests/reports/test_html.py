@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, tuned_network
 from shared_data import needed_program
 
+from tuna.common import formats
 from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
-from tuna.reports import curves, formats, html
+from tuna.reports import curves, html
 from tuna.reports.curves import curve
 from tuna.reports.layers import MeasuredTrial, best_so_far
 from tuna.reports.queries import read_figures

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_processes import MODULE, environment
 
+from tuna.common.cpu import Load, load
 from tuna.sandbox import process_tree
-from tuna.sandbox.cpu import Load, load
 from tuna.sandbox.process_tree import CpuLimit
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 

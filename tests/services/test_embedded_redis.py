@@ -20,8 +20,8 @@ import redis
 from private_servers import wait_until
 
 from tuna.api import checks
+from tuna.common.python import bare_command
 from tuna.errors import ServiceError, StorageFull
-from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis, embedded_redis_guard
 from tuna.services.embedded_redis import EmbeddedRedis, credentials, program
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuna.services.restarts import Restarts
+from tuna.common.restarts import Restarts
 
 
 def test_restarts_wait_longer_each_time_up_to_a_maximum() -> None:

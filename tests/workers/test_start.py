@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from tuna.common.python import module_command
 from tuna.errors import ServiceError
 from tuna.sandbox.processes import Child, child_env
-from tuna.sandbox.python import module_command
 from tuna.settings import Settings, get_settings
 from tuna.workers import launch
 from tuna.workers import worker as workers

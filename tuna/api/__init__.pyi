@@ -108,7 +108,10 @@ from tuna.archives.sizes import SessionSize as SessionSize
 from tuna.configs import KINDS as KINDS
 from tuna.configs import Rejection as Rejection
 from tuna.configs import read_one as read_one
+from tuna.coordinator.coordinator import is_alive as is_alive
+from tuna.coordinator.session_run import Progress as Progress
 from tuna.coordinator.session_run import RunEvents as RunEvents
+from tuna.coordinator.session_run import progress as progress
 from tuna.db.database import open_database as open_database
 from tuna.db.engine import reading as reading
 from tuna.db.jobs import Only as Only
@@ -121,6 +124,7 @@ from tuna.exports import ExportReport as ExportReport
 from tuna.exports.csv_table import text_cell as text_cell
 from tuna.exports.database_files import diff_line as diff_line
 from tuna.exports.intake import ImportReport as ImportReport
+from tuna.exports.registry import exporter_of as exporter_of
 from tuna.exports.registry import exporters as exporters
 from tuna.jobs.history import WarmStart as WarmStart
 from tuna.libraries.boards import WorkerBoards as WorkerBoards
@@ -136,12 +140,15 @@ from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer
 from tuna.reports.comparison import Comparison as Comparison
 from tuna.reports.comparison import Ratio as Ratio
+from tuna.reports.job_list import JobFilter as JobFilter
+from tuna.reports.report_data import DeviceFigures as DeviceFigures
 from tuna.reports.report_data import LayerFigures as LayerFigures
 from tuna.reports.report_data import ReportFigures as ReportFigures
 from tuna.reports.report_data import TotalFigures as TotalFigures
 from tuna.reports.status import LiveSession as LiveSession
 from tuna.reports.status import LiveSnapshot as LiveSnapshot
 from tuna.reports.status import Outlook as Outlook
+from tuna.reports.status import Watcher as Watcher
 from tuna.results.best import BestResult as BestResult
 from tuna.results.best import Cover as Cover
 from tuna.results.coverage import Coverage as Coverage
@@ -153,5 +160,10 @@ from tuna.sandbox.cores import measuring_with as measuring_with
 from tuna.sandbox.cores import of_all as of_all
 from tuna.sandbox.discovery import CPU as CPU
 from tuna.services.ports import require_packages_of_server as require_packages_of_server
+from tuna.settings import Settings as Settings
+from tuna.settings import SettingsSection as SettingsSection
+from tuna.settings import get_section as get_section
+from tuna.settings import get_settings as get_settings
 from tuna.workers.joining import Role as Role
 from tuna.workers.joining import joining as joining
+from tuna.workers.launch import RunStopped as RunStopped

@@ -10,8 +10,8 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.cli.groups import Group
+from tuna.common.cpu import load
 from tuna.common.messages import counted
-from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 
 #: Number of pairs after which a line tells the progress

@@ -16,9 +16,9 @@ from tuna.api.documents import csv_lines
 from tuna.cli import options
 from tuna.cli.console import Column, fitted, print_json, print_table, say, terminal_width
 from tuna.cli.report import marked_ms, noisy_times
+from tuna.common import formats
 from tuna.common.messages import counted
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.reports import formats
 from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 from tuna.vocabulary import PREDICTED
 

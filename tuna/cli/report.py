@@ -21,9 +21,9 @@ from tuna.cli.console import (
     table_width,
     terminal_width,
 )
+from tuna.common import formats
 from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.reports import formats
 
 #: Mark of a time measured while the machine was busy, and of a share of the peak above 1
 NOISY, _ABOVE = "~", "*"

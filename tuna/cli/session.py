@@ -16,9 +16,9 @@ from tuna.cli import options
 from tuna.cli.console import Column, ProgressView, print_json, print_list, say
 from tuna.cli.groups import Group
 from tuna.cli.show import option_texts, searches
+from tuna.common.formats import duration, size
 from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.reports.formats import duration, size
 
 #: Maximum of searches whose warm start is shown one by one
 _SHOWN = 5

@@ -14,9 +14,9 @@ from tuna import api
 from tuna.cli import options, show, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.common import signals
+from tuna.common.cpu import load
 from tuna.common.messages import counted
 from tuna.errors import BadInput
-from tuna.sandbox.cpu import load
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 from tuna.workers.lifetime import has_starter

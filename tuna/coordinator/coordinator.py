@@ -25,8 +25,9 @@ from stamina import instrumentation
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts, store_url
 from tuna.common import signals, waits
+from tuna.common.clocks import RateLimit, Throttle
 from tuna.coordinator import key_rotation
-from tuna.coordinator.chores import Chore, Chores, RateLimit, Throttle
+from tuna.coordinator.chores import Chore, Chores
 from tuna.coordinator.drain import Drain
 from tuna.coordinator.pace import EndedStage, Pace
 from tuna.coordinator.policies import POLICIES, Policy

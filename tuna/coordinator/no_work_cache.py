@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.coordinator.chores import Throttle
+from tuna.common.clocks import Throttle
 from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.db.types import utc_now

@@ -14,7 +14,7 @@ import structlog
 from celery import Celery
 
 from tuna.artifacts.store import Artifacts
-from tuna.coordinator.chores import Throttle
+from tuna.common.clocks import Throttle
 from tuna.coordinator.no_work_cache import NoWorkCache
 from tuna.coordinator.pace import Pace
 from tuna.coordinator.policies import Policy, Share, Snapshot

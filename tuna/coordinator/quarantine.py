@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from tuna.coordinator.chores import Throttle
+from tuna.common.clocks import Throttle
 from tuna.db import database, server_errors, sessions
 from tuna.db.engine import transaction
 from tuna.db.server_errors import ErrorKind

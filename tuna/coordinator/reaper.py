@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import structlog
 from celery import Celery
 
-from tuna.coordinator.chores import Throttle
+from tuna.common.clocks import Throttle
 from tuna.coordinator.quarantine import Quarantine
 from tuna.db.bulk import rows_among, values_among
 from tuna.db.engine import reading, transaction

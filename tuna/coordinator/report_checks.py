@@ -19,6 +19,7 @@ import sqlalchemy as sa
 import structlog
 from pydantic import ValidationError
 
+from tuna.common.messages import first_fault
 from tuna.coordinator.find_db_writer import fits
 from tuna.db.bulk import rows_among
 from tuna.db.models import DeadLetter, Job
@@ -31,7 +32,6 @@ from tuna.libraries.options import JobOptions, read
 from tuna.libraries.registry import find_library
 from tuna.libraries.results import is_time
 from tuna.queue.messages import Report
-from tuna.queue.results import validation_words
 from tuna.vocabulary import Cause
 
 log = structlog.get_logger(__name__)
@@ -235,7 +235,7 @@ def letters_for_installed_libraries(
         try:
             reports[row.id] = Report.model_validate_json(row.body)
         except ValidationError as error:
-            faults[row.id] = validation_words(error)
+            faults[row.id] = first_fault(error.errors())
     return reports, faults
 
 

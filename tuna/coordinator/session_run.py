@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from tuna.common import waits
-from tuna.coordinator.chores import Throttle
+from tuna.common.clocks import Throttle
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.quarantine import Quarantine

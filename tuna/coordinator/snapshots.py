@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from tuna.common.clocks import Throttle
 from tuna.coordinator import forecast
-from tuna.coordinator.chores import Throttle
 from tuna.coordinator.forecast import Left
 from tuna.coordinator.pace import EndedStage
 from tuna.coordinator.policies import Need, Policy, Snapshot, StageTimes, fair, gradient

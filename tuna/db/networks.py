@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db.bulk import upsert
-from tuna.db.models import Base, Framework, KernelRow, Model, ModelConfig
+from tuna.db.models import Base, Framework, KernelRow, Model, ModelConfig, Search
 from tuna.errors import BadInput, NotFound
 
 
@@ -179,3 +179,14 @@ def files(connection: sa.Connection) -> set[str]:
 def frameworks(connection: sa.Connection) -> list[Named]:
     """Every framework."""
     return _all(connection, Framework)
+
+
+def searched_weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
+    """Return how often models run each config that the session searches for."""
+    configs = sa.select(Search.config_id).where(Search.session_id == session_id)
+    query = (
+        sa.select(ModelConfig.config_id, sa.func.sum(ModelConfig.weight))
+        .where(ModelConfig.config_id.in_(configs))
+        .group_by(ModelConfig.config_id)
+    )
+    return {config_id: float(weight) for config_id, weight in connection.execute(query)}

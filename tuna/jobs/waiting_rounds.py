@@ -16,8 +16,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db import networks
 from tuna.db.bulk import parts
-from tuna.db.models import Job, JobArtifact, ModelConfig, Search, TrialRow
+from tuna.db.models import Job, JobArtifact, TrialRow
 from tuna.db.types import timed, utc_now
 from tuna.jobs import needed_artifacts
 from tuna.jobs.open_steps import OpenStep, SearchProgress
@@ -64,7 +65,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
 
 def progress(connection: sa.Connection, work: SessionWork) -> dict[int, SearchProgress]:
     """The progress of each search, by its id, from the trials of its rounds that are complete."""
-    usage = weights(connection, work.session_id) if work.library.search else {}
+    usage = networks.searched_weights(connection, work.session_id) if work.library.search else {}
     good = sa.and_(TrialRow.job_id == Job.id, TrialRow.cause.is_(None), timed(TrialRow.time_ms))
     query = (
         sa.select(
@@ -144,17 +145,6 @@ def _open_step(
         progress=known.get(row.search_id),
         jobs=(row.id,),
     )
-
-
-def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
-    """Return how often models run each config that the session searches for."""
-    configs = sa.select(Search.config_id).where(Search.session_id == session_id)
-    query = (
-        sa.select(ModelConfig.config_id, sa.func.sum(ModelConfig.weight))
-        .where(ModelConfig.config_id.in_(configs))
-        .group_by(ModelConfig.config_id)
-    )
-    return {config_id: float(weight) for config_id, weight in connection.execute(query)}
 
 
 #: Minimum of candidates in a part: each part's best are measured again, and the start of a part

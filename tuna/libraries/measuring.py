@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tuna.common.cpu import data_caches
 from tuna.libraries import probe as probes
 from tuna.libraries import reference
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
@@ -40,7 +41,6 @@ from tuna.libraries.repeats import (
 )
 from tuna.libraries.results import CLOSE, MAX_PARTS
 from tuna.sandbox import seccomp, self_limits
-from tuna.sandbox.cpu import data_caches
 
 _L3_BYTES = 32 << 20
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from tuna.common.cpu import cpu_model
 from tuna.common.files import atomic_file
 from tuna.errors import LibraryMissing
 from tuna.plugins import Plugins
 from tuna.sandbox.cores import available_cpus, eval_cpus
-from tuna.sandbox.cpu import cpu_model
 from tuna.settings import Settings
 
 #: Change of a kernel's time, as a share, above which builds disturb

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from tuna.sandbox.cpu import cpu_model, data_caches
+from tuna.common.cpu import cpu_model, data_caches
 
 #: Number of tries of a probe, and seconds between them
 _TRIES, _PAUSE_S = 8, 0.02

@@ -12,6 +12,9 @@ from tuna.common.messages import one_line
 from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
 from tuna.vocabulary import Cause
 
+#: Maximum of bytes of a report, above which it is not parsed; reports of whole chunks have some
+#: hundred kilobytes
+MAX_REPORT_BYTES = 64 << 20
 #: Maximum of results in one report
 _MAX_RESULTS = 1 << 16
 #: Maximum of characters of each text about a chunk in Celery's events

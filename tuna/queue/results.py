@@ -14,9 +14,9 @@ import structlog
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from tuna.common.messages import size
+from tuna.common.messages import first_fault, size
 from tuna.libraries.items import StepResult
-from tuna.queue.messages import Report
+from tuna.queue.messages import MAX_REPORT_BYTES, Report
 from tuna.services import redis_client
 from tuna.vocabulary import Cause
 
@@ -28,9 +28,6 @@ _ABANDONED_MS = 5000
 #: Errors of a Redis that was wiped: the group is missing, or the stream was deleted during a
 #: blocking read (Redis 7)
 _WIPED = ("NOGROUP", "UNBLOCKED")
-#: Maximum of bytes of a report, above which it is not parsed; reports of whole chunks have some
-#: hundred kilobytes
-MAX_REPORT_BYTES = 64 << 20
 
 #: Share of Redis's `maxmemory` above which nothing is published
 _MEMORY_SHARE = 0.75
@@ -185,7 +182,7 @@ def _entry(entry_id: str, fields: Any) -> StreamEntry:
     try:
         return StreamEntry(entry_id, Report.model_validate_json(text))
     except ValidationError as error:
-        return StreamEntry(entry_id, _mended(text), validation_words(error), text)
+        return StreamEntry(entry_id, _mended(text), first_fault(error.errors()), text)
 
 
 def _mended(text: Any) -> Report | None:
@@ -203,16 +200,10 @@ def _result(found: Any) -> StepResult | None:
     try:
         return StepResult.model_validate(found)
     except ValidationError as error:
-        fault = f"the worker's result cannot be read: {validation_words(error)}"
+        fault = f"the worker's result cannot be read: {first_fault(error.errors())}"
     log.error(fault)
     try:
         names = {name: found[name] for name in ("job_id", "attempt", "step")}
         return StepResult(**names, ok=False, cause=Cause.INFRA, output_tail=fault)
     except (ValidationError, TypeError, LookupError):
         return None
-
-
-def validation_words(error: ValidationError) -> str:
-    """Return location and message of the first error, without the faulty input."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]

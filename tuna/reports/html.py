@@ -14,9 +14,10 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
+from tuna.common import formats
 from tuna.common.files import atomic_file
 from tuna.common.messages import inert
-from tuna.reports import curves, formats
+from tuna.reports import curves
 from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
 

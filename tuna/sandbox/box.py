@@ -23,10 +23,10 @@ from urllib.parse import unquote
 
 import structlog
 
+from tuna.common.control_groups import memory_bytes as machine_memory_bytes
 from tuna.common.settings_file import settings_paths
 from tuna.errors import ServiceError
 from tuna.sandbox import landlock, seccomp
-from tuna.sandbox.control_groups import memory_bytes as machine_memory_bytes
 from tuna.sandbox.discovery import vendors
 from tuna.settings import Settings, get_settings
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuna.common.control_groups import cpu_quota, kernel_text
 from tuna.common.messages import counted
 from tuna.common.setting_values import parse_cpus
 from tuna.errors import BadInput
-from tuna.sandbox.control_groups import cpu_quota, kernel_text
 from tuna.settings import Settings, get_settings
 
 _SETTING = "TUNA_EVAL_CPUS"

@@ -36,8 +36,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tuna.common.files import make_home, own_folder, write_errors
+from tuna.common.python import bare_command
 from tuna.errors import ServiceError
-from tuna.sandbox.python import bare_command
 from tuna.services import embedded_redis_guard
 
 log = structlog.get_logger(__name__)

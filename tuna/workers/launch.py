@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuna.common import signals
+from tuna.common.python import module_command
 from tuna.errors import ServiceError
 from tuna.libraries.boards import board_settings
 from tuna.sandbox.processes import signal_name
-from tuna.sandbox.python import module_command
 from tuna.settings import Settings, get_settings
 from tuna.workers.joining import joining
 from tuna.workers.lifetime import WITH_PARENT

@@ -15,12 +15,12 @@ from types import MappingProxyType
 import structlog
 
 from tuna.common import logs, signals
+from tuna.common.restarts import Restarts
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
 from tuna.sandbox.cores import available_cpus, deal, eval_cpus, read_places
 from tuna.sandbox.discovery import CPU, Device
 from tuna.sandbox.processes import signal_name
-from tuna.services.restarts import Restarts
 from tuna.settings import Settings, get_settings
 from tuna.workers.launch import WorkerSpec, run_hook, start_process
 from tuna.workers.lifetime import ONCE, SESSION

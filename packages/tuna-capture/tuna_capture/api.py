@@ -17,8 +17,8 @@ from tuna.api.configs import (
     store_network,
     store_parsed,
 )
+from tuna.api.rows import open_database
 from tuna.configs import Config, LineReader, ParsedFile
-from tuna.db.database import open_database
 from tuna.errors import BadInput
 from tuna_capture import passthrough
 

@@ -21,8 +21,8 @@ from command_lines import Ended
 from nets import Net
 from onnx import TensorProto
 
+from tuna.common.cpu import cpu_model
 from tuna.errors import BadInput
-from tuna.sandbox.cpu import cpu_model
 from tuna_models.api.benchmarks import benchmark_model
 from tuna_models.judging import inputs
 from tuna_models.reading import importer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuna.sandbox import control_groups
+from tuna.common import control_groups
 from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildFault
 from tuna.settings import OF_DISTRIBUTIONS
 from tuna_models import limits

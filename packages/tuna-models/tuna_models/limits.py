@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from tuna.api import SettingsSection, get_section, get_settings
+from tuna.common.control_groups import memory_bytes
 from tuna.errors import BadInput
-from tuna.sandbox.control_groups import memory_bytes
 from tuna.sandbox.processes import ChildFault
-from tuna.settings import SettingsSection, get_section, get_settings
 
 #: Most MiB that half of a large machine's memory counts as.
 _MAX_MIB = 32 << 10

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tuna.api import Settings
 from tuna.artifacts.files import folder_url
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConvConfig, GemmConfig
@@ -34,7 +35,6 @@ from tuna.sandbox.core_lending import BuildCores, measuring
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.sandbox.process_tree import session_cpu_s, tree_cpu_s
 from tuna.sandbox.processes import Child, ChildCancelled, child_env
-from tuna.settings import Settings
 from tuna.vocabulary import Resource
 
 #: Seconds for one kernel in a turn, enough for a median with some 5 ms for a repeat

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tuna.common.cpu import data_caches
 from tuna.libraries import probe
 from tuna.libraries.repeats import REPEAT_S, Repeat, repeat
-from tuna.sandbox.cpu import data_caches
 
 #: Minimum of undisturbed repeats for a median
 _MIN_RUNS = 3

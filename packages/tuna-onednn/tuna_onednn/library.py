@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tuna.common.cpu import cpu_model
 from tuna.common.messages import install_extra
 from tuna.configs import Config
 from tuna.errors import BadInput, LibraryMissing
@@ -22,7 +23,6 @@ from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.options import LAYOUTS, Condition, complete
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.discovery import CPU
 from tuna.sandbox.processes import Child, ChildFault, child_env
 

@@ -3,8 +3,7 @@ used in answers and searches."""
 
 from __future__ import annotations
 
-from tuna.db.database import open_database
-from tuna.db.engine import reading, transaction
+from tuna.api.rows import open_database, reading, transaction
 from tuna.libraries.registry import get_library
 from tuna_predict import predictors, training
 from tuna_predict.evaluation import Evaluation, evaluate

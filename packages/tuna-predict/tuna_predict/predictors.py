@@ -10,11 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.api.rows import kernel, predictor
 from tuna.common.files import gunzip
 from tuna.common.messages import choices
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
-from tuna.results.core_tables import kernel, predictor
 from tuna_predict.predictor import Predictor, read_tables
 
 #: Name with which no predictor is used.

@@ -12,12 +12,22 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
+from tuna.api.rows import (
+    KernelRow,
+    PredictorRow,
+    config,
+    environment,
+    find_db,
+    job,
+    session,
+    solver,
+    timed,
+    trial,
+    upsert,
+    utc_now,
+)
 from tuna.configs import from_json_text
-from tuna.db.bulk import upsert
-from tuna.db.models import KernelRow, PredictorRow
-from tuna.db.types import timed, utc_now
 from tuna.libraries.base import Library
-from tuna.results.core_tables import config, environment, find_db, job, session, solver, trial
 from tuna.vocabulary import BASELINE
 from tuna_predict.evaluation import Evaluation
 from tuna_predict.predictor import Table, TimedCandidate, write_tables

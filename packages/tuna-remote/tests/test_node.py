@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tuna.services.restarts import Restarts
+from tuna.common.restarts import Restarts
 from tuna.settings import Settings
 from tuna_remote.gateway import node
 from tuna_remote.gateway.node import RemoteNode, _Child

@@ -8,15 +8,13 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
+from tuna.api import get_settings
+from tuna.api.rows import access_tokens, open_database, reading, writing
 from tuna.api.workers import array_index, board_settings
-from tuna.db import access_tokens
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.boards import WorkerBoards
 from tuna.sandbox import discovery
 from tuna.services.ports import require_packages_of_server
-from tuna.settings import get_settings
 from tuna.workers.joining import Role
 from tuna.workers.serve import check_options
 from tuna.workers.served_queues import ServedQueues, Unavailable

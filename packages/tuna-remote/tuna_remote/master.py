@@ -13,18 +13,15 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuna.api import Progress, RunEvents
 from tuna.api.jobs import LoadedJobs, Options, load_jobs
 from tuna.api.preparation import init_session, update_applicability, update_solvers
+from tuna.api.rows import ConfigRow, Job, configs, open_database, reading, writing
 from tuna.api.running import enqueue
 from tuna.api.services import artifact_store
 from tuna.api.sessions import set_session
 from tuna.api.workers import count_workers
 from tuna.configs import Config, Workload
-from tuna.coordinator.session_run import Progress, RunEvents
-from tuna.db import configs
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.base import FINALS

@@ -25,14 +25,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.archives import tables
-from tuna.archives.archive import SESSION_UUID
-from tuna.common.files import bounded_lines
-from tuna.common.version import __version__
-from tuna.db import sessions
-from tuna.db.bulk import parts
-from tuna.db.engine import reading
-from tuna.db.models import (
+from tuna.api.rows import (
+    SESSION_UUID,
     ConfigRow,
     FindDb,
     FindDbKernel,
@@ -43,7 +37,13 @@ from tuna.db.models import (
     SolverRow,
     StepResultRow,
     TrialRow,
+    parts,
+    reading,
+    sessions,
+    tables,
 )
+from tuna.common.files import bounded_lines
+from tuna.common.version import __version__
 from tuna.errors import BadInput, StorageFull
 from tuna.libraries.base import FINALS, Environment
 from tuna.vocabulary import IN_FLIGHT, State

@@ -11,12 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.archives import tables
+from tuna.api.rows import Search, Session, SolverRow, configs, sessions, tables, utc_now
 from tuna.archives.restore import Restoration, restoring
 from tuna.configs import from_json
-from tuna.db import configs, sessions
-from tuna.db.models import Search, Session, SolverRow
-from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.vocabulary import SEARCH, State
 from tuna_remote.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, TraceHeader, job_name, job_of

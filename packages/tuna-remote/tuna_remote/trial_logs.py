@@ -14,9 +14,7 @@ import fsspec
 import sqlalchemy as sa
 import structlog
 
-from tuna.db.bulk import parts
-from tuna.db.engine import reading
-from tuna.db.models import ConfigRow, Job, SolverRow, TrialRow
+from tuna.api.rows import ConfigRow, Job, SolverRow, TrialRow, parts, reading
 from tuna.errors import BadInput, ServiceError
 from tuna.exports.trial_log import ENDED, FIELDS, of_jobs
 from tuna.libraries.base import FINALS

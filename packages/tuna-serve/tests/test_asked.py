@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tuna.queue.results import validation_words
+from tuna.common.messages import first_fault
 from tuna_serve.requests.asked import Asked
 
 
@@ -13,7 +13,7 @@ from tuna_serve.requests.asked import Asked
 def test_a_bad_name_is_answered_in_words(name: str) -> None:
     with pytest.raises(ValidationError) as error:
         Asked.model_validate({"name": name})
-    said = validation_words(error.value)
+    said = first_fault(error.value.errors())
     assert "a name has 1 to 100 letters, digits, spaces" in said
     assert "^" not in said
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tuna.common import restarts
 from tuna.coordinator.coordinator import ALIVE
 from tuna.db import database
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.services import restarts
 from tuna.settings import get_settings
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest

@@ -23,11 +23,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.api.rows import access_tokens, reading, transaction
 from tuna.artifacts.signatures import PACK, Keys
 from tuna.artifacts.store import Artifacts
 from tuna.common.files import NotPlain, atomic_directory, read_plain
-from tuna.db import access_tokens
-from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna_serve import pack_folders, pack_sources
 from tuna_serve.db import cache_entries

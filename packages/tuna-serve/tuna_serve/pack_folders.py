@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tuna.api import exporter_of
 from tuna.common.files import NotPlain, read_plain
 from tuna.errors import BadInput
-from tuna.exports.registry import exporter_of
 
 #: Folder in a pack by the form, and the settings of programs that name it.
 _FOLDERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tuna.settings import SettingsSection, get_section
+from tuna.api import SettingsSection, get_section
 
 
 class ServiceSettings(SettingsSection):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuna.api.rows import open_database, reading
 from tuna.common.messages import choices
-from tuna.db.database import open_database
-from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna_simulate.engine import simulate as run
 from tuna_simulate.policies import POLICIES

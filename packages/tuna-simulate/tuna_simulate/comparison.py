@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tuna.coordinator.policies.snapshot import Need, Share, Snapshot, in_order, in_turn, policy
-from tuna.jobs.open_steps import OpenStep
+from tuna.coordinator.policies import Need, OpenStep, Share, Snapshot, in_order, in_turn, policy
 
 
 @policy(Need.ROUNDS)

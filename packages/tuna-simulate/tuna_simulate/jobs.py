@@ -9,8 +9,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from tuna.coordinator.policies import StageTimes
-from tuna.jobs.open_steps import SearchProgress, StageKind
+from tuna.coordinator.policies import SearchProgress, StageKind, StageTimes
 from tuna_simulate.scenario import (
     Jobs,
     PredictionOutcome,

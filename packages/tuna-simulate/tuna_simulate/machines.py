@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tuna.jobs.open_steps import OpenStep
+from tuna.coordinator.policies import OpenStep
 from tuna_simulate.jobs import Item, JobLine
 from tuna_simulate.scenario import Pool
 

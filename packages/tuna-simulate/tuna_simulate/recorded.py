@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db import sessions
-from tuna.db.models import Job, SolverRow, StepResultRow, TrialRow
+from tuna.api.rows import Job, SolverRow, StepResultRow, TrialRow, networks, sessions
 from tuna.errors import BadInput
-from tuna.jobs.waiting_rounds import weights
 from tuna.libraries.base import Environment, Library
 from tuna.libraries.registry import find_library
 from tuna.libraries.steps import every_step
@@ -231,7 +229,7 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
                 row.started_at, row.ended_at, row.busy_s
             )
     if recording.rounds:
-        recording.weights = weights(connection, session_id)
+        recording.weights = networks.searched_weights(connection, session_id)
         trials = (
             sa.select(*of_job, sa.func.min(TrialRow.time_ms).label("best_ms"))
             .join(TrialRow, TrialRow.job_id == Job.id)

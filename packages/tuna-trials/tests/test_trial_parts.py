@@ -20,12 +20,12 @@ from jobs_builder import make_jobs
 from private_servers import wait_until
 
 from tuna.artifacts.files import Folder
+from tuna.common import restarts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Session, TrialRow
 from tuna.errors import ServiceError, StoreUnavailable
 from tuna.exports.trial_log import Logged
 from tuna.libraries.base import FINALS
-from tuna.services import restarts
 from tuna.settings import get_settings
 from tuna_trials import trial_parts
 from tuna_trials.trial_parts import ProcessTrialLog, TrialParts

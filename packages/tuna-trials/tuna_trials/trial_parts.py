@@ -30,16 +30,23 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
+from tuna.api.rows import (
+    ConfigRow,
+    FindDb,
+    Job,
+    Session,
+    SolverRow,
+    TrialRow,
+    connect_database,
+    reading,
+)
 from tuna.artifacts.files import Folder
 from tuna.common.files import atomic_file, make_home
-from tuna.db.database import connect_database
-from tuna.db.engine import reading
-from tuna.db.models import ConfigRow, FindDb, Job, Session, SolverRow, TrialRow
+from tuna.common.python import module_command
+from tuna.common.restarts import Restarts
 from tuna.errors import StorageFull, TunaError
 from tuna.exports.trial_log import ENDED, FIELDS, Logged, TrialLog, of_jobs
 from tuna.libraries.base import FINALS
-from tuna.sandbox.python import module_command
-from tuna.services.restarts import Restarts
 
 log = structlog.get_logger(__name__)
 

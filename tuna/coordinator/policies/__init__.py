@@ -18,24 +18,34 @@ from tuna.coordinator.policies.snapshot import (
     Share,
     Snapshot,
     StageTimes,
+    in_order,
+    in_turn,
+    policy,
 )
+from tuna.jobs.open_steps import OpenStep, SearchProgress, StageKind
 
 #: Policies by name
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {policy.name: policy for policy in (fair, gradient, shortest, deadline)}
+    {each.name: each for each in (fair, gradient, shortest, deadline)}
 )
 
 __all__ = [
     "PER_PROCESS",
     "POLICIES",
     "Need",
+    "OpenStep",
     "Policy",
     "Prediction",
+    "SearchProgress",
     "Share",
     "Snapshot",
+    "StageKind",
     "StageTimes",
     "deadline",
     "fair",
     "gradient",
+    "in_order",
+    "in_turn",
+    "policy",
     "shortest",
 ]

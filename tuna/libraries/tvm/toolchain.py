@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from tuna.common.cpu import cpu_model
 from tuna.common.messages import choices, install_extra
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment
@@ -27,7 +28,6 @@ from tuna.libraries.boards import board_settings
 from tuna.libraries.cached_probe import cached_probe
 from tuna.libraries.tvm import kernels
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.cpu import cpu_model
 from tuna.sandbox.processes import Child, ChildFault, run
 
 log = structlog.get_logger(__name__)

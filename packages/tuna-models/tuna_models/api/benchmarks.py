@@ -11,17 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.api import get_settings
+from tuna.api.rows import ModelTime, benchmarks, networks, open_database, reading, writing
 from tuna.configs.model import TOLERANCE
-from tuna.db import benchmarks, networks
-from tuna.db.benchmarks import ModelTime
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.cores import measuring_with, usable_count
-from tuna.settings import get_settings
 from tuna.workers.devices import device_for, measuring_on
 from tuna_models import arguments
 from tuna_models.arguments import Argument

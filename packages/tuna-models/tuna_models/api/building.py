@@ -15,12 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.api.golden import find
+from tuna.api.rows import benchmarks, open_database, reading, writing
 from tuna.common.files import atomic_file
-from tuna.db import benchmarks
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
-from tuna.golden.versions import find
 from tuna.libraries.repeats import timing
 from tuna_models.judging.checks import Checks
 from tuna_models.manifest import Class

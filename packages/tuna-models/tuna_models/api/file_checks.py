@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tuna.api import get_settings
 from tuna.errors import BadInput
 from tuna.libraries.boards import board_settings
 from tuna.libraries.tvm import toolchain
 from tuna.sandbox.cores import eval_cpus, usable_count
-from tuna.settings import get_settings
 from tuna_models.api.importing import lay_out, read_model
 from tuna_models.child_answers import FileCheck, Obstacle
 from tuna_models.manifest import Precision

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuna.api.rows import configs, open_database, reading, writing
 from tuna.api.services import artifacts_of_models, remove_unneeded
 from tuna.artifacts.store import Artifacts
 from tuna.common.messages import nearest
 from tuna.configs import Workload
-from tuna.db import configs
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
 from tuna_models.child_answers import ReadModel, WeightFiles
 from tuna_models.manifest import Manifest, Precision

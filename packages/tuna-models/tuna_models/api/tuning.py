@@ -12,14 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuna.api import jobs, preparation
-from tuna.coordinator.session_run import Progress, progress
-from tuna.db import configs
-from tuna.db.database import open_database
-from tuna.db.engine import reading
-from tuna.db.jobs import Only
+from tuna.api import Progress, RunStopped, jobs, preparation, progress
+from tuna.api.rows import Only, configs, open_database, reading
 from tuna.libraries.registry import get_library
-from tuna.workers.launch import RunStopped
 from tuna_models.api.building import BuiltModel, build_model
 from tuna_models.child_answers import Estimates
 from tuna_models.judging.checks import Checks

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tuna.reports.formats import size
-from tuna.sandbox import control_groups
+from tuna.common import control_groups
+from tuna.common.formats import size
 from tuna_models.names import OWN_DOMAINS, title
 from tuna_models.reading import loops, onnx_shapes
 from tuna_models.reading.answers import UNDEFINED, answers_of

@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tuna.api import get_settings
 from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, TunaError
 from tuna.sandbox.cores import available_cpus, some_cpus
-from tuna.settings import get_settings
 from tuna_models.child_answers import (
     ChildAnswer,
     Contenders,

@@ -11,14 +11,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.api.rows import RELEASES, SESSIONS, TRIALS, Results, parts, timed
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
-from tuna.db.bulk import parts
-from tuna.db.types import timed
 from tuna.libraries.results import is_close
 from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.toolchain import toolchain_of
-from tuna.results.selectable import RELEASES, SESSIONS, TRIALS, Results
 from tuna_models.manifest import Manifest
 
 #: Candidates of a task that are compared in the model, at most: those close to the fastest.

@@ -10,17 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuna.api import preparation, running
-from tuna.coordinator.session_run import Progress, RunEvents
-from tuna.db import sessions
-from tuna.db.database import open_database
-from tuna.db.engine import reading
+from tuna.api import Progress, RunEvents, get_settings, preparation, running
+from tuna.api.rows import open_database, reading, sessions
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import toolchain
 from tuna.sandbox.cores import measuring_with, usable_count
-from tuna.settings import get_settings
 from tuna.workers.launch import LastingWorkers
 from tuna_models.limits import ModelLimits
 from tuna_models.manifest import Manifest

@@ -8,11 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.common.messages import choices
-from tuna.configs.model import WholeModelConfig
-from tuna.db import configs, networks
-from tuna.db.bulk import parts, upsert, values_among
-from tuna.db.models import (
+from tuna.api.rows import (
     ConfigRow,
     ConfigTag,
     FindDb,
@@ -25,7 +21,14 @@ from tuna.db.models import (
     Search,
     SolverApplicability,
     SolverRow,
+    configs,
+    networks,
+    parts,
+    upsert,
+    values_among,
 )
+from tuna.common.messages import choices
+from tuna.configs.model import WholeModelConfig
 from tuna.errors import BadInput, NotFound
 from tuna_models.manifest import Manifest
 

@@ -13,21 +13,28 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.api import jobs, preparation
+from tuna.api import Progress, RunStopped, jobs, preparation
+from tuna.api.rows import (
+    ConfigRow,
+    ConfigTag,
+    FindDb,
+    Job,
+    Only,
+    SolverRow,
+    StepResultRow,
+    TrialRow,
+    configs,
+    open_database,
+    reading,
+    writing,
+)
 from tuna.api.services import artifact_store, remove_unneeded
 from tuna.common.files import write_errors
 from tuna.common.messages import last_line
 from tuna.configs.model import WholeModelConfig
-from tuna.coordinator.session_run import Progress
-from tuna.db import configs
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.jobs import Only
-from tuna.db.models import ConfigRow, ConfigTag, FindDb, Job, SolverRow, StepResultRow, TrialRow
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.tvm.solvers import MODEL
 from tuna.vocabulary import END_STATES, Cause, State
-from tuna.workers.launch import RunStopped
 from tuna_models.child_answers import BODY, PROGRAM
 from tuna_models.refusals import REPORT_HINT
 from tuna_models.work.session import ModelWork

@@ -17,9 +17,7 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tuna.db import access_tokens, joined_workers
-from tuna.db.engine import reading, transaction
-from tuna.db.joined_workers import RemoteWorker
+from tuna.api.rows import RemoteWorker, access_tokens, joined_workers, reading, transaction
 from tuna.services.listening import admit
 from tuna_remote.gateway import joined
 from tuna_remote.gateway.protocol import NO_SESSION, Joined, JoinRequest

@@ -26,7 +26,7 @@ import structlog
 from celery import Celery
 from kombu import Queue
 
-from tuna.db.joined_workers import RemoteWorker
+from tuna.api.rows import RemoteWorker
 from tuna.queue import celery_internals
 from tuna.queue.envelopes import DroppedMessages
 from tuna.queue.leases import Leases

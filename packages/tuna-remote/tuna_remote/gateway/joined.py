@@ -6,10 +6,16 @@ import json
 
 import sqlalchemy as sa
 
-from tuna.db import access_tokens
-from tuna.db.joined_workers import SAME, NewWorker, RemoteWorker
-from tuna.db.models import EnvironmentRow, Installation, WorkerRow
-from tuna.db.types import utc_now
+from tuna.api.rows import (
+    EnvironmentRow,
+    Installation,
+    NewWorker,
+    RemoteWorker,
+    WorkerRow,
+    access_tokens,
+    joined_workers,
+    utc_now,
+)
 from tuna.vocabulary import queue_name
 
 
@@ -24,7 +30,7 @@ def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
         return False
     connection.execute(
         sa.insert(WorkerRow).values(
-            **{name: getattr(worker, name) for name in SAME},
+            **{name: getattr(worker, name) for name in joined_workers.SAME},
             token_id=token_id,
             environment=",".join(worker.environments),
             toolchain=json.dumps(worker.toolchains),

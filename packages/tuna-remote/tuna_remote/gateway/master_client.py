@@ -13,12 +13,12 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuna.api import Settings
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.base import Environment
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.cores import compile_cpus
-from tuna.settings import Settings
 from tuna.workers.launch import WorkerSpec
 from tuna.workers.lifetime import SESSION, TELL
 from tuna.workers.serve import Supervisor

@@ -23,16 +23,16 @@ from typing import Any
 
 import structlog
 
+from tuna.api import Settings, get_settings
 from tuna.common import logs, signals
 from tuna.common.files import make_home
+from tuna.common.restarts import Restarts
 from tuna.errors import ServiceError, TunaError
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
-from tuna.services.restarts import Restarts
-from tuna.settings import Settings, get_settings
 from tuna.workers import lifetime
 from tuna.workers.launch import DeviceRepair
 from tuna.workers.lifetime import ONCE, TELL

@@ -11,18 +11,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tuna.api import Settings, get_settings
+from tuna.api.rows import open_database, reading
 from tuna.common import logs
 from tuna.common.files import make_home
-from tuna.db.database import open_database
-from tuna.db.engine import reading
+from tuna.common.python import module_command
 from tuna.errors import ServiceError
 from tuna.queue import celery_internals
 from tuna.queue.connection import connect, ensure_services, make_celery
-from tuna.sandbox.python import module_command
 from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.services.listening import GRACE_S, BoundedServer, Listener
 from tuna.services.ports import listen
-from tuna.settings import Settings, get_settings
 from tuna_remote.gateway import joined
 from tuna_remote.gateway.ports import claim_file, claim_port
 from tuna_remote.gateway.server import GatewayApp

@@ -13,12 +13,11 @@ from urllib.parse import quote
 import stamina
 import structlog
 
+from tuna.api import Settings, WorkerStatus
 from tuna.artifacts.copies import ArtifactCache
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 from tuna.libraries.context import ArtifactStore
-from tuna.queue.heartbeat import WorkerStatus
 from tuna.queue.messages import Chunk
-from tuna.settings import Settings
 from tuna.workers.link import Elsewhere
 from tuna_remote.gateway.https_client import (
     AccessLost,

@@ -21,11 +21,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tuna.db import server_errors
-from tuna.db.joined_workers import RemoteWorker
+from tuna.api import WorkerStatus
+from tuna.api.rows import RemoteWorker, server_errors
+from tuna.common.messages import first_fault
 from tuna.errors import DatabaseError, ServiceError, StorageFull
-from tuna.queue.heartbeat import WorkerStatus
-from tuna.queue.results import validation_words
 from tuna_remote.gateway.protocol import Heartbeat
 
 log = structlog.get_logger(__name__)
@@ -53,7 +52,7 @@ def parsed(model: type[_Body], body: bytes) -> _Body:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise HTTPException(422, validation_words(error)[:300]) from None
+        raise HTTPException(422, first_fault(error.errors())[:300]) from None
 
 
 class BytesHeld:

@@ -23,17 +23,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tuna.api import Settings
+from tuna.api.rows import RemoteWorker, reading, sessions, writing
 from tuna.artifacts.store import Artifacts
-from tuna.db import sessions
-from tuna.db.engine import reading, writing
-from tuna.db.joined_workers import RemoteWorker
 from tuna.jobs import needed_artifacts
 from tuna.libraries.items import MAX_TRIALS, StepResult
 from tuna.queue.announcements import is_open
 from tuna.queue.heartbeat import HeartbeatBoard
-from tuna.queue.messages import Chunk, Report, ReportKind
-from tuna.queue.results import MAX_REPORT_BYTES
-from tuna.settings import Settings
+from tuna.queue.messages import MAX_REPORT_BYTES, Chunk, Report, ReportKind
 from tuna.vocabulary import Cause
 from tuna.workers.link import elsewhere
 from tuna_remote.gateway import joined

@@ -8,15 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tuna.api import get_settings
+from tuna.api.rows import check_space, open_database, reading, sessions, transaction
 from tuna.api.services import artifacts_of_models
 from tuna.artifacts.signatures import Keys
-from tuna.db import sessions
-from tuna.db.access_tokens import check_space
-from tuna.db.database import open_database
-from tuna.db.engine import reading, transaction
 from tuna.errors import BadInput, NotFound
 from tuna.jobs import needed_artifacts
-from tuna.settings import get_settings
 from tuna_serve import cache_pack, pack_sources
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import CacheEntry, CacheSpace

@@ -10,8 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.bulk import RowPage
-from tuna.db.models import ActionRow, TokenRow
+from tuna.api.rows import ActionRow, RowPage, TokenRow
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.api.rows import (
+    CacheEntryRow,
+    CacheHoldRow,
+    Installation,
+    TokenRow,
+    UtcDateTime,
+    check_space,
+    parts,
+    rows_among,
+    upsert,
+    utc_now,
+    values_among,
+)
 from tuna.artifacts.signatures import CACHE, Keys
-from tuna.db.access_tokens import check_space
-from tuna.db.bulk import parts, rows_among, upsert, values_among
-from tuna.db.models import CacheEntryRow, CacheHoldRow, Installation, TokenRow
-from tuna.db.types import UtcDateTime, utc_now
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna_serve.settings import ServiceSettings
 

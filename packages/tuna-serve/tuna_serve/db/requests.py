@@ -11,9 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.bulk import RowPage
-from tuna.db.models import ConfigTag, RequestRow, TokenRow
-from tuna.db.types import utc_now
+from tuna.api.rows import ConfigTag, RequestRow, RowPage, TokenRow, utc_now
 from tuna.errors import NotFound
 from tuna.vocabulary import RequestState, state_diagram
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuna.api.documents import json_text
+from tuna.api.rows import open_database, reading, sessions, writing
 from tuna.api.services import artifacts_of_models
 from tuna.configs import Config, ParsedFile, parse_lines
-from tuna.db import sessions
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.vocabulary import RequestState

@@ -8,15 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.api.rows import BOTH, Coverage, config, covered, parts, result_document, timed
 from tuna.configs import Config
-from tuna.db.bulk import parts
-from tuna.db.types import timed
 from tuna.libraries import registry
 from tuna.libraries.base import Environment
-from tuna.results.best import result_document
-from tuna.results.core_tables import config
-from tuna.results.coverage import Coverage, covered
-from tuna.results.selectable import BOTH
 from tuna.vocabulary import BASELINE
 
 #: Of a result, as `tuna query` names them.

@@ -10,20 +10,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import sqlalchemy as sa
 
 from tuna import api
+from tuna.api import Progress, RunStopped
+from tuna.api.rows import (
+    ConfigTag,
+    Job,
+    SolverApplicability,
+    SolverRow,
+    configs,
+    open_database,
+    parts,
+    reading,
+    rows_among,
+    sessions,
+    writing,
+)
 from tuna.common.messages import counted
 from tuna.configs import Config
-from tuna.coordinator.session_run import Progress
-from tuna.db import configs, sessions
-from tuna.db.bulk import parts, rows_among
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.models import ConfigTag, Job, SolverApplicability, SolverRow
 from tuna.errors import TunaError
 from tuna.jobs import finals
 from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
 from tuna.vocabulary import END_STATES, RequestState, State
-from tuna.workers.launch import RunStopped
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers, known

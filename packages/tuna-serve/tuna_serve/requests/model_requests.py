@@ -10,18 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna import api
+from tuna.api import RunEvents
 from tuna.api.documents import json_text
+from tuna.api.rows import Job, networks, open_database, read_configs, reading, writing
 from tuna.api.services import artifacts_of_models
 from tuna.common.messages import counted
 from tuna.configs import Config
 from tuna.configs.sources import api_of
-from tuna.coordinator.session_run import RunEvents
-from tuna.db import networks
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.models import Job
 from tuna.libraries.registry import get_library
-from tuna.results.best import read_configs
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest

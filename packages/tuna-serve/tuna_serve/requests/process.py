@@ -10,15 +10,12 @@ from collections.abc import Sequence
 
 import structlog
 
+from tuna.api import get_settings
+from tuna.api.rows import keeping_open, open_database, server_errors, utc_now, writing
 from tuna.common import logs, signals
 from tuna.common.files import own_folder
-from tuna.db import server_errors
-from tuna.db.database import keeping_open, open_database
-from tuna.db.engine import writing
-from tuna.db.types import utc_now
 from tuna.errors import DatabaseError, ServiceError, TunaError
 from tuna.sandbox.self_limits import end_with_parent
-from tuna.settings import get_settings
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest

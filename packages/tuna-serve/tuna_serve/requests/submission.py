@@ -11,11 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from tuna.api.preparation import session_environment
+from tuna.api.rows import EnvironmentRow, Session, open_database, reading, sessions, writing
 from tuna.api.services import artifacts_of_models
-from tuna.db import sessions
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.models import EnvironmentRow, Session
 from tuna.errors import BadInput, NotFound, TunaError
 from tuna.libraries.base import Environment
 from tuna.vocabulary import RequestState

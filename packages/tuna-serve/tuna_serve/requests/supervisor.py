@@ -16,15 +16,12 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 import structlog
 
+from tuna.api import Settings, is_alive
+from tuna.api.rows import keeping_open, open_database, reading, server_errors
 from tuna.common import signals
-from tuna.coordinator.chores import Throttle
-from tuna.coordinator.coordinator import is_alive
-from tuna.db import server_errors
-from tuna.db.database import keeping_open, open_database
-from tuna.db.engine import reading
-from tuna.sandbox.python import module_command
-from tuna.services.restarts import Restarts
-from tuna.settings import Settings
+from tuna.common.clocks import Throttle
+from tuna.common.python import module_command
+from tuna.common.restarts import Restarts
 from tuna.vocabulary import RequestState
 from tuna.workers.lifetime import WITH_PARENT
 from tuna_serve.db import requests

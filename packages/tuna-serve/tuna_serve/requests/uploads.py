@@ -21,12 +21,12 @@ from typing import IO
 
 import structlog
 
+from tuna.api import get_settings
 from tuna.api.services import remove_unneeded
 from tuna.artifacts.store import Artifacts
 from tuna.common.files import is_full, make_home, own_folder
 from tuna.configs.sources import api_of
 from tuna.errors import BadInput, StorageFull
-from tuna.settings import get_settings
 from tuna_serve.settings import service_settings
 
 log = structlog.get_logger(__name__)

@@ -9,12 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.coordinator.session_run import Progress, progress
-from tuna.db import jobs
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.models import ConfigTag, Job, TrialRow
-from tuna.db.types import utc_now
+from tuna.api import Progress, progress
+from tuna.api.rows import ConfigTag, Job, TrialRow, jobs, open_database, reading, utc_now, writing
 from tuna.jobs.states import is_open
 from tuna.libraries.base import Library
 from tuna.libraries.steps import find_step

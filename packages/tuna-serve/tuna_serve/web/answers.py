@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response, StreamingResponse
 
 from tuna.api.documents import csv_lines, json_text
-from tuna.db.bulk import RowPage
-from tuna.results.result_rows import DEFAULT_LIMIT
+from tuna.api.rows import DEFAULT_LIMIT, RowPage
 
 #: Rows of a page at most; with fewer, if these are long.
 MAX_ROWS, _MAX_CHARS = 500, 480_000

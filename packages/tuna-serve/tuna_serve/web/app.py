@@ -20,9 +20,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from tuna import api
+from tuna.api import Settings
 from tuna.api.documents import json_text
+from tuna.api.rows import MAX_LAYERS, LayerIndex, server_errors
 from tuna.common.version import __version__
-from tuna.db import server_errors
 from tuna.errors import (
     BadInput,
     DatabaseError,
@@ -33,8 +34,6 @@ from tuna.errors import (
     TunaError,
 )
 from tuna.reports.prometheus import Collector
-from tuna.results.best import MAX_LAYERS, LayerIndex
-from tuna.settings import Settings
 from tuna_serve.db.cache_entries import CacheFull
 from tuna_serve.requests.asked import LimitReached
 from tuna_serve.requests.uploads import UploadTooLarge

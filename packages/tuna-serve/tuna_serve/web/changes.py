@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tuna import api
-from tuna.db.bulk import RowPage
-from tuna.db.engine import reading, writing
+from tuna.api.rows import RowPage, reading, writing
 from tuna.errors import TunaError
 from tuna.vocabulary import Cause
 from tuna_serve.db import audit

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.resources import as_file, files
 
 from tuna import api
-from tuna.settings import get_settings
+from tuna.api import get_settings
 
 
 @contextmanager

@@ -14,11 +14,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import StreamingResponse
 
 from tuna import api
+from tuna.api import DeviceFigures, LiveSession, Watcher
 from tuna.api.documents import json_text, live_document
-from tuna.db import server_errors
-from tuna.db.engine import Changes
-from tuna.reports.report_data import DeviceFigures
-from tuna.reports.status import LiveSession, Watcher
+from tuna.api.rows import Changes, server_errors
 from tuna_serve.web.answers import RowId
 from tuna_serve.web.visitors import Reader
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from tuna import api
-from tuna.db.bulk import RowPage
-from tuna.golden.versions import MAX_VERSION
+from tuna.api.golden import MAX_VERSION
+from tuna.api.rows import RowPage
 from tuna_serve.web.answers import Format, Number, Paged, answered, table
 from tuna_serve.web.twins import Twin, listing, twin
 from tuna_serve.web.visitors import Reader

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tuna.db.database import keeping_open
+from tuna.api.rows import keeping_open
 
 #: Nothing is loaded from elsewhere, and nothing inline runs.
 _CONTENT_SECURITY_POLICY = "; ".join(

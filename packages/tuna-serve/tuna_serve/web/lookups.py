@@ -15,12 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tuna import api
+from tuna.api import JobFilter
 from tuna.api.documents import overview_documents, size_document
+from tuna.api.rows import MAX_LAYERS, LayerIndex, ResultFilter, RowPage, moment
 from tuna.configs.sources import api_of
-from tuna.db.bulk import RowPage
-from tuna.reports.job_list import JobFilter
-from tuna.results.best import MAX_LAYERS, LayerIndex
-from tuna.results.result_rows import ResultFilter, moment
 from tuna.vocabulary import Cause, State
 from tuna_serve.web.answers import Format, Number, Paged, RowId, answered, table
 from tuna_serve.web.rendering import table_links

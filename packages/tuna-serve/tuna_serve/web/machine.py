@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from tuna.db.engine import reading
+from tuna.api.rows import reading
 from tuna.reports.prometheus import CONTENT_TYPE
 from tuna_serve.web.visitors import Anyone, Reader, cookie_name
 

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from tuna import api
+from tuna.api.rows import reading
 from tuna.configs.sources import api_of
-from tuna.db.engine import reading
 from tuna_serve.db import audit
 from tuna_serve.web.answers import Paged, RowId
 from tuna_serve.web.lookups import CoverageQuery

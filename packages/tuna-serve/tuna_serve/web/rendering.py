@@ -12,8 +12,8 @@ from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from tuna.common import formats
 from tuna.common.messages import inert
-from tuna.reports import formats
 from tuna_serve.web.answers import Paged
 from tuna_serve.web.visitors import Role, Visitor
 

@@ -16,15 +16,12 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
+from tuna.api import get_settings
+from tuna.api.rows import access_tokens, open_database, reading, utc_now, writing
 from tuna.common.files import make_home, own_folder
-from tuna.db import access_tokens
-from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
-from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.services.listening import BoundedServer, Listener
 from tuna.services.ports import announced, listen
-from tuna.settings import get_settings
 from tuna_serve.requests.supervisor import RequestSupervisor
 from tuna_serve.settings import service_settings
 from tuna_serve.web.app import Site, create_app

@@ -18,15 +18,12 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from tuna.api import get_settings
+from tuna.api.rows import access_tokens, open_database, reading, sessions, transaction, utc_now
 from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
-from tuna.db import access_tokens, sessions
-from tuna.db.database import open_database
-from tuna.db.engine import reading, transaction
-from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna.settings import get_settings
 from tuna_serve.autotune_files import MAX_BYTES as MAX_TIMES_BYTES
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import (

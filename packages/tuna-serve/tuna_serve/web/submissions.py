@@ -15,10 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from tuna import api
-from tuna.db.bulk import RowPage
-from tuna.db.engine import reading
+from tuna.api.rows import RowPage, reading
+from tuna.common.messages import first_fault
 from tuna.errors import BadInput
-from tuna.queue.results import validation_words
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
@@ -177,7 +176,7 @@ def checked(model: type[_Asked], given: Any) -> _Asked:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise BadInput(validation_words(error)[:500]) from None
+        raise BadInput(first_fault(error.errors())[:500]) from None
 
 
 class RequestQuery(Paged):

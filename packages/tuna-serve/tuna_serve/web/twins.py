@@ -13,7 +13,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tuna.db.bulk import RowPage
+from tuna.api.rows import RowPage
 from tuna_serve.web.answers import Paged
 from tuna_serve.web.rendering import html_page, table_links
 from tuna_serve.web.visitors import Reader, Visitor

@@ -14,8 +14,7 @@ from anyio import to_thread
 from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
-from tuna.db import access_tokens
-from tuna.db.engine import reading
+from tuna.api.rows import access_tokens, reading
 from tuna.services.listening import admit
 
 #: A token is looked up this often: a revoked one is refused after that.

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tuna.sandbox.cpu import data_caches
+from tuna.common.cpu import data_caches
 
 #: Bytes of L1 where /sys does not say (another system, a target that is not this machine): the
 #: smallest of today's server cores
