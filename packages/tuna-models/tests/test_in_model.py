@@ -16,7 +16,7 @@ from test_plan import TARGET
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
-from tuna_models.compiler import build, choosing
+from tuna_models.compiler import build, choosing, passes
 from tuna_models.compiler.build import Planned, Record, TaskKernels
 from tuna_models.compiler.program import Program
 from tuna_models.judging import inputs, runtimes
@@ -30,9 +30,14 @@ def records(task: TaskConfig, count: int) -> list[Record]:
     return [Record("TvmConvTile", text) for text in params]
 
 
-def planned_with(module: tvm.IRModule, known: dict[str, list[Record]]) -> choosing.Variants:
+def planned_with(
+    module: tvm.IRModule, known: dict[str, list[Record]], *, compare: bool = True
+) -> choosing.Variants:
     target = tvm.target.Target(TARGET)
-    return choosing.variants(module, known, target, winograd=True, compare=True)
+    analysis = passes.analyse(module, target)
+    return choosing.variants(
+        analysis, TaskKernels(target, {}), known, winograd=True, compare=compare
+    )
 
 
 def timed(folder: Path, module: tvm.IRModule, variants: Sequence[Planned]) -> Mapping[str, float]:
@@ -84,9 +89,7 @@ def test_records_and_the_prediction_are_timed_inside_the_model(
     }
     assert all(0 <= time_ms < 1000 for time_ms in parts_ms.values())
     assert sum(parts_ms[name] for name in made.names["timed_0"].values()) <= parts_ms["timed_0"]
-    first = choosing.variants(
-        module, known, tvm.target.Target(TARGET), winograd=True, compare=False
-    )
+    first = planned_with(module, known, compare=False)
     assert (len(first.planned), first.kernels.classes[task.key]) == (1, Class.EXACT)
 
 

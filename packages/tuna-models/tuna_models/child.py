@@ -35,8 +35,9 @@ from tuna_models.child_answers import (
     WeightFiles,
     WrittenAnswers,
 )
-from tuna_models.compiler import build, choosing, program
-from tuna_models.compiler.build import Record
+from tuna_models.compiler import build, choosing, passes, program
+from tuna_models.compiler.build import Record, TaskKernels
+from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.program import Program
 from tuna_models.compiler.segments import Form
 from tuna_models.judging import (
@@ -59,9 +60,9 @@ from tuna_models.reading.onnx_reference import ReferenceFault
 #: How onnxruntime says at which node it fails, and how it begins an error; characters of a reason
 _RUNNING = re.compile(r".*while running (\w+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 _STATUS, _REASON_CHARS = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : "), 200
-#: The last model in Relax, by its `ModelFile`; the program of the last planned one, by its
+#: The last analysed model with kernels for its target; the program of the last planned one, by its
 #: folder; and forks that write answers, by the file.
-_READ: dict[str, Any] = {}
+_ANALYSED: dict[tuple[str, str], tuple[Analysis, TaskKernels]] = {}
 _PLANNED: dict[str, Any] = {}
 _FORKS: dict[str, int] = {}
 
@@ -90,8 +91,9 @@ def inspect(
     found = file_check.read(Path(path), _target(target), shapes, values, batch, wanted)
     planned, declared_inputs = found.planned, importer.inputs_of(found.model)
     sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
-    _READ.clear()
-    _READ[_key(ModelFile(path=path, shapes=sizes, values=values, precision=wanted))] = found.module
+    file = ModelFile(path=path, shapes=sizes, values=values, precision=wanted)
+    _ANALYSED.clear()
+    _ANALYSED[_key(file, target)] = found.analysis, found.kernels
     Path(text).write_text(planned.text)
     return ReadModel(
         opset=importer.opset(found.model),
@@ -101,7 +103,9 @@ def inspect(
                 bounds=followed["bounds"],
                 parameter=followed["name"] if followed["name"] != declared["name"] else "",
             )
-            for declared, followed in zip(declared_inputs, inputs.of(found.module), strict=True)
+            for declared, followed in zip(
+                declared_inputs, inputs.of(found.analysis.module), strict=True
+            )
         ),
         tasks=tuple(
             ManifestTask(config=task.to_json(), count=count) for task, count in planned.tasks()
@@ -162,19 +166,18 @@ def plan(
     nothing to compare, also what TVM makes of the model without Tuna.
     """
     file = ModelFile.model_validate(model)
-    code, module = _target(target), _module(file)
+    (analysis, kernels), code = _analysed(file, target), _target(target)
     known = {key: [Record(*record) for record in variants] for key, variants in records.items()}
-    variants = choosing.variants(
-        module, known, code, winograd=winograd, compare=compare, precision=file.precision
-    )
-    plain = build.plan(module, None, code) if untuned and len(variants.planned) == 1 else None
+    variants = choosing.variants(analysis, kernels, known, winograd=winograd, compare=compare)
+    plain = None
+    if untuned and len(variants.planned) == 1:
+        plain = build.plan(analysis.module, None, code)
     first, kernels = variants.planned[0], variants.kernels
-    # other tasks than those of the model are no part of what is said of it
-    same = kernels.with_records({key: of[0] for key, of in known.items()})
+    # those of the model's tasks: a form that is checked may have others
+    classes, refused = dict(kernels.classes), dict(kernels.refused)
     forms = (Form.TENSORS, Form.SEGMENTS) if first.cuts else ()
-    checked = [build.plan(module, same, code, form) for form in forms]
+    checked = [build.emit(analysis, kernels, form) for form in forms]
     made = Program.of(variants.planned, plain, code, checked)
-    classes = kernels.classes
     counts = Counter(classes.get(task.key, Class.DEFAULT) for task, _ in first.tasks())
     choices = ", ".join(f"{counts[kind]} {kind}" for kind in Class if counts[kind])
     _PLANNED.clear()
@@ -196,7 +199,7 @@ def plan(
         functions=functions,
         calls=dict(made.calls),
         places=places,
-        refused_records=variants.kernels.refused,
+        refused_records=refused,
         operations=sum(task.flops * count for task, count in first.tasks()),
         cpu_flags=machine.cpu_flags(code),
         winograd=variants.kernels.has_winograd,
@@ -330,18 +333,19 @@ def compare(
     return timing.compare(found, Path(library), arrays, threads=threads)
 
 
-def _module(file: ModelFile) -> Any:
-    """The model in Relax; the last one is kept."""
-    key = _key(file)
-    if key not in _READ:
-        module = importer.to_relax(_read(file), Path(file.path).name)
-        _READ.clear()
-        _READ[key] = module
-    return _READ[key]
+def _analysed(file: ModelFile, target: str) -> tuple[Analysis, TaskKernels]:
+    """The analysis of the model, with kernels for the target; the last one is kept."""
+    key = _key(file, target)
+    if key not in _ANALYSED:
+        module, code = importer.to_relax(_read(file), Path(file.path).name), _target(target)
+        _ANALYSED.clear()
+        analysis = passes.analyse(module, code, precision=file.precision)
+        _ANALYSED[key] = analysis, TaskKernels(code, {})
+    return _ANALYSED[key]
 
 
-def _key(file: ModelFile) -> str:
-    return json.dumps(file.model_dump(exclude={"precision", "max_error"}), sort_keys=True)
+def _key(file: ModelFile, target: str) -> tuple[str, str]:
+    return json.dumps(file.model_dump(exclude={"max_error"}), sort_keys=True), target
 
 
 def _said(output: str) -> Path:

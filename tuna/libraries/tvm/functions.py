@@ -222,7 +222,9 @@ def _is_repeated(sch: Any, block: Any) -> bool:
 
 def _size(sch: Any, block: Any) -> int:
     """The number of values that a stage writes."""
-    return math.prod(extent for extent, kind in _axes(sch, block) if kind != "reduce")
+    axes = sch.get(block).iter_vars
+    reduced = tirx.IterVar.CommReduce
+    return math.prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) != reduced)
 
 
 def _computes(block: Any) -> bool:

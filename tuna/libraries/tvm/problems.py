@@ -231,6 +231,18 @@ def ranked(
     return [(family, index) for _, index, family in found]
 
 
+def refusal(task: TaskConfig, target: Any) -> str:
+    """Return the reason why no family has a kernel for a task with a core, empty where one has."""
+    core = task.core
+    if isinstance(core, GemmConfig):
+        problem = with_family(task, GEMM.name, Mode(task.layouts), target)
+        return "" if problem is not None else "no kernel of the target takes it"
+    layer = layer_of(core, Mode(task.layouts), target, Epilogue(task.epilogue)) if core else None
+    if layer is not None and any(_fits(family, layer) for family in FAMILIES.values()):
+        return ""
+    return "no kernel of the target takes it"
+
+
 def _fits(family: Family, layer: Layer | Product) -> bool:
     if layer.types.data_type not in family.data_types:
         return False

@@ -28,24 +28,11 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna_models.compiler import (
-    conversions,
-    graph,
-    groups,
-    hyperbolic,
-    indices,
-    integer_finder,
-    normalisations,
-    reducing,
-    segments,
-    slopes,
-    whole_sums,
-)
+from tuna_models.compiler import conversions, hyperbolic, normalisations, passes, reducing
 from tuna_models.compiler.bf16_emit import Bf16Emitter
-from tuna_models.compiler.bf16_storage import Bf16Storage
 from tuna_models.compiler.emit import Chosen, Emitter
 from tuna_models.compiler.integer_emit import IntegerEmitter
-from tuna_models.compiler.integer_groups import IntegerGroups
+from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.segments import Cut, Form
 from tuna_models.manifest import Class, Precision
 from tuna_models.names import MAX_CHARS, bounded
@@ -92,59 +79,54 @@ def plan(
     *,
     precision: Precision = Precision.FP32,
 ) -> Planned:
-    """Recognise the groups of an imported module, give them kernels, and fuse the rest.
+    """Analyse an imported module, and emit it once: see `passes.analyse` and `emit`."""
+    tuned = kernels is not None
+    return emit(passes.analyse(module, target, precision=precision, tuned=tuned), kernels, form)
 
-    Without `kernels` everything is done as TVM does it. A quantised model is planned as it is
-    shipped, or in another `form` as it is checked. With the `precision` bf16 convolutions and
-    products are in bf16, unless the model is quantised.
-    """
-    parts, cuts = segments.split(slopes.restored(graph.read(module)), module)
-    parts = indices.checked(parts)
-    block = machine.from_target(target).floats
-    whole_numbers = IntegerGroups()
-    if kernels is not None:
-        whole_numbers = integer_finder.find(parts, block, kernels)
-    if form is not Form.MODEL:
-        whole_numbers = whole_numbers.apart()
-    parts, exact = whole_sums.written_out(parts, whole_numbers.taken, whole_numbers.integers)
-    storage = Bf16Storage(parts)
-    quantised = bool(cuts or exact)
-    in_bf16 = precision is Precision.BF16 and kernels is not None and not quantised
-    adds = storage.stores if in_bf16 else None
-    fp32 = groups.find(parts, block, whole_numbers.taken, exact, adds)
-    given = (fp32, kernels or (lambda _, **__: None), block)
-    ends = () if kernels is None and form is Form.MODEL else cuts
-    emitter: Emitter
-    if whole_numbers.groups:
-        emitter = IntegerEmitter(parts, whole_numbers, *given, ends, form)
-    elif in_bf16:
-        emitter = Bf16Emitter(parts, *given, storage)
-    else:
-        emitter = Emitter(parts, *given, ends, form)
-    emitted = emitter.run()
-    with target:
-        fused = tvm.transform.Sequential(
+
+def emit(analysis: Analysis, kernels: TaskKernels | None, form: Form = Form.MODEL) -> Planned:
+    """Write a model with kernels, as it is shipped or in another `form` as it is checked, and fuse
+    the rest. Without kernels, of an analysis that is not `tuned`, everything is done as TVM does
+    it."""
+    emitter = _emitter(analysis, kernels, form)
+    fused = _with_bounded_names(_fused(emitter.run(), analysis))
+    own = {name for name, _ in emitter.calls}
+    if analysis.storage is not None:
+        fused = conversions.absorbed(fused, own)
+    cores = {name: task for name, task in emitter.calls if task is not None}
+    planned = _described(fused, cores)
+    for name, task in planned.functions.items():
+        if kernels is not None and name not in own:
+            variable = fused.get_global_var(name)
+            fused.update_func(variable, kernels.function(task, fused[name]))
+    return replace(planned, cuts=analysis.cuts, left_in_fp32=analysis.integers.reasons)
+
+
+def _emitter(analysis: Analysis, kernels: TaskKernels | None, form: Form) -> Emitter:
+    integers = analysis.integers if form is Form.MODEL else analysis.integers.apart()
+    given = analysis.groups, kernels or (lambda _, **__: None), analysis.block
+    ends = () if kernels is None and form is Form.MODEL else analysis.cuts
+    if integers.groups:
+        return IntegerEmitter(analysis.graph, integers, *given, ends, form)
+    if analysis.storage is not None:
+        return Bf16Emitter(analysis.graph, *given, analysis.storage)
+    return Emitter(analysis.graph, *given, ends, form)
+
+
+def _fused(module: tvm.IRModule, analysis: Analysis) -> tvm.IRModule:
+    """The module with the operators that are left as TIR functions, which TVM fuses."""
+    with analysis.target:
+        return tvm.transform.Sequential(
             [
                 relax.transform.DeadCodeElimination(),
-                *pipeline.library_dispatch_passes(target),
-                relax.transform.LegalizeOps(_LEGALIZATIONS if kernels else None),
+                *pipeline.library_dispatch_passes(analysis.target),
+                relax.transform.LegalizeOps(_LEGALIZATIONS if analysis.tuned else None),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),
                 relax.transform.DeadCodeElimination(),
             ]
-        )(emitted)
-    cores = {name: task for name, task in emitter.calls if task is not None}
-    own = {name for name, _ in emitter.calls}
-    fused = _with_bounded_names(fused)
-    if in_bf16:
-        fused = conversions.absorbed(fused, own)
-    whole = replace(_described(fused, cores), left_in_fp32=whole_numbers.reasons)
-    for name, task in whole.functions.items():
-        if kernels is not None and name not in own:
-            variable = fused.get_global_var(name)
-            fused.update_func(variable, kernels.function(task, fused[name]))
-    return replace(whole, cuts=cuts)
+        )(module)
 
 
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
@@ -229,44 +211,63 @@ class TaskKernels:
     ) -> None:
         """`records` are winners by task key; without `winograd` only direct sums are predicted."""
         self._target, self._records, self._winograd = target, records, winograd
-        self._found: dict[tuple[str, bool], Chosen | None] = {}
+        self._chosen: dict[tuple[str, bool], Chosen | None] = {}
+        #: kernels without a record, by task key, family and place in its space
+        self._predicted: dict[tuple[str, str, int], Chosen] = {}
+        #: functions without a record, and whether there is a rule for them, by their task's body
+        #: and whether they have a name
+        self._scheduled: dict[tuple[str, bool], tuple[Any, bool]] = {}
         self.classes: dict[str, Class] = {}  #: source of each kernel, by task key
         self.refused: dict[str, str] = {}  #: reason why a task's record could not be applied
         #: functions of tasks without a core as they were imported, by task key
         self.plain: dict[str, Any] = {}
 
-    def with_records(self, records: Mapping[str, Record]) -> TaskKernels:
-        """Return the kernels by other records; those of equal ones are not made again."""
-        found = TaskKernels(self._target, records, winograd=self._winograd)
-        same = {key for key, _ in self._found if records.get(key) == self._records.get(key)}
-        found._found = {key: kernel for key, kernel in self._found.items() if key[0] in same}
-        found.classes = {key: kind for key, kind in self.classes.items() if key in same}
-        return found
+    def with_records(
+        self, records: Mapping[str, Record], *, winograd: bool | None = None
+    ) -> TaskKernels:
+        """Return the kernels by other records; what is the same is not made again."""
+        winograd = self._winograd if winograd is None else winograd
+        kernels = TaskKernels(self._target, records, winograd=winograd)
+        kernels._predicted, kernels._scheduled = self._predicted, self._scheduled
+        if winograd is self._winograd:
+            same = {key for key, _ in self._chosen if records.get(key) == self._records.get(key)}
+            chosen = self._chosen.items()
+            kernels._chosen = {key: kernel for key, kernel in chosen if key[0] in same}
+            kernels.classes = {key: kind for key, kind in self.classes.items() if key in same}
+        return kernels
 
     @property
     def has_winograd(self) -> bool:
         """Whether one of them is Winograd's."""
-        return any(each is not None and each.winograd for each in self._found.values())
+        return any(each is not None and each.winograd for each in self._chosen.values())
 
     def __call__(self, task: TaskConfig, *, exact: bool = False) -> Chosen | None:
         """The kernel; None where no family has one. With `exact` it is none of Winograd's: see
         `FusionGroup.exact`."""
         key = task.key, exact
-        if key not in self._found:
-            self._found[key], self.classes[task.key] = self._choose(task, exact)
-        return self._found[key]
+        if key not in self._chosen:
+            self._chosen[key], self.classes[task.key] = self._choose(task, exact)
+        return self._chosen[key]
 
     def function(self, task: TaskConfig, function: Any) -> Any:
         """Schedule the function of a task without a core by its record, else by rule, if any."""
         self.plain[task.key] = function
-        record, found = self._records.get(task.key), None
+        record = self._records.get(task.key)
         if record is not None:
-            found = self._tried(task, lambda: _replayed(tvm.IRModule({"main": function}), record))
-            self.classes[task.key] = Class.EXACT
-        if found is None:
-            found = functions.schedule(function, machine.from_target(self._target))
-            self.classes[task.key] = Class.DEFAULT if found is None else Class.PREDICTED
-        return functions.in_vectors(function if found is None else found.mod["main"])
+            module = tvm.IRModule({"main": function})
+            schedule = self._tried(task, lambda: _replayed(module, record))
+            if schedule is not None:
+                self.classes[task.key] = Class.EXACT
+                return functions.in_vectors(schedule.mod["main"])
+        key = task.body, "global_symbol" in (function.attrs or {})
+        if key not in self._scheduled:
+            schedule = functions.schedule(function, machine.from_target(self._target))
+            final = functions.in_vectors(function if schedule is None else schedule.mod["main"])
+            self._scheduled[key] = final, schedule is not None
+        final, by_rule = self._scheduled[key]
+        self.classes[task.key] = Class.PREDICTED if by_rule else Class.DEFAULT
+        name = (function.attrs or {}).get("global_symbol")
+        return final if name is None else final.with_attr("global_symbol", name)
 
     def _choose(self, task: TaskConfig, exact: bool) -> tuple[Chosen | None, Class]:
         record = self._records.get(task.key)
@@ -280,8 +281,15 @@ class TaskKernels:
             found = self._tried(task, lambda: _applied(task, record, self._target))
             if found is not None:
                 return found, Class.EXACT
-        found = _predicted(task, self._target, self._winograd and not exact)
-        return found, Class.DEFAULT if found is None else Class.PREDICTED
+        best = _best(task, self._target, self._winograd and not exact)
+        if best is None:
+            return None, Class.DEFAULT
+        key = task.key, *best
+        if key not in self._predicted:
+            problem = problems.with_family(task, best[0], Mode(task.layouts), self._target)
+            assert problem is not None
+            self._predicted[key] = _made(problem, problem.candidate(best[1]).mod)
+        return self._predicted[key], Class.PREDICTED
 
     def _tried(self, task: TaskConfig, apply: Callable[[], Found]) -> Found | None:
         """Apply a record; None where that fails."""
@@ -298,25 +306,26 @@ def _is_winograd(record: Record) -> bool:
     return family is not None and family.outputs > 0
 
 
-def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
+def _best(task: TaskConfig, target: Any, winograd: bool) -> tuple[str, int] | None:
+    """The family, and the place in its space, of the kernel with the least estimate; None where no
+    family has one."""
     assert task.core is not None
-    name, index = GEMM.name, 0
-    if not isinstance(task.core, GemmConfig):
-        layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
-        families = [family for family in FAMILIES.values() if winograd or not family.outputs]
-        order = [] if layer is None else ranked(layer, families, cold_weights=True)
-        if not order:
-            return None
-        name, index = order[0][0].name, order[0][1]
-    problem = problems.with_family(task, name, Mode(task.layouts), target)
-    return None if problem is None else _chosen(problem, problem.candidate(index).mod)
+    if problems.refusal(task, target):
+        return None
+    if isinstance(task.core, GemmConfig):
+        return GEMM.name, 0
+    layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
+    assert layer is not None
+    families = [family for family in FAMILIES.values() if winograd or not family.outputs]
+    (family, index), *_ = ranked(layer, families, cold_weights=True)
+    return family.name, index
 
 
 def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
     problem = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
     if problem is None:
         raise ValueError(f"{record.solver} has no kernel for {task.label}")
-    return _chosen(problem, _replayed(problem.workload(), record).mod)
+    return _made(problem, _replayed(problem.workload(), record).mod)
 
 
 def _replayed(module: tvm.IRModule, record: Record) -> Schedule:
@@ -332,10 +341,10 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
     """Return the kernel of another task's record, if this task's space has the same point."""
     here = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
     index = None if here is None else here.index_of(readable(record.params))
-    return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
+    return None if here is None or index is None else _made(here, here.candidate(index).mod)
 
 
-def _chosen(problem: problems.FamilyProblem, module: Any) -> Chosen:
+def _made(problem: problems.FamilyProblem, module: Any) -> Chosen:
     pack = None if problem.packing()[1] is None else problem.packed_weights
     sizes = None if isinstance(problem.layer, Product) else problem.layer.shape
     return Chosen(module["main"], pack, sizes, winograd=problem.family.outputs > 0)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 import tvm_ffi
 
 from tuna.configs import GemmConfig, TaskConfig
@@ -22,7 +21,8 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna_models.compiler import build
 from tuna_models.compiler.build import Planned, Record, TaskKernels
-from tuna_models.manifest import Class, Precision
+from tuna_models.compiler.passes import Analysis
+from tuna_models.manifest import Class
 
 
 @dataclass(frozen=True)
@@ -67,42 +67,41 @@ def _of_function(body: str) -> dict[str, float]:
 
 
 def variants(
-    module: tvm.IRModule,
+    analysis: Analysis,
+    kernels: TaskKernels,
     records: Mapping[str, Sequence[Record]],
-    target: Any,
     *,
     winograd: bool,
     compare: bool,
-    precision: Precision = Precision.FP32,
 ) -> Variants:
-    """Plan an imported module with the first record of each task, and if they are to be compared
+    """Emit an analysed model with the first record of each task, and if they are to be compared
     with the others and the predicted kernel, as far as these are other programs.
 
-    `records` are the best first.
+    `records` are the best first; `kernels` are any for the target.
     """
-    chosen = {key: kept[0] for key, kept in records.items()}
-    first = TaskKernels(target, chosen, winograd=winograd)
-    planned = [build.plan(module, first, target, precision=precision)]
+    best = {key: variants[0] for key, variants in records.items()}
+    first = kernels.with_records(best, winograd=winograd)
+    planned = [build.emit(analysis, first)]
     rivals: dict[str, list[int | None]] = {}
     for task, _ in planned[0].tasks() if compare else ():
         if first.classes.get(task.key) is Class.EXACT:
-            kept = _different(task, records[task.key], first)
-            if len(kept) > 1:
-                rivals[task.key] = kept
+            places = _different(task, records[task.key], first)
+            if len(places) > 1:
+                rivals[task.key] = places
     count = max(map(len, rivals.values()), default=1)
     by_variant = {
-        key: [kept[number % len(kept)] for number in range(count)] for key, kept in rivals.items()
+        key: [places[number % len(places)] for number in range(count)]
+        for key, places in rivals.items()
     }
     for number in range(1, count):
-        others = dict(chosen)
-        for key, kept in by_variant.items():
-            place = kept[number]
+        others = dict(best)
+        for key, places in by_variant.items():
+            place = places[number]
             if place is None:
                 del others[key]
             else:
                 others[key] = records[key][place]
-        kernels = first.with_records(others)
-        planned.append(build.plan(module, kernels, target, precision=precision))
+        planned.append(build.emit(analysis, first.with_records(others)))
     return Variants(planned, first, by_variant)
 
 

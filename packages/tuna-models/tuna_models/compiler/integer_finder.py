@@ -20,16 +20,16 @@ from tuna_models.compiler.groups import FusionGroup
 from tuna_models.compiler.integer_groups import Addition, IntegerGroup, IntegerGroups, Rounded
 from tuna_models.compiler.integers import Integers, Rounding
 
-#: Whether there is a kernel for a task
-Kernel = Callable[[TaskConfig], Any]
+#: The reason why there is no kernel for a task, empty where there is one
+Refusal = Callable[[TaskConfig], str]
 
 
-def find(graph: Graph, block: int, kernel: Kernel) -> IntegerGroups:
+def find(graph: Graph, block: int, refusal: Refusal) -> IntegerGroups:
     """Return the groups for kernels with channels in blocks of `block`; no operator is in two."""
     found = IntegerGroups(integers.find(graph))
     if not found.integers.bases:
         return found
-    finder = _Finder(graph, block, kernel, found)
+    finder = _Finder(graph, block, refusal, found)
     for node in graph.nodes:
         finder.core(node)
     for node in graph.nodes:
@@ -41,7 +41,7 @@ def find(graph: Graph, block: int, kernel: Kernel) -> IntegerGroups:
 class _Finder:
     graph: Graph
     block: int
-    kernel: Kernel
+    refusal: Refusal
     found: IntegerGroups
     taken: set[Any] = field(default_factory=set)
 
@@ -137,10 +137,13 @@ class _Finder:
         else:
             first = self._rounded(group)
             found = [first and self._with_addition(first), first, fp32]
+        reason = "its scales are not finite"
         for choice in found:
-            if choice is not None and self.kernel(choice.task) is not None:
-                return choice
-        return "no kernel of the target takes it"
+            if choice is not None:
+                reason = self.refusal(choice.task)
+                if not reason:
+                    return choice
+        return reason
 
     def _multiplied(self, group: IntegerGroup) -> bool:
         """Add the cast of the sum to fp32 and its product with the scale of the input, which is

@@ -25,8 +25,9 @@ from tuna.errors import BadInput
 from tuna.libraries.tvm import functions
 from tuna_models.arguments import Obstacles
 from tuna_models.child_answers import FileCheck, Obstacle, PlainTask
-from tuna_models.compiler import build, choosing, precisions
+from tuna_models.compiler import build, choosing, passes, precisions
 from tuna_models.compiler.build import Planned, TaskKernels
+from tuna_models.compiler.passes import Analysis
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 from tuna_models.names import names_of
 from tuna_models.reading import importer
@@ -46,7 +47,7 @@ class ReadFile:
     """A model that was read and planned with predicted kernels."""
 
     model: Any
-    module: Any  #: Relax
+    analysis: Analysis
     planned: Planned
     kernels: TaskKernels
 
@@ -64,9 +65,10 @@ def read(
     model = importer.read(path, shapes, batch, values)
     module = importer.to_relax(model, path.name)
     kernels = TaskKernels(target, {}, winograd=False)
-    planned = build.plan(module, kernels, target, precision=precision)
+    analysis = passes.analyse(module, target, precision=precision)
+    planned = build.emit(analysis, kernels)
     precisions.check_plan(precision, planned, path.name)
-    return ReadFile(model, module, planned, kernels)
+    return ReadFile(model, analysis, planned, kernels)
 
 
 def check(
