@@ -7,12 +7,12 @@ import functools
 import json
 import pkgutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tuna.configs import from_json
-from tuna.libraries.kernels import Builder, KernelJob, Known, Past
+from tuna.libraries.kernels import Builder, KernelJob, Known, Past, SearchRound
 
 
 def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -20,29 +20,21 @@ def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
     return {"params": list(_builder(builder).propose(KernelJob.from_json(job)))}
 
 
-def search(
-    builder: str,
-    job: dict[str, Any],
-    history: str,
-    count: int,
-    known: Sequence[Mapping[str, Any]] = (),
-    prior: str = "",
-) -> dict[str, Any]:
-    """The params of the candidates of another round; `history`: a file of one JSON object a line.
+def search(builder: str, job: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The params of the candidates of another round.
 
-    `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of
-    such a file, before whose trials a line with the search's `config` may stand. `prior`: a file
-    with the cost model of a trained predictor; empty: there is none.
+    `asked` has the fields of `SearchRound`: `history` is a file of one JSON object a line, `known`
+    of each search its `Known.label` and `same`, and the `path` of such a file, before whose trials
+    a line with the search's `config` may stand; `prior`, a file, may be missing.
     """
     others = []
-    for sibling in known:
+    for sibling in asked["known"]:
         trials, config = _past(sibling["path"])
         layer = None if config is None else from_json(config)
         others.append(Known(sibling["label"], trials, sibling["same"], layer))
-    past, _ = _past(history)
-    trained = {"prior": Path(prior).read_bytes()} if prior else {}
-    params = _builder(builder).search(KernelJob.from_json(job), past, count, others, **trained)
-    return {"params": list(params)}
+    prior = Path(asked["prior"]).read_bytes() if "prior" in asked else None
+    round_ = SearchRound(_past(asked["history"])[0], asked["count"], others, prior)
+    return {"params": list(_builder(builder).search(KernelJob.from_json(job), round_))}
 
 
 def _past(path: str) -> tuple[list[Past], dict[str, Any] | None]:

@@ -77,6 +77,17 @@ class Known:
 
 
 @dataclass(frozen=True)
+class SearchRound:
+    """A round of a search, with what it is proposed from."""
+
+    history: Sequence[Past]  #: candidates of the rounds before
+    count: int  #: maximum of candidates
+    known: Sequence[Known] = ()  #: other searches, the same in all rounds
+    #: cost model of a trained predictor, only where the library has `candidate_facts`
+    prior: bytes | None = None
+
+
+@dataclass(frozen=True)
 class CandidateFacts:
     """A candidate as a predictor sees it."""
 
@@ -126,21 +137,9 @@ class Builder(ABC):
         """
         path.write_bytes(built.read_bytes())
 
-    def search(
-        self,
-        job: KernelJob,
-        history: Sequence[Past],
-        count: int,
-        known: Sequence[Known] = (),
-        prior: bytes | None = None,
-    ) -> Sequence[str]:
-        """The params of up to `count` candidates that are not in `history`, for the next round of a
-        search; fewer: no more exist.
-
-        `known` is the same in all rounds of a search. `prior` is the cost model of a trained
-        predictor; it is given only where the library has `candidate_facts`. The same arguments must
-        get the same answer in another process.
-        """
+    def search(self, job: KernelJob, asked: SearchRound) -> Sequence[str]:
+        """Return the params of up to `asked.count` candidates that are not in the history; fewer:
+        no more exist. The same arguments must get the same answer in another process."""
         raise NotImplementedError
 
     def workload(self, job: KernelJob) -> bytes:

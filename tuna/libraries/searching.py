@@ -192,7 +192,7 @@ class SearchingLibrary(CandidateLibrary):
             if prior:
                 (folder / "prior").write_bytes(prior[0])
                 facts["prior"] = str(folder / "prior")
-            params = call("search", self.start_timeout_s, **facts)["params"]
+            params = call("search", self.start_timeout_s, asked=facts)["params"]
         except ChildFault as error:
             return build_fault(error)
         finally:

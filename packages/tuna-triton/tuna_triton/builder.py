@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from tuna.errors import BadInput
-from tuna.libraries.kernels import Builder, KernelJob, Known, Past
+from tuna.libraries.kernels import Builder, KernelJob, SearchRound
 from tuna.libraries.search import proposal
 from tuna_triton.artifact import (
     GLOBAL_SCRATCH,
@@ -118,25 +118,16 @@ class TritonBuilder(Builder):
         random.Random(job.seed).shuffle(rest)  # noqa: S311
         return [*first, *rest][: job.count]
 
-    def search(
-        self,
-        job: KernelJob,
-        history: Sequence[Past],
-        count: int,
-        known: Sequence[Known] = (),
-        prior: bytes | None = None,
-    ) -> Sequence[str]:
+    def search(self, job: KernelJob, asked: SearchRound) -> Sequence[str]:
         """Propose candidates by `search.proposal`."""
-        strategy = job.options.get("strategy", "search")
-        space = _space(job)
         return proposal.propose(
-            space,
-            history,
-            count=count,
+            _space(job),
+            asked.history,
+            count=asked.count,
             seed=job.seed,
-            strategy=strategy,
-            others=known,
-            prior=prior,
+            strategy=job.options.get("strategy", "search"),
+            others=asked.known,
+            prior=asked.prior,
         )
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:

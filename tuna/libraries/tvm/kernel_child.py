@@ -28,9 +28,9 @@ from tuna.libraries.kernels import (
     Builder,
     Kernel,
     KernelJob,
-    Known,
     Loader,
     Past,
+    SearchRound,
     shortest_call_s,
 )
 from tuna.libraries.reference import Problem
@@ -72,32 +72,25 @@ class TvmBuilder(Builder):
         found = (schedules.to_params(module, target, one) for one in _proposals(job, module))
         return list(dict.fromkeys(found))
 
-    def search(
-        self,
-        job: KernelJob,
-        history: Sequence[Past],
-        count: int,
-        known: Sequence[Known] = (),
-        prior: bytes | None = None,
-    ) -> Sequence[str]:
+    def search(self, job: KernelJob, asked: SearchRound) -> Sequence[str]:
         """Propose candidates by `search.proposal`; of a function of a model its schedule by rule
         before all others."""
         by_rule = []
         if BY_NAME[job.solver] is FUNCTION:
             if not functions.can_be_tuned(module_of(job)):
                 return []
-            if not history:
+            if not asked.history:
                 target = problems.target_of(job.target)
                 by_rule = [schedules.to_params(module_of(job), target, _by_rule(job))]
         proposed = proposal.propose(
             space_of(job),
-            [*history, *map(Past, by_rule)],
-            count=count - len(by_rule),
+            [*asked.history, *map(Past, by_rule)],
+            count=asked.count - len(by_rule),
             seed=job.seed,
-            others=known,
-            prior=prior,
+            others=asked.known,
+            prior=asked.prior,
         )
-        return [*by_rule, *proposed][:count]
+        return [*by_rule, *proposed][: asked.count]
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text; none of a model."""
