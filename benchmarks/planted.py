@@ -59,7 +59,7 @@ def _checked(subject: Subject, folder: Path) -> Verdict:
 
     from tuna_models import child
     from tuna_models.child_answers import ModelFile, WrittenAnswers
-    from tuna_models.judging import inputs
+    from tuna_models.judging import bounds
     from tuna_models.reading import importer
 
     compiled = importlib.import_module("compiled")  # of the tests
@@ -71,7 +71,7 @@ def _checked(subject: Subject, folder: Path) -> Verdict:
     declared = importer.inputs_of(model)
     drawn = [
         {**one, "bounds": followed["bounds"]}
-        for one, followed in zip(declared, inputs.of(module), strict=True)
+        for one, followed in zip(declared, bounds.of(module), strict=True)
     ]
     file = ModelFile(
         path=str(path),

@@ -54,7 +54,7 @@ TVM_MODULES = (
     "tuna.libraries.building",
     "tuna.libraries.measuring",
     "tuna.libraries.tvm.kernel_child",
-    "tuna_models.benchmarks.benchmark_child",
+    "tuna.libraries.tvm.built_models",
     "tuna_models.child",
 )
 _PR_SET_CHILD_SUBREAPER = 36

@@ -8,9 +8,11 @@ the defaults. A package's settings are a `SettingsSection` under the entry point
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -330,6 +332,22 @@ def get_section(section: type[_Section]) -> _Section:
         found = _read(section)
         _sections_read[section] = settings, found
     return found
+
+
+@contextlib.contextmanager
+def changed_settings(values: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of this process and its children, by the names of their variables."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    get_settings.cache_clear()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+        get_settings.cache_clear()
 
 
 def setting_names() -> set[str]:

@@ -67,7 +67,7 @@ def test_boards_are_counted_by_key(serve: Callable[[bytes], Tracker]) -> None:
     answer = MAGIC + message([0, {"queue_info": {}, "server_info": entries}])
     assert serve(answer).boards(5) == {"pi": 2, "phone": 1}
     with pytest.raises(NotFound, match="no board with the device key 'phones'") as missing:
-        serve(answer).check_key("phones", 5)
+        serve(answer).await_board("phones", 5)
     assert missing.value.hint.startswith("did you mean phone? device keys: phone, pi;")
 
 

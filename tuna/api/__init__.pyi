@@ -162,8 +162,10 @@ from tuna.sandbox.discovery import CPU as CPU
 from tuna.services.ports import require_packages_of_server as require_packages_of_server
 from tuna.settings import Settings as Settings
 from tuna.settings import SettingsSection as SettingsSection
+from tuna.settings import changed_settings as changed_settings
 from tuna.settings import get_section as get_section
 from tuna.settings import get_settings as get_settings
 from tuna.workers.joining import Role as Role
 from tuna.workers.joining import joining as joining
 from tuna.workers.launch import RunStopped as RunStopped
+from tuna.workers.local_run import measure_built as measure_built

@@ -17,6 +17,8 @@ from tuna.db.models import Benchmark, FindDb, Model, ModelConfig
 _MAX_ROWS = 500
 #: Number of digits of a model's version that are shown
 _VERSION_CHARS = 12
+#: Texts that are cut to the lengths of their columns
+_CHARS = {"label": 255, "function": 128, "tracker": 255, "device": 255}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,11 @@ def store(connection: sa.Connection, run: str, rows: Sequence[NewBenchmark]) -> 
     query = sa.select(sa.func.count()).select_from(Benchmark).where(Benchmark.run == run)
     first = connection.execute(query).scalar_one()
     values = [
-        {"run": run, "number": first + number, **asdict(row)} for number, row in enumerate(rows)
+        {
+            **{"run": run, "number": first + number, **asdict(row)},
+            **{name: getattr(row, name)[:chars] for name, chars in _CHARS.items()},
+        }
+        for number, row in enumerate(rows)
     ]
     connection.execute(sa.insert(Benchmark), values)
 

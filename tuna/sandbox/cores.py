@@ -13,7 +13,7 @@ from tuna.common.control_groups import cpu_quota, kernel_text
 from tuna.common.messages import counted
 from tuna.common.setting_values import parse_cpus
 from tuna.errors import BadInput
-from tuna.settings import Settings, get_settings
+from tuna.settings import Settings, changed_settings, get_settings
 
 _SETTING = "TUNA_EVAL_CPUS"
 
@@ -69,16 +69,8 @@ def measuring_with(number: int | None) -> Iterator[None]:
     """Set TUNA_EVAL_CPUS of this process and its children to `number` cores, None for all that are
     usable."""
     cpus = some_cpus(number or (len(eval_cpus()) if get_settings().eval_cpus else usable_count()))
-    before = os.environ.get(_SETTING)
-    os.environ[_SETTING] = ",".join(map(str, cpus))
-    get_settings.cache_clear()
-    try:
+    with changed_settings({_SETTING: ",".join(map(str, cpus))}):
         yield
-    finally:
-        del os.environ[_SETTING]
-        if before is not None:
-            os.environ[_SETTING] = before
-        get_settings.cache_clear()
 
 
 def of_all(number: int | None = None) -> str:

@@ -1,11 +1,11 @@
-"""Runs one item's steps in this process, without queue or SQL: for `tuna reproduce` and for a
-debugger."""
+"""Runs items' steps in this process, without queue or SQL: for `tuna reproduce`, for libraries that
+Tuna did not build, and for a debugger."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,30 @@ from tuna.vocabulary import Resource
 from tuna.workers.devices import device_for, measuring_on
 
 
+def measure_built(
+    library: Library, items: Sequence[WorkItem], given: Iterable[bytes]
+) -> Generator[StepResult, None, None]:
+    """Yield the results of items whose candidates are built, measured one after the other while
+    this process has the device.
+
+    `given`: the artifacts that they name. Ends the library.
+    """
+    step = library.steps[-1]
+    with tempfile.TemporaryDirectory(prefix="tuna-") as folder, contextlib.closing(library):
+        device = device_for(library, get_settings())
+        context = RunContext(_store(Path(folder), given), Path(folder), device.cpus, device)
+        with measuring_on(device):
+            yield from library.run(step, items, context)
+
+
+def _store(folder: Path, given: Iterable[bytes]) -> Artifacts:
+    """A store of artifacts in a folder."""
+    artifacts = Artifacts(folder_url(folder / "artifacts"), folder / "cache")
+    for data in given:
+        artifacts.put(data)
+    return artifacts
+
+
 def run_steps(
     library: Library,
     item: WorkItem,
@@ -36,9 +60,7 @@ def run_steps(
     """
     results: list[StepResult] = []
     with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
-        artifacts = Artifacts(folder_url(Path(folder, "artifacts")), Path(folder, "cache"))
-        for data in given:
-            artifacts.put(data)
+        artifacts = _store(Path(folder), given)
         for name in steps_to(library, last):
             step = find_step(library, name)
             device = (

@@ -21,7 +21,7 @@ from tuna_models.compiler import build, program
 from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.program import Program
 from tuna_models.compiler.segments import Form
-from tuna_models.judging import edges, inputs, rules
+from tuna_models.judging import bounds, edges, inputs, rules
 from tuna_models.manifest import Precision
 from tuna_models.reading import importer
 
@@ -59,9 +59,9 @@ def check(
 ) -> tuple[ModelProblem, list[Run]]:
     """The check of a built model against the answers of another."""
     module = importer.to_relax(model, "net")
-    given = inputs.values(inputs.of(module), seed=0)
+    given = inputs.values(bounds.of(module), seed=0)
     near, _ = rules.tolerance(reference)
-    cases, _ = edges.cases(reference, inputs.of(module), given, near)
+    cases, _ = edges.cases(reference, bounds.of(module), given, near)
     Answers(cases, near).write(folder / "answers.npz")
     return answer(folder, target, module)
 

@@ -1,67 +1,40 @@
-"""`tuna benchmark-model`: models run and are timed on a board behind TVM RPC, and on this machine,
-through the same calls."""
+"""`tuna benchmark-model`: libraries run and are timed on a board behind TVM RPC, and on this
+machine, through the same calls."""
 
 from __future__ import annotations
 
 import json
 import re
-import struct
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import nets
 import numpy as np
-import onnx
 import pytest
 import relax_models
 import rpc_servers
 import tvm
 from command_lines import Ended
-from compiled import compile_to
+from tvm import rpc
 
-from tuna.errors import BadInput, NotFound, ServiceError
-from tuna.libraries.registry import get_library
-from tuna.libraries.tvm.boards import Tracker
-from tuna.sandbox.processes import Child
-from tuna_models import api, arguments
-from tuna_models.benchmarks import benchmark
-from tuna_models.benchmarks.benchmark import BenchmarkDevice, BenchmarkInputs, BenchmarkProcess
-from tuna_models.compiler import build
-from tuna_models.reading import importer
+from tuna.configs.model import WholeModelConfig
+from tuna.errors import BadInput, ServiceError
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm import built_models
+from tuna.libraries.tvm.built_models import BuiltModels, Runtime, here
+from tuna.libraries.tvm.model_answers import Answers, Case, problem
+from tuna_models import api
 
 KEY = "loopback"
 X = "x=2,3:float32"
-
-
-@pytest.fixture(scope="module")
-def tracker() -> Iterator[Tracker]:
-    with rpc_servers.board(KEY) as found:
-        yield found
-
-
-@pytest.fixture(params=["board", "local"])
-def where(request: pytest.FixtureRequest) -> list[str]:
-    """The words that say where."""
-    if request.param == "local":
-        return ["--local"]
-    return on(request.getfixturevalue("tracker"))
-
-
-def given(*texts: str) -> BenchmarkInputs:
-    return BenchmarkInputs([arguments.parse(text) for text in texts])
-
-
-def on(tracker: Tracker, key: str = KEY) -> list[str]:
-    return ["--tvm-tracker", str(tracker), "--device-key", key]
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+Type = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed does not matter here."""
-    monkeypatch.setattr(benchmark, "_ROUND_S", 0.001)
+    """What is timed does not matter here; children are forks of a process that has the module."""
+    monkeypatch.setattr(built_models, "_TURN_S", 0.001)
 
 
 @pytest.fixture(scope="module")
@@ -77,174 +50,171 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return find
 
 
-Type = Callable[..., Ended]
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    """A session with TVM's own server on loopback."""
+    with rpc_servers.server() as server:
+        opened = rpc.connect("127.0.0.1", server.port)
+        yield opened
+        opened.get_function("CloseRPCConnection")()
+
+
+@pytest.fixture(scope="module")
+def board(session: Any) -> Runtime:
+    """The runtime of a board, which is sent each library once: it has the file mapped."""
+    loaded = dict[Path, Any]()
+
+    def load(path: Path) -> Any:
+        if path not in loaded:
+            session.upload(str(path))
+            loaded[path] = session.load_module(path.name)
+        return loaded[path]
+
+    return Runtime(session, load)
+
+
+@pytest.fixture(params=["board", "here"])
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    on_board: bool = request.param == "board"
+    return request.getfixturevalue("board") if on_board else here()  # type: ignore[no-any-return]
+
+
+def kernel(
+    runtime: Runtime,
+    folder: Path,
+    libraries: Sequence[Path],
+    arguments: Any,
+    arrays: Sequence[Any],
+    function: str = "main",
+) -> BuiltModels:
+    """One or two libraries with their arguments in place."""
+    labels = dict(zip(("library", "against"), (path.stem for path in libraries), strict=False))
+    path = folder / f"{len(list(folder.iterdir()))}.npz"
+    call = {"function": function, "arguments": arguments, "labels": labels}
+    Answers([Case(arrays, ())], call=call).write(path)
+    files = {"program": str(libraries[-1]), "answers": str(path)}
+    config = WholeModelConfig("net", "{}", *(digit * 64 for digit in "012"))
+    job = KernelJob(config, "TvmModel", files=files)
+    return BuiltModels(job, libraries[0], [*arrays, np.zeros(0)], runtime)
 
 
 @pytest.mark.parametrize(
-    ("model", "words", "extents", "outputs"),
+    ("model", "arguments", "arrays", "outputs"),
     [
-        (relax_models.static, ["--input", X], [{}], [[[2, 3]]]),
-        (relax_models.symbolic, ["--input", "x=n,3:float32", "--shape", "n=1,4,8"],
-         [{"n": n} for n in (1, 4, 8)], []),
-        (relax_models.shape_argument, ["--input", "shape=n,5:shape", "--shape", "n=2,7"],
-         [{"n": 2}, {"n": 7}], []),
-        (relax_models.tuple_parameter,
-         ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=2,3:float32"], [{}], []),
-        (relax_models.tuple_result, ["--input", X], [{}], []),
+        (relax_models.static, {"x": 0}, [ARRAY], [ARRAY + 1]),
+        (relax_models.symbolic, {"x": 0}, [ARRAY[:1]], [2 * ARRAY[:1]]),
+        (relax_models.shape_argument, {"shape": {"shape": 0}}, [np.array([2, 5])],
+         [np.full((2, 5), 3.0, np.float32)]),
+        (relax_models.tuple_parameter, {"x": 0, "p": {"tuple": [1, 2]}}, [ARRAY, ARRAY + 1, ARRAY],
+         [ARRAY * (2 * ARRAY + 1)]),
+        (relax_models.tuple_result, {"x": 0}, [ARRAY.T.copy().T],
+         [ARRAY + 1, 2 * ARRAY, ARRAY + 1]),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
 )  # fmt: skip
-def test_models_of_every_kind_are_timed(
-    type_in: Type,
+def test_arguments_and_results_of_every_kind_cross(
+    runtime: Runtime,
+    tmp_path: Path,
     library: Callable[..., Path],
-    where: list[str],
     model: Any,
-    words: list[str],
-    extents: Any,
+    arguments: Any,
+    arrays: Any,
     outputs: Any,
 ) -> None:
-    ended = type_in("tuna", "benchmark-model", library(model), *where, *words, "--json")
-    assert ended.code == 0, ended
-    rows = json.loads(ended.out)
-    assert [row["extents"] for row in rows] == extents
-    for row in rows:
-        assert 0 < row["low_ms"] <= row["time_ms"] <= row["high_ms"]
-        assert (row["error"], row["repeats"], row["ratio"]) == (0.0, benchmark.ROUNDS, 1.0)
-    if "--local" not in where:
-        assert {(row["device"], row["tracker"]) for row in rows} == {(KEY, where[1])}
-    listed = json.loads(type_in("tuna", "model", "benchmarks", "--json").out)
-    assert listed == rows
+    made = kernel(runtime, tmp_path, [library(model)], arguments, arrays)
+    made.run()
+    (run,) = made.answer()
+    assert all(map(np.array_equal, run.outputs, outputs))
+    assert len(run.outputs) == len(outputs)
+    assert all(ms > 0 for ms in made.times_ms(1, 3))
+    assert made.parts_ms() == {}
 
 
-def test_the_outputs_of_each_kind_are_seen(library: Callable[..., Path], tracker: Tracker) -> None:
-    place = BenchmarkDevice(tracker, KEY)
-    (point,) = benchmark.measure(place, {"a": library(relax_models.tuple_result)}, given(X), [{}])
-    assert point.outputs == [[2, 3]] * 3
-    points = benchmark.measure(
-        place,
-        {"a": library(relax_models.shape_argument)},
-        given("shape=n,5:shape"),
-        [{"n": 2}, {"n": 7}],
-    )
-    assert [point.outputs for point in points] == [[[2, 5]], [[7, 5]]]
-
-
-def test_models_with_other_answers_are_timed_and_told_apart(
-    type_in: Type, library: Callable[..., Path], where: list[str]
+def test_two_libraries_are_timed_in_turn(
+    runtime: Runtime, tmp_path: Path, library: Callable[..., Path]
 ) -> None:
-    static, other = library(relax_models.static), library(relax_models.static, 1.5)
-    ended = type_in("tuna", "benchmark-model", static, *where, "--input", X, "--against", other)
-    assert ended.code == 1
-    assert re.search(rf"{other.name}: output 0 differs by .* more than 0\.001", ended.err)
-    first, second = api.list_benchmarks()
-    assert (first.error, first.run, first.label, second.label) == (
-        0.0,
-        second.run,
-        static.name,
-        other.name,
-    )
-    assert second.error is not None
-    assert 0.1 < second.error < 0.5
-
-
-def test_answers_that_are_not_finite_are_no_result(
-    type_in: Type, library: Callable[..., Path], where: list[str]
-) -> None:
-    static, other = library(relax_models.static), library(relax_models.static, float("inf"))
-    ended = type_in("tuna", "benchmark-model", static, *where, "--input", X, "--against", other)
-    assert (ended.code, "has infinities or NaN in other places" in ended.err) == (1, True)
-    assert [row.error for row in api.list_benchmarks()] == [0.0, None]
-
-
-def test_outputs_are_compared_by_the_rules_of_their_types(
-    type_in: Type, library: Callable[..., Path]
-) -> None:
-    """1 of 2,000 is nearer than real values have to be."""
-
-    def ended(model: Callable[..., Any], *args: Any) -> Ended:
-        words = ["--local", "--input", X, "--against", library(model, *args)]
-        return type_in("tuna", "benchmark-model", first, *words)
-
-    first = library(relax_models.static, 2000.0)
-    assert ended(relax_models.static, 2001.0).code == 0
-    Path(f"{first}.json").write_text(json.dumps({"tolerance": 1e-4}))
-    assert (said := ended(relax_models.static, 2001.0)).code == 1
-    assert "more than 0.0001" in said.err
-    first = library(relax_models.whole, 2000)
-    assert (said := ended(relax_models.whole, 2001)).code == 1
-    assert "output 0 has 6 wrong values of 6, the first at [0, 0]: 2001 in the place of 2000" in (
-        said.err
-    )
-    assert (
-        "is float32 of shape (2, 3), and should be int32" in ended(relax_models.static, 2000.0).err
-    )
-
-
-@pytest.mark.usefixtures("forked", "quick_timing")
-def test_a_built_model_is_timed_in_turn_with_the_untuned_one(
-    type_in: Type, tracker: Tracker, tmp_path: Path
-) -> None:
-    model, tuned, untuned = nets.residual(), tmp_path / "net.so", tmp_path / "untuned.so"
-    onnx.save(model, tmp_path / "net.onnx")
-    assert type_in("tuna", "model", "import", "net", tmp_path / "net.onnx").code == 0
-    ended = type_in("tuna", "model", "build", "net", "-o", tuned, "--no-compare", "--no-rivals")
-    assert ended.code == 0, ended
-    (built,) = api.list_benchmarks("net")
-    assert (built.label, built.time_ms > 0) == ("net.so", True)
-    target = json.loads(get_library("tvm").environment().target)
-    plain = build.plan(importer.to_relax(model, "net"), None, tvm.target.Target(target))
-    compile_to(plain, target, untuned)
-    ended = type_in("tuna", "benchmark-model", tuned, *on(tracker), "--against", untuned)
-    assert ended.code == 0, ended  # the inputs are those of net.so.json
-    *_, first, second = api.list_benchmarks("net")
-    assert (first.label, second.label, second.model) == ("net.so", "untuned.so", "")
-    assert first.model.startswith("net@")
-    assert first.inputs == "x=1,3,16,16:float32"
-    assert second.error is not None
-    assert 0 < second.error < 1e-4
-    assert second.ratio == second.time_ms / first.time_ms
-    assert "net.so (net@" in type_in("tuna", "model", "benchmarks", "net").out
+    both = [library(relax_models.static), library(relax_models.static, 1.5)]
+    made = kernel(runtime, tmp_path, both, {"x": 0}, [ARRAY])
+    assert [run.outputs[0][0, 0] for run in made.answer()] == [1.0, 1.5]
+    made.times_ms(1, 2)
+    made.times_ms(7, 6)
+    assert len(made.parts_ms()) == 6
+    assert min(made.parts_ms().values()) > 0
 
 
 @pytest.mark.parametrize(
-    ("model", "words", "said"),
+    ("model", "arguments", "arrays", "said"),
     [
-        (relax_models.static, ["--input", "x=2,4:float32"],
-         "does not take this input x: .* mismatch to specified constant"),
-        (relax_models.static, ["--input", "x=2,3:float64"],
+        (relax_models.static, {"x": 0}, [np.zeros((2, 4), np.float32)],
+         r"does not take this input x: match_cast error, shape\[1\] mismatch .*; it takes R"),
+        (relax_models.static, {"x": 0}, [ARRAY.astype(float)],
          "does not take this input x: .* float64"),
-        (relax_models.static, ["--input", "x=2,3:shape"], "does not take this input x: "),
-        (relax_models.static, ["--input", "y=2,3:float32"], "The model has no input y"),
-        (relax_models.static, ["--input", X, "--function", "other"], "has no function other"),
-        (relax_models.tuple_parameter, ["--input", X], "The input p is missing"),
-        (relax_models.tuple_parameter, ["--input", X, "--input", X.replace("x", "p")],
-         "does not take this input p: "),
-        (
-            relax_models.tuple_parameter,
-            ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=3:shape"],
-            "p cannot be sent to a board: TVM can make a tuple of arrays alone",
-        ),
-        (
-            relax_models.symbolic,
-            ["--input", "x=n,3:float32", "--shape", "n=1,178956971", "--memory", "1024"],
-            "The input x needs 2.15 GB on the board, which has 1.07 GB left",
-        ),
+        (relax_models.static, {"x": {"shape": 0}}, [np.array([2])], "not take this input x: "),
+        (relax_models.static, {"y": 0}, [ARRAY], "The model has no input y: it takes x"),
+        (relax_models.tuple_parameter, {"x": 0}, [ARRAY], "The input p is missing: name its shape"),
+        (relax_models.tuple_parameter, {"x": 0, "p": 0}, [ARRAY], "does not take this input p: "),
+        (relax_models.tuple_parameter, {"x": 0, "p": {"tuple": [0, {"shape": 1}]}},
+         [ARRAY, np.array([2])],
+         "p cannot be sent to a board: TVM can make a tuple of arrays alone"),
     ],
     ids=lambda case: getattr(case, "__name__", case if isinstance(case, str) else " "),
 )  # fmt: skip
-def test_a_wrong_argument_is_named_and_nothing_is_stored(
-    type_in: Type,
-    library: Callable[..., Path],
-    where: list[str],
-    model: Any,
-    words: list[str],
-    said: str,
+def test_a_wrong_argument_is_named_with_what_the_model_takes(
+    library: Callable[..., Path], tmp_path: Path, model: Any, arguments: Any, arrays: Any, said: str
 ) -> None:
-    ended = type_in("tuna", "benchmark-model", library(model), *where, *words)
-    assert ended.code == BadInput.exit_code, ended
-    assert len([line for line in ended.err.splitlines() if line.startswith("Error: ")]) == 1
-    assert re.search(said, ended.err), ended.err
-    assert api.list_benchmarks() == []
+    with pytest.raises(BadInput, match=said):
+        kernel(here(), tmp_path, [library(model)], arguments, arrays)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "said"),
+    [
+        ((relax_models.static, 2000.0), (relax_models.static, 2001.0), ""),
+        ((relax_models.static,), (relax_models.static, 1.5), r"differs by .* more than 0\.001"),
+        ((relax_models.static,), (relax_models.static, float("inf")), "has infinities or NaN in"),
+        ((relax_models.whole, 2000), (relax_models.whole, 2001),
+         r"has 6 wrong values of 6, the first at \[0, 0\]: 2001 in the place of 2000"),
+        ((relax_models.whole, 2000), (relax_models.static,), "is float32 of .* should be int32"),
+        ((relax_models.static,), (relax_models.tuple_result,), "returns 3 outputs and should"),
+    ],
+)  # fmt: skip
+def test_outputs_are_compared_by_the_rules_of_their_types(
+    library: Callable[..., Path], tmp_path: Path, first: Any, other: Any, said: str
+) -> None:
+    """1 of 2,000 is nearer than real values have to be. Other answers are timed all the same."""
+    made = kernel(here(), tmp_path, [library(*first), library(*other)], {"x": 0}, [ARRAY])
+    answer = made.answer()
+    compared = problem(str(tmp_path / "0.npz"))
+    assert compared.error(answer) <= compared.tolerance
+    assert (compared.error(answer) > 1e-3) == bool(said)
+    report = compared.report(answer)
+    assert re.search(f"the (output 0|model) {said}", report) if said else report == ""
+
+
+def test_libraries_are_timed_here_and_their_times_listed(
+    type_in: Type, library: Callable[..., Path]
+) -> None:
+    """The inputs and the tolerance are those of the facts beside the first."""
+    static, other = library(relax_models.static, 1.0), library(relax_models.static, 1.5)
+    facts = {"inputs": [{"name": "x", "shape": [2, 3], "dtype": "float32"}], "tolerance": 0.125}
+    Path(f"{static}.json").write_text(json.dumps(facts))
+    ended = type_in("tuna", "benchmark-model", static, "--local", "--against", other)
+    assert ended.code == 1
+    assert re.search(rf"{other.name}: output 0 differs by .* more than 0\.12", ended.err)
+    first, second = api.list_benchmarks()
+    assert (first.label, second.label) == (static.name, other.name)
+    assert (first.error, first.run, first.inputs) == (0.0, second.run, X)
+    assert second.error is not None
+    assert 0.125 < second.error < 0.5
+    assert second.ratio == second.time_ms / first.time_ms
+    for row in (first, second):
+        assert 0 < row.low_ms <= row.time_ms <= row.high_ms
+        assert row.repeats >= 6
+    ended = type_in("tuna", "benchmark-model", other, "--local", "--input", X, "--json")
+    assert ended.code == 0, ended
+    assert json.loads(type_in("tuna", "model", "benchmarks", "--json").out)[2:] == json.loads(
+        ended.out
+    )
 
 
 def test_points_that_were_measured_stay_when_a_later_one_fails(
@@ -256,22 +226,37 @@ def test_points_that_were_measured_stay_when_a_later_one_fails(
     assert [row.extents for row in api.list_benchmarks()] == [{"n": 2}]
 
 
-def test_the_board_is_free_again_after_an_error(
-    type_in: Type, library: Callable[..., Path], tracker: Tracker
+def test_inputs_that_need_more_memory_than_there_is_are_not_made(
+    library: Callable[..., Path],
+) -> None:
+    for extent, memory_mib, said in (
+        (178956971, 1024, "The input x needs 2.15 GB on the board, which has 1.07 GB left"),
+        (1 << 40, None, "The input x needs more memory than this machine has left to make it"),
+    ):
+        options = api.BenchmarkOptions(
+            ["x=n,3:float32"], [f"n={extent}"[:12]], memory_mib=memory_mib
+        )
+        with pytest.raises(BadInput, match=said):
+            api.benchmark_model(library(relax_models.symbolic), options=options)
+
+
+def test_a_board_is_named_with_its_emulator_and_waited_for(
+    type_in: Type, library: Callable[..., Path]
 ) -> None:
     static = library(relax_models.static)
-    for shape, code in (
-        ("2,4", BadInput.exit_code),
-        ("2,3", 0),
-        ("2,4", BadInput.exit_code),
-        ("2,3", 0),
-    ):
-        assert (
-            type_in(
-                "tuna", "benchmark-model", static, *on(tracker), "--input", f"x={shape}:float32"
-            ).code
-            == code
-        )
+    with rpc_servers.board("qemu", emulator="qemu-aarch64") as tracker:
+        where = ["--tvm-tracker", str(tracker), "--device-key", "qemu"]
+        ended = type_in("tuna", "benchmark-model", static, *where, "--input", "x=2,4:float32")
+        assert (ended.code, "does not take this input x" in ended.err) == (2, True), ended
+        ended = type_in("tuna", "benchmark-model", static, *where, "--input", X)
+        assert ended.code == 0, ended  # it is free again after an error
+        (row,) = api.list_benchmarks()
+        assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
+        place = tracker.request("qemu", 60)
+        holder = rpc.connect(place.host, place.port, place.match_key)
+        with pytest.raises(ServiceError, match="'qemu' became free within 1 s"):
+            tracker.await_board("qemu", 1)
+        holder.get_function("CloseRPCConnection")()
 
 
 def test_what_is_no_library_of_a_model_is_refused(
@@ -285,136 +270,27 @@ def test_what_is_no_library_of_a_model_is_refused(
         (text, "is not a shared library"),
         (missing, "cannot be read"),
         (foreign, "cannot be loaded there"),
-        (cut, "the child ended with SIG"),
+        (cut, "ended with SIG"),
     ):
         ended = type_in("tuna", "benchmark-model", path, "--local", "--input", X)
         assert (ended.code, said in ended.err) == (BadInput.exit_code, True), ended
     static = library(relax_models.static)
-    assert (
-        "same library"
-        in type_in("tuna", "benchmark-model", static, "--local", "--against", static).err
-    )
+    with pytest.raises(BadInput, match="same library"):
+        api.benchmark_model(static, against=static)
+    with pytest.raises(BadInput, match="static has no function other"):
+        kernel(here(), tmp_path, [static], {"x": 0}, [ARRAY], function="other")
 
 
-def test_where_it_runs_must_be_said(
-    type_in: Type, library: Callable[..., Path], tracker: Tracker
-) -> None:
+def test_where_it_runs_must_be_said(type_in: Type, library: Callable[..., Path]) -> None:
     static = library(relax_models.static)
-    for words in (
-        [],
-        ["--device-key", KEY],
-        ["--tvm-tracker", str(tracker)],
-        ["--local", *on(tracker)],
-    ):
+    board = ["--tvm-tracker", "127.0.0.1:1", "--device-key", KEY]
+    for words in ([], board[:2], board[2:], ["--local", *board]):
         ended = type_in("tuna", "benchmark-model", static, *words)
         assert (ended.code, "Name a board" in ended.err) == (BadInput.exit_code, True)
-    ended = type_in("tuna", "benchmark-model", static, *on(tracker, "phone"), "--input", X)
-    assert (ended.code, f"device keys: {KEY}" in ended.err) == (NotFound.exit_code, True)
+    ended = type_in("tuna", "benchmark-model", static, *board, "--input", X)
+    assert (ended.code, "cannot be reached" in ended.err) == (ServiceError.exit_code, True), ended
 
 
-def test_a_held_board_is_waited_for_and_no_longer(
-    library: Callable[..., Path], tracker: Tracker
-) -> None:
-    place = BenchmarkDevice(tracker, KEY)
-    with closing(BenchmarkProcess(place, [])) as holder:
-        holder.open("main", 60)
-        with pytest.raises(
-            ServiceError, match="No board with the device key 'loopback' became free within 1 s"
-        ):
-            list(
-                benchmark.measure(
-                    BenchmarkDevice(tracker, KEY, wait_s=1),
-                    {"a": library(relax_models.static)},
-                    given(),
-                    [{}],
-                )
-            )
-    (point,) = benchmark.measure(place, {"a": library(relax_models.static)}, given(X), [{}])
-    assert point.outputs == [[2, 3]]
-
-
-def test_a_board_that_says_nothing_ends_at_the_deadline(
-    library: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(benchmark, "_START_S", 2.0)
-    with rpc_servers.silent_board("mute") as tracker:
-        started = time.monotonic()
-        with pytest.raises(ServiceError, match=r"mute at .* did not answer within 3 s"):
-            list(
-                benchmark.measure(
-                    BenchmarkDevice(tracker, "mute", wait_s=1),
-                    {"a": library(relax_models.static)},
-                    given(),
-                    [{}],
-                )
-            )
-        assert time.monotonic() - started < 60
-
-
-def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[..., Path]) -> None:
-    for answer in (
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        bytes(64),
-        struct.pack("<ii", 0xFF271, -1) + b"x" * 64,
-    ):
-        with rpc_servers.silent_board("mad", answer) as tracker:
-            place = BenchmarkDevice(tracker, "mad", wait_s=5, limit_s=5)
-            with pytest.raises(ServiceError, match="mad"):
-                list(benchmark.measure(place, {"a": library(relax_models.static)}, given(X), [{}]))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"open": {}}, {"load": {"parameters": "x"}},
-        {"run": {"errors": {}, "faults": {}, "outputs": []}},
-        {"check": {"more": 1}},
-        {"run": {"errors": {"a": float("nan")}, "faults": {}, "outputs": []}},
-        {"run": {"errors": {"a": 0.0}, "faults": {"b": "is wrong"}, "outputs": []}},
-        {"time": {"times_ms": {"a": float("inf")}}},
-        {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}},
-        {"time": {"times_ms": ["a"]}},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_a_model_or_board_makes_up_is_garbage(
-    monkeypatch: pytest.MonkeyPatch, library: Callable[..., Path], wrong: dict[str, Any]
-) -> None:
-    """A model that is foreign code may write what its process answers."""
-    answers = {
-        "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {},
-        "run": {"errors": {"a": 0.0}, "faults": {}, "outputs": [[2]]},
-        "time": {"times_ms": {"a": 1.0}},
-    }  # fmt: skip
-    monkeypatch.setattr(
-        Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]]
-    )
-    models = {"a": library(relax_models.static)}
-    with pytest.raises(ServiceError, match="this machine gave an answer that is not valid: "):
-        list(benchmark.measure(BenchmarkDevice(), models, given(X), [{}]))
-
-
-def test_times_of_an_emulated_board_are_marked_until_it_vanishes(
-    type_in: Type, library: Callable[..., Path]
-) -> None:
-    static = library(relax_models.static)
-    with rpc_servers.board("qemu", emulator="qemu-aarch64") as tracker:
-        ended = type_in("tuna", "benchmark-model", static, *on(tracker, "qemu"), "--input", X)
-        assert ended.code == 0, ended
-        (row,) = api.list_benchmarks()
-        assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
-        with closing(BenchmarkProcess(BenchmarkDevice(tracker, "qemu"), [static])) as process:
-            assert process.open("main", 60) == "qemu-aarch64"
-            process.load("a", static)
-            process.run({"x": ["float32", [2, 3], None, "x"]}, ["x"], 0, 1e-3)
-            rpc_servers.kill("qemu")
-            with pytest.raises(ServiceError, match="The board does not answer any more"):
-                process.time({"a": 1})
-
-
-def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:
-    for place, network in ((BenchmarkDevice(), False), (BenchmarkDevice(tracker, KEY), True)):
-        with closing(BenchmarkProcess(place, [])) as process:
-            box = process._child.box
-            assert box is not None
-            assert box.network is network
+def test_disco_is_not_in_the_wheel() -> None:
+    """docs/boards.md says so."""
+    assert tvm.runtime.disco is None

@@ -26,7 +26,7 @@ from tuna_models import child
 from tuna_models.cli.tune import _name_of
 from tuna_models.compiler import blocked, build, precisions
 from tuna_models.compiler.build import Planned, TaskKernels
-from tuna_models.judging import inputs, rounding
+from tuna_models.judging import bounds, inputs, rounding
 from tuna_models.judging.checks import Checked, Checks, judge
 from tuna_models.judging.inputs import largest_error
 from tuna_models.manifest import Manifest, Precision
@@ -64,7 +64,7 @@ def test_a_model_in_bf16_answers_within_its_bound(name: str) -> None:
         need(None, "a CPU with avx512_bf16")
     model = NETS[name]()
     found = in_bf16(model, HERE)
-    followed = inputs.of(importer.to_relax(model, "net"))
+    followed = bounds.of(importer.to_relax(model, "net"))
     wanted = [
         one | {"bounds": known["bounds"]}
         for one, known in zip(importer.inputs_of(model), followed, strict=True)

@@ -17,7 +17,7 @@ import pytest
 from command_lines import Ended
 
 from tuna.errors import BadInput, StorageFull
-from tuna_models.benchmarks import benchmark
+from tuna_models.api import benchmarks
 from tuna_models.judging import checks
 from tuna_models.reading import importer
 from tuna_models.work import files
@@ -85,7 +85,7 @@ def test_other_weights_make_another_version(type_in: Callable[..., Ended], model
 
 
 @pytest.mark.parametrize("made", ["folder", "pipe", "device"])
-@pytest.mark.parametrize("read", [files.read, benchmark.digest, checks.check_recorded])
+@pytest.mark.parametrize("read", [files.read, benchmarks.read_library, checks.check_recorded])
 def test_what_is_not_a_plain_file_is_not_waited_for(
     tmp_path: Path, read: Callable[[Path], object], made: str
 ) -> None:

@@ -19,7 +19,7 @@ from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna_models.compiler import build, choosing, passes
 from tuna_models.compiler.build import Planned, Record, TaskKernels
 from tuna_models.compiler.program import Program
-from tuna_models.judging import inputs, runtimes
+from tuna_models.judging import bounds, inputs, runtimes
 from tuna_models.manifest import Class
 from tuna_models.reading import importer
 from tuna_models.work import checked_build
@@ -43,7 +43,7 @@ def planned_with(
 def timed(folder: Path, module: tvm.IRModule, variants: Sequence[Planned]) -> Mapping[str, float]:
     """Milliseconds of each function of the variants, in turn in one process."""
     built = write(variants[0], TARGET, folder, *variants[1:])
-    given = list(inputs.values(inputs.of(module), seed=0).values())
+    given = list(inputs.values(bounds.of(module), seed=0).values())
     job = job_of(folder, TARGET)
     machine = machine_of(variants[0], tvm.target.Target(TARGET))
     expected = machine["main"](*map(tvm.runtime.tensor, given))

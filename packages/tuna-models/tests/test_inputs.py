@@ -24,6 +24,7 @@ from onnx import TensorProto
 from tuna.common.cpu import cpu_model
 from tuna.errors import BadInput
 from tuna_models.api.benchmarks import benchmark_model
+from tuna_models.judging import bounds as bounds_of_inputs
 from tuna_models.judging import inputs
 from tuna_models.reading import importer
 
@@ -32,10 +33,10 @@ INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 
 
 def inputs_of(model: Any) -> list[dict[str, Any]]:
-    return inputs.of(importer.to_relax(model, "net"))
+    return bounds_of_inputs.of(importer.to_relax(model, "net"))
 
 
-def bounds(model: Any) -> list[inputs.Bounds | None]:
+def bounds(model: Any) -> list[bounds_of_inputs.Bounds | None]:
     return [one["bounds"] for one in inputs_of(model)]
 
 

@@ -27,7 +27,7 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna_models import names
 from tuna_models.compiler import build, graph
 from tuna_models.compiler.build import Record, TaskKernels
-from tuna_models.judging import inputs
+from tuna_models.judging import bounds, inputs
 from tuna_models.judging.inputs import largest_error
 from tuna_models.manifest import Class
 from tuna_models.reading import importer, onnx_reference
@@ -55,7 +55,7 @@ def error_of(model: Any, found: build.Planned, given: dict[str, Any]) -> float:
 @pytest.mark.parametrize("name", NETS)
 def test_a_built_model_answers_as_the_reference_of_onnx(name: str) -> None:
     model = NETS[name]()
-    known = [one["bounds"] for one in inputs.of(importer.to_relax(model, "net"))]
+    known = [one["bounds"] for one in bounds.of(importer.to_relax(model, "net"))]
     wanted = [
         one | {"bounds": found} for one, found in zip(importer.inputs_of(model), known, strict=True)
     ]

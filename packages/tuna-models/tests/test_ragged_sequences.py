@@ -12,7 +12,7 @@ from test_operators import BOTH, TARGET, answers, of_onnxruntime, recurrent, sam
 
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
-from tuna_models.judging import inputs
+from tuna_models.judging import bounds
 from tuna_models.reading import importer, onnx_reference
 
 CASES: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ def test_known_lengths_are_those_of_the_reference_too() -> None:
 
 def test_drawn_lengths_are_from_one_step_to_the_whole_sequence() -> None:
     model, _ = ragged(CASES[0], [5, 1, 3])
-    drawn = {value["name"]: value for value in inputs.of(importer.to_relax(model, "net"))}
+    drawn = {value["name"]: value for value in bounds.of(importer.to_relax(model, "net"))}
     assert drawn["lengths"]["bounds"] == (1, 5)
     assert drawn["x"]["bounds"] is None
 

@@ -16,8 +16,6 @@ from tuna_models.child_answers import Obstacle
 
 #: The type of an argument that is a shape itself, not a tensor.
 SHAPE = "shape"
-#: Characters of what a benchmark says is wrong with an output, at most.
-FAULT_CHARS = 300
 #: Types of tensors, by NumPy's names.
 TYPES = (
     *("float16", "float32", "float64", "bool"),

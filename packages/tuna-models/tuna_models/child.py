@@ -42,6 +42,7 @@ from tuna_models.compiler.program import Program
 from tuna_models.compiler.segments import Form
 from tuna_models.judging import (
     alone,
+    bounds,
     edges,
     file_check,
     inputs,
@@ -104,7 +105,7 @@ def inspect(
                 parameter=followed["name"] if followed["name"] != declared["name"] else "",
             )
             for declared, followed in zip(
-                declared_inputs, inputs.of(found.analysis.module), strict=True
+                declared_inputs, bounds.of(found.analysis.module), strict=True
             )
         ),
         tasks=tuple(

@@ -1,4 +1,4 @@
-"""Calls child processes with TVM: `child`, `benchmark_child`. Imports neither TVM nor ONNX.
+"""Calls the child process with TVM, `child`. Imports neither TVM nor ONNX.
 
 A TunaError of a child's handler travels as an answer (`refusing`) and is raised again here
 (`accepted`).

@@ -23,6 +23,7 @@ from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
 from tuna.libraries.tvm import functions, whole_models
 from tuna.libraries.tvm.board_session import facts, last_line
+from tuna.libraries.tvm.built_models import Runtime
 from tuna.libraries.tvm.kernel_child import Answer, TvmLoader
 from tuna.libraries.tvm.whole_models import ModelKernel
 
@@ -182,6 +183,9 @@ class BoardLoader(TvmLoader):
 
     def _model(self, job: KernelJob, path: Path, arrays: Sequence[Any]) -> Kernel:
         return BoardModelKernel(job, path, arrays)
+
+    def _runtime(self) -> Runtime:
+        return Runtime(_current().remote, _current().module)
 
     def reference(self, job: KernelJob) -> Problem | None:
         """Return the problem of a task without a core, computed on this machine, whatever the board

@@ -1,32 +1,11 @@
-"""A session with a board behind TVM's RPC, and what the board says of itself. Imports TVM."""
+"""Facts that a board behind TVM's RPC reports, and its errors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import rpc
-
-from tuna.errors import ServiceError
-from tuna.libraries.tvm.boards import Tracker
-
 #: Function that the server of an emulated board has, which returns the emulator's name
 EMULATOR = "tuna.emulator"
-
-
-def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> Any:
-    """A `tvm.rpc.RPCSession` with a free board, which the board ends after `lease_s` seconds.
-    Raises ServiceError.
-
-    The tracker is asked for up to `timeout_s`; the connection to the board itself has no limit but
-    that of this process.
-    """
-    place = tracker.request(key, timeout_s)
-    try:
-        return rpc.connect(place.host, place.port, place.match_key, session_timeout=lease_s)
-    except Exception as error:  # TVM raises whatever its C++ does
-        raise ServiceError(
-            f"The board {key!r} at {place.host}:{place.port} cannot be reached: {last_line(error)}."
-        ) from error
 
 
 def facts(session: Any) -> dict[str, Any]:

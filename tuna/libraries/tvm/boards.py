@@ -23,6 +23,8 @@ from tuna.errors import BadInput, NotFound, ServiceError
 _MAGIC = struct.pack("<i", 0x2F271)
 _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
+#: Seconds between two questions whether a board is free
+_POLL_S = 0.2
 #: Maximum of bytes of a tracker's answer
 _MAX_ANSWER_BYTES = 1 << 20
 
@@ -74,18 +76,23 @@ class Tracker:
             found = queues.get(key, {"free": 0, "pending": 0})
             return int(found["free"]), int(found["pending"])
 
-    def check_key(self, key: str, timeout_s: float) -> None:
-        """Raise NotFound if no board has this device key, ServiceError if the tracker does not
-        answer."""
-        found = self.boards(timeout_s)
-        if key not in found:
+    def await_board(self, key: str, wait_s: float) -> None:
+        """Wait for a free board with this device key; raises NotFound if there is none at all,
+        ServiceError if none becomes free or the tracker does not answer."""
+        deadline = time.monotonic() + wait_s
+        boards = self.boards(wait_s)
+        if key not in boards:
             raise NotFound(
                 f"The tracker {self} has no board with the device key {key!r}.",
                 hint=(
-                    f"{choices(key, found, 'device keys')}; start one: `python -m"
+                    f"{choices(key, boards, 'device keys')}; start one: `python -m"
                     f" tvm.exec.rpc_server --tracker={self} --key={key}`"
                 ),
             )
+        while not self.queue(key, wait_s)[0]:
+            if time.monotonic() > deadline:
+                raise _held(key, wait_s)
+            time.sleep(_POLL_S)
 
     def request(self, key: str, timeout_s: float) -> BoardAddress:
         """A free board with this device key; the caller's until its session ends. Raises
@@ -111,14 +118,7 @@ class Tracker:
                 status, *rest = json.loads(_received(connection, size, deadline))
         except TimeoutError:
             if answered and waits_for:
-                raise ServiceError(
-                    f"No board with the device key {waits_for!r} became free within"
-                    f" {timeout_s:g} s.",
-                    hint=(
-                        "another client holds it, or it vanished; see `python -m"
-                        " tvm.exec.query_rpc_tracker`"
-                    ),
-                ) from None
+                raise _held(waits_for, timeout_s) from None
             raise ServiceError(
                 f"The tracker {self} does not answer within {timeout_s:g} s."
             ) from None
@@ -143,6 +143,13 @@ class Tracker:
 
     def _is_none(self) -> ServiceError:
         return ServiceError(f"{self} does not answer as a TVM RPC tracker does.")
+
+
+def _held(key: str, wait_s: float) -> ServiceError:
+    return ServiceError(
+        f"No board with the device key {key!r} became free within {wait_s:g} s.",
+        hint="another client holds it, or it vanished; see `python -m tvm.exec.query_rpc_tracker`",
+    )
 
 
 def _received(connection: socket.socket, size: int, deadline: float) -> bytes:

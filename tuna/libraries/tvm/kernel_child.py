@@ -44,6 +44,7 @@ from tuna.libraries.tvm import (
     whole_models,
     workloads,
 )
+from tuna.libraries.tvm.built_models import BuiltModels, Runtime, here
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, MODEL, UNTUNED, error_bound
@@ -207,6 +208,8 @@ class TvmLoader(Loader):
         """The function `main` of the shared library; weights are packed ahead of time, once for all
         candidates."""
         if BY_NAME[job.solver] is MODEL:
+            if model_answers.problem(job.files["answers"]).answers.call is not None:
+                return BuiltModels(job, path, arrays, self._runtime())
             return self._model(job, path, arrays)
         problem = problems.of(job)
         if problem is None:
@@ -220,6 +223,9 @@ class TvmLoader(Loader):
 
     def _model(self, job: KernelJob, path: Path, arrays: Sequence[Any]) -> Kernel:
         return whole_models.LocalModelKernel(job, path, arrays)
+
+    def _runtime(self) -> Runtime:
+        return here()
 
     def takes_nan(self, job: KernelJob) -> bool:
         """Return False for a model, which may index a table with what it computed."""

@@ -243,7 +243,9 @@ class LocalModelKernel(ModelKernel):
 
 
 def arrays_of(answer: Any) -> list[Any]:
-    """The arrays in what a function of a virtual machine returned."""
+    """The arrays in what a function of a virtual machine returned; numbers are arrays too."""
     if hasattr(answer, "numpy"):
         return [answer.numpy()]
+    if isinstance(answer, int | float):
+        return [np.asarray(answer)]
     return [array for part in answer for array in arrays_of(part)]

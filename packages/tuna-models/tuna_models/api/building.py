@@ -31,7 +31,6 @@ from tuna_models.work.whole_job import MeasuredModel
 
 #: Parts of a measured model: its run as a whole, and TVM's of it (`whole_models`).
 _TIMED, _UNTUNED = "timed_0", "untuned"
-_LABEL_CHARS = 255
 _CHECKS = Checks()
 
 
@@ -253,11 +252,11 @@ def _store_time(built: BuiltModel, measured: MeasuredModel) -> None:
         model_id = benchmarks.model_id(connection, built.model.name, built.model.version)
     row = benchmarks.NewBenchmark(
         model_id=model_id,
-        label=built.path.name[:_LABEL_CHARS],
+        label=built.path.name,
         artifact=hashlib.sha256(built.path.read_bytes()).hexdigest(),
         function="main",
         tracker="",
-        device=built.device[:_LABEL_CHARS],
+        device=built.device,
         extents={},
         inputs=" ".join(
             f"{value.name}={','.join(map(str, value.shape))}:{value.dtype}"

@@ -1,1 +1,0 @@
-"""Times whole models on boards and on this machine."""
