@@ -10,7 +10,7 @@ import pytest
 from nets import Net
 
 from tuna.configs.task import BIAS
-from tuna_models.compiler import graph, groups
+from tuna_models.compiler import graph, groups, rules
 from tuna_models.reading import importer
 
 Form = Callable[[Net, str], str]
@@ -21,7 +21,8 @@ def grouped(write: Form) -> tuple[tuple[str, ...], bool]:
     net = Net((2, 8))
     x = net.add("MatMul", "x", net.constant(net.random.normal(0, 0.3, (8, 8))))
     found = graph.read(importer.to_relax(net.model(write(net, x)), "net"))
-    (group,) = groups.find(found, 16)
+    (group,), _ = groups.find(found, 16)
+    rules.extend(group, found, set())
     return tuple(part for part in group.epilogue if part != BIAS), found.is_result(group.answer)
 
 

@@ -85,7 +85,7 @@ def test_an_open_batch_is_taken_for_one_to_find_the_rest(tmp_path: Path) -> None
     (plain,) = found["without_kernel"]
     assert (plain["count"], plain["reason"]) == (
         1,
-        "no kernel for conv2d of 1x16x8x8 and 32x16x3x3, float64",
+        "no kernel for conv2d of 1x16x8x8 and 32x16x3x3: its weights are float64",
     )
     assert 0.5 < plain["share"] <= 1
 

@@ -26,8 +26,10 @@ from tuna_models.compiler import pads
 from tuna_models.compiler.blocked import Depth, Window
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 
+#: The reason why a tensor without known extents has no kernel
+UNKNOWN_SHAPE = "its shape is not known when compiling"
 #: Layouts of data and weights by operator.
-_LAYOUTS = {
+LAYOUTS = {
     "nn.conv1d": ("NCW", "OIW"),
     "nn.conv2d": ("NCHW", "OIHW"),
     "nn.conv3d": ("NCDHW", "OIDHW"),
@@ -85,25 +87,27 @@ class _Axis:
         return 0 <= self.before - self.after < self.stride
 
 
-def find(node: Node, graph: Graph, block: int, numbers: Any = None) -> Convolution | None:
-    """Return the convolution of an operator, whose kernel has channels in blocks of `block`; None
-    for what is none, or no kernel takes. `numbers` are other weights than the operator's own."""
-    if node.op not in _LAYOUTS or not isinstance(node.args[0], relax.Var):
-        return None
-    attrs, (data, kernel) = node.attrs, _LAYOUTS[node.op]
+def find(node: Node, graph: Graph, block: int, numbers: Any = None) -> Convolution | str:
+    """Return the convolution of an operator of `LAYOUTS`, whose kernel has channels in blocks of
+    `block`; the reason where no kernel takes it. `numbers` are other weights than its own."""
+    if not isinstance(node.args[0], relax.Var):
+        return "its input is a constant"
+    attrs, (data, kernel) = node.attrs, LAYOUTS[node.op]
     weights = constant_of(node.args[1]) if numbers is None else numbers
-    if weights is None or weights.dtype != np.float32:
-        return None
+    if weights is None:
+        return "its weights are no constant"
+    if weights.dtype != np.float32:
+        return f"its weights are {weights.dtype}"
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != (data, kernel, data):
-        return None
+        return f"its layouts are {attrs.data_layout} and {attrs.kernel_layout}"
     if extents(node.args[0]) is None or extents(node.var) is None:
-        return None
+        return UNKNOWN_SHAPE
     if node.op.endswith("transpose"):
         return _transposed(node, weights)
     return _forward(node, graph, block, weights)
 
 
-def _transposed(node: Node, weights: Any) -> Convolution | None:
+def _transposed(node: Node, weights: Any) -> Convolution | str:
     """A transposed one is the backward data of the convolution that makes its input from its
     answer."""
     attrs, shape, answer = node.attrs, extents(node.args[0]), extents(node.var)
@@ -111,7 +115,7 @@ def _transposed(node: Node, weights: Any) -> Convolution | None:
     assert shape is not None
     assert answer is not None
     if before[:2] != before[2:]:
-        return None
+        return "its padding before and after differs"
     (sh, sw), (dh, dw) = ((int(a), int(b)) for a, b in (attrs.strides, attrs.dilation))
     core = ConvConfig(
         batchsize=shape[0],
@@ -130,12 +134,12 @@ def _transposed(node: Node, weights: Any) -> Convolution | None:
         group_count=int(attrs.groups),
         direction=Direction.BACKWARD_DATA,
     )
-    if core.output_size != shape[2:]:  # an output padding of a stride or more
-        return None
+    if core.output_size != shape[2:]:
+        return "its output padding is a stride or more"
     return Convolution(core, node.args[0], weights, None, [node])
 
 
-def _forward(node: Node, graph: Graph, block: int, weights: Any) -> Convolution | None:
+def _forward(node: Node, graph: Graph, block: int, weights: Any) -> Convolution | str:
     attrs, source, nodes = node.attrs, node.args[0], [node]
     before = [int(pad) for pad in attrs.padding][: weights.ndim - 2]
     maker = graph.maker(source)
@@ -147,7 +151,7 @@ def _forward(node: Node, graph: Graph, block: int, weights: Any) -> Convolution 
         source = pads.source(maker)
     shape, answer = extents(source), extents(node.var)
     if shape is None or answer is None:
-        return None
+        return UNKNOWN_SHAPE
     rows = zip(
         shape[2:], answer[2:], weights.shape[2:], attrs.strides, attrs.dilation, before, strict=True
     )
@@ -166,7 +170,7 @@ def _of_images(
     groups: int,
     block: int,
     nodes: list[Node],
-) -> Convolution | None:
+) -> Convolution | str:
     """Return the convolution along three axes, the first of which may be 1, as one of images.
 
     Where several frames become channels, those of each frame fill whole blocks, unless they are
@@ -174,7 +178,7 @@ def _of_images(
     """
     depth, height, width = axes
     if depth.taps > 1 and groups > 1:
-        return None
+        return "it is along three axes and has groups"
     channels = shape[1]
     blocked = channels > IMAGE_CHANNELS and (depth.taps == 1 or channels >= block)
     filled = -(-channels // block) * block if blocked and depth.taps > 1 else channels

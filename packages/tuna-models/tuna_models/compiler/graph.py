@@ -87,6 +87,17 @@ class Node:
         """Attributes of the operator."""
         return self.value.attrs
 
+    @property
+    def label(self) -> str:
+        """The operator and the shapes of its first two tensors, such as `matmul of 4x8 and 8x2`."""
+        return label(self.op.removeprefix("nn."), [extents(arg) for arg in self.args[:2]])
+
+
+def label(op: str, shapes: Sequence[Sequence[int] | None]) -> str:
+    """An operator on tensors of these shapes, None for one that is not known."""
+    sizes = ("x".join(map(str, shape)) for shape in shapes if shape is not None)
+    return " of ".join(filter(None, (op, " and ".join(sizes))))
+
 
 @dataclass
 class Graph:

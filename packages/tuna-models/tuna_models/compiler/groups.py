@@ -1,4 +1,7 @@
-"""Finds the convolutions and products of a model with the operators of their epilogues."""
+"""Finds the convolutions and products of a model. Imports TVM.
+
+The operators of their epilogues are found by `rules`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, PRELU, RESIDUAL, TaskConfig
-from tuna.configs.values import Direction
-from tuna_models.compiler import activations, convolutions, slopes
+from tuna.configs.task import BIAS, PRELU, RESIDUAL, TaskConfig
+from tuna_models.compiler import convolutions
 from tuna_models.compiler.blocked import Window
-from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
+from tuna_models.compiler.convolutions import UNKNOWN_SHAPE
+from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 
 #: Values of a constant first factor that are written for a whole batch, at most.
 _REPEATED = 1 << 22
+#: Operators that are convolutions and products
+CORES = {*convolutions.LAYOUTS, "matmul"}
 
 
 @dataclass
@@ -43,6 +48,8 @@ class FusionGroup:
     #: True where no kernel of Winograd's will do: for sums of whole numbers, which it would round,
     #: and in bf16 for weights that its fp16 does not hold
     exact: bool = False
+    #: reasons why operators behind it are no part of it, by their labels
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def answer(self) -> Any:
@@ -67,50 +74,56 @@ def find(
     others: Set[Any] = frozenset(),
     exact: Set[Any] = frozenset(),
     adds: Callable[[Any], bool] | None = None,
-) -> list[FusionGroup]:
-    """Every group of the model, for kernels with channels in blocks of `block`; no operator is in
-    two of them, or has its variable among `others`. Those with variables in `exact` sum whole
-    numbers, and have no epilogue, which might fold scales into weights. `adds` says of a variable
-    whether it may be a residual; None: any."""
-    taken, fused = set(others), []
+) -> tuple[list[FusionGroup], dict[str, str]]:
+    """The convolutions and products of the model, for kernels with channels in blocks of `block`,
+    and why there are no others, by the operator's label.
+
+    None has its variable among `others`. Those with variables in `exact` sum whole numbers. `adds`
+    says of a variable whether it may be a residual; None: any.
+    """
+    groups, reasons = list[FusionGroup](), dict[str, str]()
     for node in graph.nodes:
-        if node.var in others:
+        if node.var in others or node.op not in CORES:
             continue
-        group = None
-        if node.op == "matmul":
-            group = _product(node, graph)
+        is_product = node.op == "matmul"
+        group = _product(node, graph) if is_product else _convolution(node, graph, block)
+        if isinstance(group, str):
+            reasons[node.label] = group
         else:
-            layer = convolutions.find(node, graph, block)
-            if layer is not None:
-                group = FusionGroup(
-                    layer.core, layer.input, layer.weights, window=layer.window, nodes=layer.nodes
-                )
-        if group is None:
-            continue
-        group.exact, group.adds = node.var in exact, adds
-        if not group.exact:
-            _extend(group, graph, taken)
-        taken.update(member.var for member in group.nodes)
-        fused.append(group)
-    return fused
+            group.exact, group.adds = node.var in exact, adds
+            groups.append(group)
+    return groups, reasons
 
 
-def _product(node: Node, graph: Graph) -> FusionGroup | None:
+def _convolution(node: Node, graph: Graph, block: int) -> FusionGroup | str:
+    layer = convolutions.find(node, graph, block)
+    if isinstance(layer, str):
+        return layer
+    return FusionGroup(
+        layer.core, layer.input, layer.weights, window=layer.window, nodes=layer.nodes
+    )
+
+
+def _product(node: Node, graph: Graph) -> FusionGroup | str:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
     if weights is None:
         return _product_with_variable(node, graph)
-    if shape is None or weights.dtype != np.float32 or min(weights.ndim, len(shape)) < 2:
-        return None
+    if shape is None:
+        return UNKNOWN_SHAPE
+    if weights.dtype != np.float32:
+        return f"its weights are {weights.dtype}"
+    if min(weights.ndim, len(shape)) < 2:
+        return "a factor is a vector"
     *lead, k, n = weights.shape
     batch, rows = math.prod(lead), math.prod(shape[:-1])
     if batch > 1 and tuple(lead) != shape[:-2]:
-        return None
+        return "its factors are batches of different extents"
     weights = weights.reshape(*([batch] if batch > 1 else []), k, n)
     core = GemmConfig(m=rows // batch, n=n, k=k, batch_count=batch)
     return FusionGroup(core, node.args[0], weights, nodes=[node])
 
 
-def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | None:
+def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | str:
     """Return the group of a batched product whose second factor is a variable.
 
     If that is a transposition, the product reads its source. A constant first factor is repeated
@@ -124,10 +137,12 @@ def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | None:
             values = values.reshape(values.shape[-2:])
             first = relax.const(np.ascontiguousarray(np.broadcast_to(values, whole)))
     shape = extents(first)
-    if shape is None or other is None or node.var.ty.dtype != "float32":
-        return None
+    if shape is None or other is None:
+        return UNKNOWN_SHAPE
+    if node.var.ty.dtype != "float32":
+        return f"its answer is {node.var.ty.dtype}"
     if len(shape) < 2 or shape[:-2] != other[:-2]:
-        return None
+        return "its factors are vectors or batches of different extents"
     core = GemmConfig(m=shape[-2], n=other[-1], k=shape[-1], batch_count=math.prod(shape[:-2]))
     maker = graph.maker(second)
     if maker is not None and maker.op == "permute_dims" and maker.attrs.axes is not None:
@@ -142,143 +157,3 @@ def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | None:
                 nodes=[node],
             )
     return FusionGroup(core, first, None, second, nodes=[node])
-
-
-def _extend(group: FusionGroup, graph: Graph, taken: set[Any]) -> None:
-    """Add operators to the epilogue as long as nothing else reads the values between."""
-    while not group.epilogue or group.epilogue[-1] not in CASTS:
-        user = graph.sole_user(group.answer)
-        if user is not None and user.op == "nn.batch_norm" and set(group.epilogue) <= {BIAS}:
-            first = graph.sole_user(user.var)
-            if first is None or not _normalise(group, user):
-                return
-            group.nodes += [user, first]
-            continue
-        activation = None
-        if not set(ACTIVATIONS) & set(group.epilogue):
-            activation = activations.find(graph, group.answer)
-        if activation is not None and not any(node.var in taken for node in activation[1]):
-            group.epilogue.append(activation[0])
-            group.nodes += activation[1]
-        elif (
-            user is not None
-            and user.var not in taken
-            and (
-                _reshape(group, user)
-                or _rectify(group, user)
-                or _add(group, user)
-                or _scale(group, user)
-                or _cast(group, user)
-            )
-        ):
-            group.nodes.append(user)
-        else:
-            return
-
-
-def _normalise(group: FusionGroup, node: Node) -> bool:
-    """Fold a batch normalisation into weights and bias, in double precision."""
-    found = scale_and_shift(node) if isinstance(group.core, ConvConfig) else None
-    if found is None or not _multiply(group, found[0]):
-        return False
-    before = 0.0 if group.bias is None else group.bias.astype(np.float64)
-    _set_bias(group, (before + found[1]).astype(group.weights.dtype))
-    return True
-
-
-def _scale(group: FusionGroup, node: Node) -> bool:
-    """Fold a product or quotient with a value for each channel into weights and bias."""
-    values = constant_of(node.args[1]) if node.op in ("multiply", "divide") else None
-    if node.op == "multiply" and values is None:
-        values = constant_of(node.args[0])
-    if values is None or group.weights is None or not set(group.epilogue) <= {BIAS}:
-        return False
-    found = _by_channel(group, node, values.astype(np.float64))
-    if found is None or (node.op == "divide" and not np.all(found)):
-        return False
-    return _multiply(group, 1.0 / found if node.op == "divide" else found)
-
-
-def _multiply(group: FusionGroup, scale: Any) -> bool:
-    """Multiply the answer before its epilogue; False where the weights lack its channel axis."""
-    channels: tuple[int, ...] = (1, -1)
-    if isinstance(group.core, ConvConfig):
-        transposed = group.core.direction is Direction.BACKWARD_DATA
-        if transposed and group.core.group_count > 1:
-            return False
-        channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
-    kind = group.weights.dtype
-    group.weights = (group.weights * scale.reshape(channels)).astype(kind)
-    if group.bias is not None:
-        group.bias = (group.bias * scale).astype(kind)
-    return True
-
-
-def _by_channel(group: FusionGroup, node: Node, values: Any) -> Any | None:
-    """An operand with one value for each channel; None for any other."""
-    shape = extents(group.answer)
-    if shape is None or extents(node.var) != shape:
-        return None
-    axis = 1 if isinstance(group.core, ConvConfig) else len(shape) - 1
-    given = (1,) * (len(shape) - values.ndim) + values.shape
-    if any(extent != 1 for position, extent in enumerate(given) if position != axis):
-        return None
-    return np.array(np.broadcast_to(values.reshape(-1), (shape[axis],)))
-
-
-def _set_bias(group: FusionGroup, values: Any) -> None:
-    group.bias = values
-    if BIAS not in group.epilogue:
-        group.epilogue.insert(0, BIAS)
-
-
-def _rectify(group: FusionGroup, node: Node) -> bool:
-    """Make a value for each channel the factor of its negative values."""
-    values = slopes.find(node)
-    if values is None or set(ACTIVATIONS) & set(group.epilogue):
-        return False
-    group.slopes = _by_channel(group, node, values)
-    if group.slopes is None:
-        return False
-    group.epilogue.append(PRELU)
-    return True
-
-
-def _add(group: FusionGroup, node: Node) -> bool:
-    """Make a value for each channel the bias, a tensor of the answer's shape the residual."""
-    if node.op != "add":
-        return False
-    other = node.args[1] if node.args[0].same_as(group.answer) else node.args[0]
-    shape, functions = extents(group.answer), set(ACTIVATIONS) & set(group.epilogue)
-    values = constant_of(other)
-    if values is None:
-        if group.residual is not None or other.same_as(group.answer) or extents(other) != shape:
-            return False
-        if group.adds is not None and not group.adds(other):
-            return False
-        group.residual = other
-        group.epilogue.append(RESIDUAL)
-        return True
-    added = None if functions else _by_channel(group, node, values)
-    if added is None or values.dtype != np.float32:
-        return False
-    _set_bias(group, added if group.bias is None else group.bias + added)
-    return True
-
-
-def _reshape(group: FusionGroup, node: Node) -> bool:
-    """Whether the operator splits or joins the rows of a product: elementwise operators may follow
-    it."""
-    shape, found = extents(group.answer), extents(node.var)
-    if node.op not in RESHAPES or not isinstance(group.core, GemmConfig):
-        return False
-    return bool(shape and found and shape[-1] == found[-1])
-
-
-def _cast(group: FusionGroup, node: Node) -> bool:
-    """Add a change of the answer's type to the epilogue."""
-    if node.op != "astype":
-        return False
-    found = [name for name, kind in CASTS.items() if str(node.attrs.dtype) == kind]
-    group.epilogue += found
-    return bool(found)

@@ -12,9 +12,9 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import BIAS, CASTS, TaskConfig
+from tuna.configs.task import BIAS, TaskConfig
 from tuna.configs.values import DataType
-from tuna_models.compiler import convolutions, groups, integers
+from tuna_models.compiler import convolutions, groups, integers, rules
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 from tuna_models.compiler.groups import FusionGroup
 from tuna_models.compiler.integer_groups import Addition, IntegerGroup, IntegerGroups, Rounded
@@ -48,7 +48,7 @@ class _Finder:
     def core(self, node: Node) -> None:
         """Add the group of a convolution or a product, or the reason why there is none."""
         source = node.args[0] if node.args else None
-        if node.op not in _CORES or not isinstance(source, relax.Var):
+        if node.op not in groups.CORES or not isinstance(source, relax.Var):
             return
         centered = _centered(source, self.graph, self.found.integers)
         real = self.found.integers.grids
@@ -62,7 +62,7 @@ class _Finder:
         if isinstance(group, IntegerGroup):
             group = self._complete(group, dynamic=centered is not None)
         if isinstance(group, str):
-            self.found.reasons[f"{node.op.removeprefix('nn.')}: {group}"] += 1
+            self.found.refused.append((node, group))
             return
         self.taken.update(member.var for member in group.nodes)
         self.found.groups.append(group)
@@ -85,8 +85,8 @@ class _Finder:
         if isinstance(whole, str):
             return whole
         layer = convolutions.find(node, self.graph, self.block, whole[0])
-        if layer is None:
-            return "no kernel takes it"
+        if isinstance(layer, str):
+            return layer
         scale, grid = 1.0, self.found.integers.grids.get(layer.input)
         if centered is None and grid is not None:
             centered, scale = (layer.input, grid.stored_zero), grid.scale
@@ -167,39 +167,22 @@ class _Finder:
         return True
 
     def _in_fp32(self, group: IntegerGroup) -> IntegerGroup | None:
-        """Return the group with the epilogue of a group in fp32."""
+        """Return the group with the epilogue of a group in fp32, which kernels for bytes write."""
         fused = _in_real_values(group)
-        groups._extend(fused, self.graph, self.taken)
-        if fused.epilogue and fused.epilogue[-1] in CASTS:  # kernels for bytes write fp32
-            del fused.epilogue[-1], fused.nodes[-1]
-        others = tuple(part for part in fused.epilogue if part != BIAS)
-        found = {"others": others, "residual": fused.residual, "slopes": fused.slopes}
-        return _whole_again(group, fused, **found)
+        rules.extend(fused, self.graph, self.taken, rules.IN_FP32)
+        return _whole_again(group, fused, residual=fused.residual)
 
     def _rounded(self, group: IntegerGroup) -> IntegerGroup | None:
         """Return the group with bias, slopes, limits and rounding, None where it is not rounded."""
         fused = _in_real_values(group)
-        while True:
-            user = self.graph.sole_user(fused.answer)
-            if user is None or user.var in self.taken:
-                return None
-            if user.op == "nn.batch_norm" and (first := self.graph.sole_user(user.var)):
-                if not groups._normalise(fused, user):
-                    return None
-                fused.nodes += [user, first]
-            elif groups._reshape(fused, user) or (_has_constant(user) and groups._add(fused, user)):
-                fused.nodes.append(user)
-            else:
-                break
-        if groups._rectify(fused, user):
-            fused.nodes.append(user)
+        rules.extend(fused, self.graph, self.taken, rules.FOLDED)
+        rules.extend(fused, self.graph, self.taken, (rules.SLOPES,))
         ended = self._limited(fused.answer)
         if ended is None:
             return None
         rounded, nodes = ended
         fused.nodes += nodes
-        others = tuple(part for part in fused.epilogue if part != BIAS)
-        return _whole_again(group, fused, rounded=rounded, others=others, slopes=fused.slopes)
+        return _whole_again(group, fused, rounded=rounded)
 
     def _limited(self, var: Any) -> tuple[Rounded, list[Node]] | None:
         """Return the rounding of a variable, and the operators to it."""
@@ -264,7 +247,6 @@ class _Finder:
         return Addition(first, second, (real[first], real[second]), rounded, [node, *nodes])
 
 
-_CORES = {"matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose"}
 #: Largest sum of products that 32 bits hold
 _LARGEST_SUM = (1 << 31) - 1
 
@@ -301,12 +283,15 @@ def _whole_again(group: IntegerGroup, fused: FusionGroup, **changes: Any) -> Int
     scales = fused.weights.reshape(-1)
     if not np.all(np.isfinite(scales)):
         return None
-    found = {"scales": scales, "bias": fused.bias, "nodes": fused.nodes}
-    return replace(group, **found, **changes)
-
-
-def _has_constant(node: Node) -> bool:
-    return any(constant_of(arg) is not None for arg in node.args)
+    return replace(
+        group,
+        scales=scales,
+        bias=fused.bias,
+        others=tuple(part for part in fused.epilogue if part != BIAS),
+        slopes=fused.slopes,
+        nodes=fused.nodes,
+        **changes,
+    )
 
 
 def _limits(node: Node) -> tuple[float, float] | None:

@@ -154,8 +154,13 @@ class IntegerGroups:
     integers: Integers = field(default_factory=Integers)
     groups: list[IntegerGroup] = field(default_factory=list)
     additions: list[Addition] = field(default_factory=list)
-    #: reasons why convolutions and products of quantised tensors are computed in fp32
-    reasons: Counter[str] = field(default_factory=Counter)
+    #: convolutions and products of quantised tensors that are computed in fp32, and why
+    refused: list[tuple[Node, str]] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """The operators and the reasons of those in fp32, with their numbers."""
+        return Counter(f"{node.op.removeprefix('nn.')}: {reason}" for node, reason in self.refused)
 
     @property
     def taken(self) -> set[Any]:

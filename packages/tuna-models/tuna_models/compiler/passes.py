@@ -20,6 +20,7 @@ from tuna_models.compiler import (
     groups,
     indices,
     integer_finder,
+    rules,
     segments,
     slopes,
     whole_sums,
@@ -40,13 +41,15 @@ class Analysis:
     target: Any
     precision: Precision
     tuned: bool  #: False: nothing becomes a kernel of ours
-    graph: Graph
+    graph: Graph = field(default_factory=lambda: Graph([], [], None))
     cuts: list[Cut] = field(default_factory=list)  #: quantised tensors where the model is cut
     #: convolutions, products and sums that are computed with bytes
     integers: IntegerGroups = field(default_factory=IntegerGroups)
     exact: set[Any] = field(default_factory=set)  #: variables of sums of whole numbers in fp32
     storage: Bf16Storage | None = None  #: what is stored in bf16; None: nothing
     groups: list[FusionGroup] = field(default_factory=list)  #: other convolutions and products
+    #: reasons why operators have no kernel, or are no part of another's, by their labels
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def block(self) -> int:
@@ -65,10 +68,14 @@ def analyse(
 
     With the `precision` bf16 convolutions and products are in bf16, unless the model is quantised.
     """
-    analysis = Analysis(module, target, precision, tuned, graph.read(module))
+    analysis = Analysis(module, target, precision, tuned)
     for each in PASSES:
         each.run(analysis)
     return analysis
+
+
+def _fold(analysis: Analysis) -> None:
+    analysis.graph = graph.read(analysis.module)
 
 
 def _slopes(analysis: Analysis) -> None:
@@ -102,10 +109,30 @@ def _types(analysis: Analysis) -> None:
         analysis.storage = Bf16Storage(analysis.graph)
 
 
-def _groups(analysis: Analysis) -> None:
+def _cores(analysis: Analysis) -> None:
     taken, storage = analysis.integers.taken, analysis.storage
     adds = None if storage is None else storage.stores
-    analysis.groups = groups.find(analysis.graph, analysis.block, taken, analysis.exact, adds)
+    analysis.groups, reasons = groups.find(
+        analysis.graph, analysis.block, taken, analysis.exact, adds
+    )
+    refused = {node.label: reason for node, reason in analysis.integers.refused}
+    analysis.reasons |= reasons | refused
+
+
+def _epilogues(analysis: Analysis) -> None:
+    taken = analysis.integers.taken | {node.var for each in analysis.groups for node in each.nodes}
+    for group in analysis.groups:
+        if not group.exact:  # an epilogue might fold scales into weights
+            rules.extend(group, analysis.graph, taken)
+            taken.update(node.var for node in group.nodes)
+        analysis.reasons |= group.reasons
+
+
+def _kernels(analysis: Analysis) -> None:
+    for group in analysis.groups:
+        if reason := problems.refusal(group.task, analysis.target):
+            core = next(node for node in group.nodes if node.op in groups.CORES)
+            analysis.reasons[core.label] = reason
 
 
 @dataclass(frozen=True)
@@ -117,11 +144,14 @@ class Pass:
 
 
 PASSES = (
+    Pass("fold", _fold),
     Pass("slopes", _slopes),
     Pass("cuts", _cuts),
     Pass("indices", _indices),
     Pass("bytes", _bytes),
     Pass("sums", _sums),
     Pass("types", _types),
-    Pass("groups", _groups),
+    Pass("cores", _cores),
+    Pass("epilogues", _epilogues),
+    Pass("kernels", _kernels),
 )

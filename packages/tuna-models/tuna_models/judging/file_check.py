@@ -25,7 +25,7 @@ from tuna.errors import BadInput
 from tuna.libraries.tvm import functions
 from tuna_models.arguments import Obstacles
 from tuna_models.child_answers import FileCheck, Obstacle, PlainTask
-from tuna_models.compiler import build, choosing, passes, precisions
+from tuna_models.compiler import build, choosing, graph, passes, precisions
 from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.passes import Analysis
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
@@ -232,10 +232,10 @@ def _why(found: ReadFile, task: TaskConfig) -> str:
     if task.core is not None or function is None or functions.moves_nothing(function):
         return ""
     if core := _CORE.search(task.name):
-        a, b = (
-            "x".join(str(int(extent)) for extent in param.shape) for param in function.params[:2]
-        )
-        return f"no kernel for {core[1]} of {a} and {b}, {function.params[0].dtype}"
+        shapes = [[int(extent) for extent in param.shape] for param in function.params[:2]]
+        label = graph.label(core[1], shapes)
+        reason = found.analysis.reasons.get(label, f"its type is {function.params[0].dtype}")
+        return f"no kernel for {label}: {reason}"
     is_default = found.kernels.classes[task.key] is Class.DEFAULT
     if is_default and task.name.rstrip("_0123456789") not in _WRITTEN:
         return "no schedule by rule: TVM's default, on one core"

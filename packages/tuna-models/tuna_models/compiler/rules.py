@@ -1,0 +1,308 @@
+"""Rules by which operators behind a convolution or product become part of it. Imports TVM.
+
+Each matches operators, checks them, which fails with a reason, and adds them to a group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, PRELU, RESIDUAL
+from tuna.configs.values import Direction
+from tuna_models.compiler import activations, slopes
+from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
+from tuna_models.compiler.groups import FusionGroup
+
+
+class Unfit(Exception):
+    """The reason why operators do not become part of a group."""
+
+
+class Rule(ABC):
+    """A way to make operators part of a group."""
+
+    def match(self, group: FusionGroup, graph: Graph) -> tuple[list[Node], Any] | None:
+        """Return the operators that alone read the group's answer, with what distinguishes them;
+        None where it is about others."""
+        user = graph.sole_user(group.answer)
+        operand = None if user is None else self.operand(user, group)
+        return None if user is None or operand is None else ([user], operand)
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """What an operator applies to the group's answer; None for operators of other rules."""
+        return None
+
+    @abstractmethod
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """Return the operand as `apply` takes it; raises Unfit."""
+
+    @abstractmethod
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Change the core or the epilogue of the group."""
+
+
+class Normalise(Rule):
+    """Fold a batch normalisation into weights and bias, in double precision."""
+
+    def match(self, group: FusionGroup, graph: Graph) -> tuple[list[Node], Any] | None:
+        """The normalisation, and the operator that takes its first result."""
+        user = graph.sole_user(group.answer)
+        if user is None or user.op != "nn.batch_norm":
+            return None
+        first = graph.sole_user(user.var)
+        return None if first is None else ([user, first], user)
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """The factor and the summand of each channel."""
+        if not set(group.epilogue) <= {BIAS}:
+            raise Unfit("other steps come before it")
+        numbers = scale_and_shift(operand) if isinstance(group.core, ConvConfig) else None
+        if numbers is None:
+            raise Unfit("its parameters are no constants for each channel of a convolution")
+        _check_scaled(group)
+        return numbers
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Multiply, then add."""
+        scale, shift = operand
+        _multiply(group, scale)
+        before = 0.0 if group.bias is None else group.bias.astype(np.float64)
+        _set_bias(group, (before + shift).astype(group.weights.dtype))
+
+
+class Activate(Rule):
+    """A function of each value, however it is written."""
+
+    def match(self, group: FusionGroup, graph: Graph) -> tuple[list[Node], Any] | None:
+        """The operators of the function, and its name."""
+        activation = None if _is_active(group) else activations.find(graph, group.answer)
+        return None if activation is None else (activation[1], activation[0])
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """The name."""
+        return operand
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Add the step."""
+        group.epilogue.append(operand)
+
+
+class Reshape(Rule):
+    """Rows of a product that are split or joined: operators on single values may follow."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The new shape."""
+        return extents(node.var) if node.op in RESHAPES else None
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """Nothing: only the order of values counts."""
+        shape = extents(group.answer)
+        if not isinstance(group.core, GemmConfig) or not shape or not operand:
+            raise Unfit("it changes the shape of what is no product")
+        if shape[-1] != operand[-1]:
+            raise Unfit("it changes the columns of a product")
+        return operand
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Change nothing."""
+
+
+class Rectify(Rule):
+    """A factor of the negative values of each channel."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The factors."""
+        return slopes.find(node)
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """One for each channel."""
+        _check_first_activation(group)
+        return _by_channel(group, nodes[0], operand)
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Add the step."""
+        group.slopes = operand
+        group.epilogue.append(PRELU)
+
+
+class Bias(Rule):
+    """A constant summand of each channel."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The summand."""
+        return constant_of(_other(node, group)) if node.op == "add" else None
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """One for each channel."""
+        _check_first_activation(group)
+        if operand.dtype != np.float32:
+            raise Unfit(f"what it adds is {operand.dtype}")
+        return _by_channel(group, nodes[0], operand)
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Add it to the bias."""
+        _set_bias(group, operand if group.bias is None else group.bias + operand)
+
+
+class Residual(Rule):
+    """A variable summand of the answer's shape."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The variable."""
+        other = _other(node, group) if node.op == "add" else None
+        return None if other is None or constant_of(other) is not None else other
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """The variable."""
+        if group.residual is not None:
+            raise Unfit("a residual is added already")
+        if operand.same_as(group.answer) or extents(operand) != extents(group.answer):
+            raise Unfit("what it adds has another shape")
+        if group.adds is not None and not group.adds(operand):
+            raise Unfit("what it adds is not stored in bf16")
+        return operand
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Add the step."""
+        group.residual = operand
+        group.epilogue.append(RESIDUAL)
+
+
+class Scale(Rule):
+    """A constant factor or divisor of each channel, folded into weights and bias."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The factor or divisor."""
+        if node.op not in ("multiply", "divide"):
+            return None
+        values = constant_of(node.args[1])
+        return constant_of(node.args[0]) if values is None and node.op == "multiply" else values
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """The factor of each channel, in double precision."""
+        if group.weights is None:
+            raise Unfit("both factors of the product are variables")
+        if not set(group.epilogue) <= {BIAS}:
+            raise Unfit("other steps come before it")
+        factors = _by_channel(group, nodes[0], operand.astype(np.float64))
+        if nodes[0].op == "divide":
+            if not np.all(factors):
+                raise Unfit("it divides by zero")
+            factors = 1.0 / factors
+        _check_scaled(group)
+        return factors
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Multiply."""
+        _multiply(group, operand)
+
+
+class Cast(Rule):
+    """A change of the answer's type, which ends the epilogue."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The type."""
+        return str(node.attrs.dtype) if node.op == "astype" else None
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+        """The name of the step."""
+        steps = [name for name, kind in CASTS.items() if kind == operand]
+        if not steps:
+            raise Unfit(f"no kernel writes {operand}")
+        return steps[0]
+
+    def apply(self, group: FusionGroup, operand: Any) -> None:
+        """Add the step."""
+        group.epilogue.append(operand)
+
+
+NORMALISE, RESHAPE, SLOPES, BIASES = Normalise(), Reshape(), Rectify(), Bias()
+#: Rules of what becomes part of constants
+FOLDED = (NORMALISE, RESHAPE, BIASES)
+#: Rules of kernels that write fp32, and all rules, in the order in which they are tried: summands
+#: and factors may be the beginning of an activation
+IN_FP32 = (NORMALISE, Activate(), RESHAPE, SLOPES, BIASES, Residual(), Scale())
+RULES = (*IN_FP32, Cast())
+
+
+def extend(
+    group: FusionGroup, graph: Graph, taken: Set[Any], rules: Sequence[Rule] = RULES
+) -> None:
+    """Add operators to the group as long as nothing else reads the values between, and they are not
+    among those `taken`; the reason of the last one that is not added is kept."""
+    while not group.epilogue or group.epilogue[-1] not in CASTS:
+        if not any(_applied(rule, group, graph, taken) for rule in rules):
+            return
+
+
+def _applied(rule: Rule, group: FusionGroup, graph: Graph, taken: Set[Any]) -> bool:
+    match = rule.match(group, graph)
+    if match is None or any(node.var in taken for node in match[0]):
+        return False
+    nodes, operand = match
+    try:
+        operand = rule.check(group, nodes, operand)
+    except Unfit as reason:
+        group.reasons[nodes[0].label] = str(reason)
+        return False
+    rule.apply(group, operand)
+    group.nodes += nodes
+    return True
+
+
+def _is_active(group: FusionGroup) -> bool:
+    return not set(ACTIVATIONS).isdisjoint(group.epilogue)
+
+
+def _check_first_activation(group: FusionGroup) -> None:
+    if _is_active(group):
+        raise Unfit("an activation comes before it")
+
+
+def _other(node: Node, group: FusionGroup) -> Any:
+    """What an operator combines with the group's answer."""
+    return node.args[1] if node.args[0].same_as(group.answer) else node.args[0]
+
+
+def _by_channel(group: FusionGroup, node: Node, values: Any) -> Any:
+    """An operand with one value for each channel; raises Unfit for any other."""
+    shape = extents(group.answer)
+    if shape is None or extents(node.var) != shape:
+        raise Unfit("it changes the shape")
+    axis = 1 if isinstance(group.core, ConvConfig) else len(shape) - 1
+    given = (1,) * (len(shape) - values.ndim) + values.shape
+    if any(extent != 1 for position, extent in enumerate(given) if position != axis):
+        raise Unfit("its constant has several values for a channel")
+    return np.array(np.broadcast_to(values.reshape(-1), (shape[axis],)))
+
+
+def _check_scaled(group: FusionGroup) -> None:
+    """Raise Unfit where the weights lack the answer's channel axis."""
+    core = group.core
+    if not isinstance(core, ConvConfig) or core.group_count == 1:
+        return
+    if core.direction is Direction.BACKWARD_DATA:
+        raise Unfit("it follows a transposed convolution with groups")
+
+
+def _multiply(group: FusionGroup, scale: Any) -> None:
+    """Multiply the answer before its epilogue."""
+    channels: tuple[int, ...] = (1, -1)
+    if isinstance(group.core, ConvConfig):
+        transposed = group.core.direction is Direction.BACKWARD_DATA
+        channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
+    kind = group.weights.dtype
+    group.weights = (group.weights * scale.reshape(channels)).astype(kind)
+    if group.bias is not None:
+        group.bias = (group.bias * scale).astype(kind)
+
+
+def _set_bias(group: FusionGroup, values: Any) -> None:
+    group.bias = values
+    if BIAS not in group.epilogue:
+        group.epilogue.insert(0, BIAS)
