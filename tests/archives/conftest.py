@@ -1,4 +1,4 @@
-"""A database of the first release, with five sessions, upgraded; databases to restore them into."""
+"""A database with the baseline's schema and six sessions, upgraded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from first_release import upgraded
+from baseline_database import upgraded
 
 from tuna.db.engine import make_engine
 
 
 @pytest.fixture(scope="session")
 def _upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return upgraded(tmp_path_factory.mktemp("first"))
+    return upgraded(tmp_path_factory.mktemp("baseline"))
 
 
 @pytest.fixture()

@@ -59,7 +59,6 @@ def test_upgrading_twice_is_upgrading_once(empty_engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("empty_engine", ["mariadb"], indirect=True)
 def test_an_upgrade_that_is_cut_off_after_any_statement_goes_on(empty_engine: sa.Engine) -> None:
-    """Of the first revision here; the others' are in the tests of old databases."""
     most = 40 if DRILLS == 1 else 1000
     assert upgrade_in_pieces(empty_engine, most) >= 40
     test_the_migrations_make_just_what_the_models_say(empty_engine)
@@ -75,12 +74,22 @@ def test_a_database_that_is_not_embedded_is_refused_with_the_command(
     assert "tuna db upgrade" in error.value.hint
 
 
-def test_a_newer_schema_is_refused(engine: sa.Engine) -> None:
+@pytest.mark.parametrize(
+    ("revision", "hint"),
+    [
+        ("9999", "install the version of Tuna that wrote it"),
+        ("0042", "`tuna db upgrade` of Tuna 0.1.0 at commit e630f606 first"),
+    ],
+)
+def test_schemas_that_are_newer_or_before_the_baseline_are_refused(
+    engine: sa.Engine, revision: str, hint: str
+) -> None:
     with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{revision}'"))
     for call in (lambda: database.require(engine, embedded=True), lambda: database.upgrade(engine)):
-        with pytest.raises(SchemaError, match="newer"):
+        with pytest.raises(SchemaError, match=f"has schema {revision}") as error:
             call()
+        assert hint in error.value.hint
 
 
 def test_tables_of_something_else_are_refused_and_left_alone(empty_engine: sa.Engine) -> None:

@@ -79,8 +79,8 @@ def _make_private(path: Path) -> None:
 #: The newest revision in tuna/db/migrations/versions. Repeated here because importing alembic takes
 #: 0.2 s; a test compares.
 HEAD = "0043"
-#: Revisions that `upgrade` can start from, oldest first.
-KNOWN = tuple(f"{number:04}" for number in range(1, 44))
+#: Revisions that `upgrade` can start from, oldest first: the oldest is the baseline.
+KNOWN = ("0043",)
 
 
 def migrations_dir() -> Path:
@@ -125,7 +125,7 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
     found = revision(engine)
     if found == HEAD:  # it was upgraded meanwhile
         return
-    _refuse_newer(engine, found)
+    _refuse_unknown(engine, found)
     if embedded:
         upgrade(engine)
         return
@@ -151,14 +151,14 @@ def check_not_upgraded(engine: sa.Engine) -> None:
 def upgrade(engine: sa.Engine) -> None:
     """Upgrade the database to HEAD, safe to call concurrently, and again where one was cut off.
 
-    Raises SchemaError for a newer or foreign schema.
+    Raises SchemaError for a schema that is newer, foreign or older than the baseline.
     """
     from alembic import command
     from alembic.config import Config
 
     with reading(engine) as connection, _upgrade_lock(connection):
         found = revision(engine)
-        _refuse_newer(engine, found)
+        _refuse_unknown(engine, found)
         if found == HEAD:
             return
         config = Config()
@@ -194,13 +194,22 @@ def _quick_revision(engine: sa.Engine) -> str | None:
         return None
 
 
-def _refuse_newer(engine: sa.Engine, found: str | None) -> None:
-    if found is not None and found not in KNOWN:
+def _refuse_unknown(engine: sa.Engine, found: str | None) -> None:
+    """Raise SchemaError for a schema that is newer than HEAD or older than the baseline."""
+    if found is None or found in KNOWN:
+        return
+    where = engine.url.render_as_string(hide_password=True)
+    if found < KNOWN[0]:
         raise SchemaError(
-            f"The database {engine.url.render_as_string(hide_password=True)} has schema {found}, "
-            f"which is newer than this version of Tuna supports ({HEAD}).",
-            hint="install the version of Tuna that wrote it, or a newer one",
+            f"The database {where} has schema {found}, and this version of Tuna upgrades from "
+            f"schema {KNOWN[0]} on.",
+            hint="run `tuna db upgrade` of Tuna 0.1.0 at commit e630f606 first, then this one's",
         )
+    raise SchemaError(
+        f"The database {where} has schema {found}, which is newer than this version of Tuna "
+        f"supports ({HEAD}).",
+        hint="install the version of Tuna that wrote it, or a newer one",
+    )
 
 
 @contextlib.contextmanager

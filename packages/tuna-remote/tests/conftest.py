@@ -1,5 +1,5 @@
 """A gateway that runs, with a session; processes that are killed when a test ends; a database with
-five sessions."""
+six sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from first_release import upgraded
+from baseline_database import upgraded
 from fork_server import ForkServer
 from gateway_site import GatewaySite, open_site
 from processes import Processes, stop_redis
@@ -45,10 +45,10 @@ def processes(
 
 @pytest.fixture(scope="session")
 def _upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return upgraded(tmp_path_factory.mktemp("first"))
+    return upgraded(tmp_path_factory.mktemp("baseline"))
 
 
 @pytest.fixture()
 def source(_upgraded: Path, tmp_path: Path) -> sa.Engine:
-    """A copy of a database of the first release, upgraded."""
+    """A copy of a database with the baseline's schema, upgraded."""
     return make_engine(f"sqlite:///{shutil.copy(_upgraded, tmp_path / 'source.sqlite')}")

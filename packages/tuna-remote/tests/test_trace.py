@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from baseline_database import SESSIONS, facts
 from databases import SqliteTemplate
-from first_release import SESSIONS, facts
 from jobs_builder import make_jobs
 from little_memory import little_memory
 

@@ -1,4 +1,4 @@
-"""A database of the first release, upgraded, and all that its sessions have."""
+"""A database with the baseline's schema, upgraded, and all that its sessions have."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tuna.db.models import (
     TrialRow,
 )
 
-_ASSET = Path(__file__).parent / "assets" / "first_release" / "tuna.sqlite.xz"
-SESSIONS = range(1, 6)
+_ASSET = Path(__file__).parent / "assets" / "baseline" / "tuna.sqlite.xz"
+SESSIONS = range(1, 7)
 
 
 def upgraded(folder: Path) -> Path:
