@@ -6,15 +6,11 @@ serve: one for each toolchain it can compile with, one for each environment it m
 
 from __future__ import annotations
 
-from typing import Any
-
 from celery import Celery
-from celery.worker.control import control_command
 
 from tuna.queue.connection import make_celery
 from tuna.queue.envelopes import TASK
 from tuna.settings import Settings, get_settings
-from tuna.workers import remote_exec
 from tuna.workers.worker import CeleryWorker, or_exit
 
 
@@ -33,11 +29,3 @@ def _make(settings: Settings) -> Celery:
 app: Celery = or_exit(lambda: _make(get_settings()))
 #: `-A tuna.celery_app.celery_app`, as the seed prints it.
 celery_app = app
-
-
-@control_command(name=remote_exec.CONTROL, args=[("words", list)])
-def _execute(_state: Any, words: list[str]) -> dict[str, Any]:
-    """Command of `go_fish.py --exec`; refused unless this worker's settings allow it."""
-    if not get_settings().allow_exec:
-        return {"ok": False, "text": "refused: set TUNA_ALLOW_EXEC=1 for this worker", "output": ""}
-    return remote_exec.run_here([str(word) for word in words])

@@ -283,9 +283,6 @@ class Settings(_FileAndVariables):
             " enforced); 0: no limit"
         ),
     )
-    allow_exec: bool = Field(
-        False, description="allow workers on this machine to run commands of `go_fish.py --exec`"
-    )
 
     @property
     def embedded_db(self) -> bool:

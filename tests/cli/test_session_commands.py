@@ -158,19 +158,3 @@ def test_an_unknown_session_and_a_foreign_file_are_refused(loaded: TypeIn, tmp_p
     (tmp_path / "other").write_text("layers")
     ended = loaded("tuna", "session", "restore", tmp_path / "other")
     assert (ended.code, "is not an archive of a session" in ended.err) == (2, True)
-
-
-def test_a_timeline_is_written_of_what_was_done(loaded: TypeIn, tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    ended = loaded("tuna", "session", "trace", 1, "-o", file)
-    assert (ended.code, "has been done yet" in ended.err, file.exists()) == (2, True, False)
-    with sqlite3.connect(get_settings().home / "tuna.sqlite") as database:
-        database.execute(
-            "INSERT INTO step_result (job_id, step, attempt, ok, output_tail, worker, device,"
-            " started_at, ended_at, busy_s) VALUES (1, 'build', 1, 1, '', 'here:7', '',"
-            " '2026-03-02 09:30:00.000000', '2026-03-02 09:30:01.500000', 1.5)"
-        )
-    ended = loaded("tuna", "session", "trace", 1, "-o", file)
-    assert ended.out.startswith(f"session 1, 1 item on 1 machine: {file}, ")
-    (item,) = (one for one in json.loads(file.read_text())["traceEvents"] if one["ph"] == "X")
-    assert (item["name"], item["dur"]) == ("build", 1_500_000)

@@ -159,7 +159,6 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     through = Progress({}, total=1, unfinished=0, errored=0)
     monkeypatch.setattr(api, "enqueue", lambda *_, **__: through)
     monkeypatch.setattr(api, "run", lambda *_, **__: through)
-    monkeypatch.setattr(api, "remote_exec", lambda _: [])
     return type_in
 
 

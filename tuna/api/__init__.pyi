@@ -90,7 +90,6 @@ from tuna.api.sessions import waits as waits
 from tuna.api.sessions import warm_starts as warm_starts
 from tuna.api.sessions import watcher as watcher
 from tuna.api.sessions import workers_aside as workers_aside
-from tuna.api.sessions import write_timeline as write_timeline
 from tuna.api.tokens import VisitorRole as VisitorRole
 from tuna.api.tokens import create_space_token as create_space_token
 from tuna.api.tokens import create_visitor_token as create_visitor_token
@@ -101,7 +100,6 @@ from tuna.api.workers import Worker as Worker
 from tuna.api.workers import array_index as array_index
 from tuna.api.workers import count_workers as count_workers
 from tuna.api.workers import list_workers as list_workers
-from tuna.api.workers import remote_exec as remote_exec
 from tuna.api.workers import serve_workers as serve_workers
 from tuna.api.workers import set_worker_state as set_worker_state
 from tuna.archives.sizes import SessionSize as SessionSize

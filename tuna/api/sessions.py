@@ -19,9 +19,8 @@ from tuna.db.engine import reading, writing
 from tuna.db.session_options import SessionOptions
 from tuna.errors import ServiceError
 from tuna.jobs.history import WarmStart, warm_starts_of_session
-from tuna.reports import status, timeline
+from tuna.reports import status
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
-from tuna.reports.timeline import Timeline
 from tuna.settings import get_settings
 
 #: Callback that gets the number of jobs that are done, and of all
@@ -72,12 +71,6 @@ def prune_session(session_id: int, keep: int, archived: str | Path) -> Pruned:
     """Delete the trials of a session that an archive has and that nothing needs; see
     `archives.pruning.prune`."""
     return prune(open_database(), session_id, keep, str(archived), get_settings().home)
-
-
-def write_timeline(session_id: int, path: Path) -> Timeline:
-    """Write when each attempt of a session was where, as Chrome trace events (JSON) for Perfetto;
-    raises NotFound, BadInput, StorageFull."""
-    return timeline.write_timeline(open_database(), session_id, path)
 
 
 def check_deletion(session_id: int, *, cancels: bool = False) -> None:

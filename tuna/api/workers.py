@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +26,6 @@ from tuna.reports.status import live_workers
 from tuna.settings import get_settings
 from tuna.vocabulary import queue_name
 from tuna.workers.joining import Role
-from tuna.workers.remote_exec import Answer, execute
 from tuna.workers.serve import serve
 from tuna.workers.served_queues import session_text
 
@@ -186,12 +184,6 @@ def _order(name: str, state: str) -> str:
         )
     set_order(connect(get_settings()), namespace(open_database()), known.worker, state)
     return known.worker
-
-
-def remote_exec(command: str) -> Sequence[Answer]:
-    """Run a command line, without a shell, here and on each worker that allows it; one answer for
-    each."""
-    return execute(command, get_settings())
 
 
 def array_index() -> str:

@@ -39,7 +39,7 @@ _HINTS = {
 _CORE = {
     "quickstart": ("tune", "Tune some ResNet-50 layers on this machine, end to end."),
     "init-session": ("setup", "Start a tuning effort in this machine's environment."),
-    "session": ("session", "List, archive, restore, delete sessions; options, timelines."),
+    "session": ("session", "List, archive, restore, delete sessions; options."),
     "import": ("setup", "Import layers from a file of driver commands or a log."),
     "configs": ("setup", "List the layers that carry a tag."),
     "update-solvers": ("setup", "Store the solvers that a library has."),

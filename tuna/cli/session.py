@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -34,7 +33,7 @@ _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 @click.group(cls=Group)
 def session() -> None:
-    """List, archive, restore, prune, delete sessions; options, timelines."""
+    """List, archive, restore, prune, delete sessions; options."""
 
 
 @session.command("list")
@@ -178,25 +177,6 @@ def prune(session_id: int, keep: int, place: str) -> None:
     """
     done = api.prune_session(session_id, keep, place)
     say(f"session {session_id}: {counted(done.deleted, 'trial')} deleted, {done.kept} kept")
-
-
-@session.command()
-@_ID
-@click.option("-o", "--output", "file", type=options.OUTPUT_FILE, required=True, help="A new file.")
-def trace(session_id: int, file: Path) -> None:
-    """Write the timeline of a session: Chrome trace events, which https://ui.perfetto.dev opens.
-
-    It has which worker or device did what and when, what a job waited for its next step, failures,
-    and the rounds of searches.
-    """
-    found = api.write_timeline(session_id, file)
-    machines = counted(found.machines, "machine")
-    say(
-        f"session {session_id}, {counted(found.items, 'item')} on {machines}: {file},"
-        f" {size(found.size_bytes)}; open it at https://ui.perfetto.dev"
-    )
-    if found.untimed:
-        say(f"{counted(found.untimed, 'attempt')} left out, of which no worker said when.")
 
 
 @session.command()

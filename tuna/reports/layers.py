@@ -42,8 +42,6 @@ _OF_WINNER = (
     *("time_ms", "workspace_bytes", "params", "trial_number", "noisy", "clock"),
     *("low_ms", "high_ms"),
 )
-#: States in the order in which they say how a search with several rounds ended: the first that any
-#: round has
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,6 @@ def go_fish() -> None:
 @click.option("--list_solvers", is_flag=True, help="List the stored solvers.")
 @click.option("-s", "--status", is_flag=True, help="Show devices, services and sessions.")
 @click.option(
-    "-e",
-    "--exec",
-    "command",
-    metavar="CMD",
-    help="Run CMD here and on every worker that allows it.",
-)
-@click.option(
     "--execute", is_flag=True, help="Run all steps of the session with workers on this machine."
 )
 @click.option(
@@ -178,15 +171,6 @@ def _status(library: str, _: dict[str, Any]) -> int:
     return 0 if all(finding.ok for finding in found) else 1
 
 
-def _remote_exec(_: str, given: dict[str, Any]) -> int:
-    """The command's output here and on each worker; 1 if one of them failed."""
-    answers = api.remote_exec(given["command"])
-    for answer in answers:
-        say(f"== {answer.host}: {answer.text}")
-        say(answer.output.rstrip())
-    return 0 if all(answer.ok for answer in answers) else 1
-
-
 #: Handler of each action option, called with the library and all options; returns the exit code,
 #: None for 0
 _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
@@ -196,7 +180,6 @@ _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "update_applicability": _update_applicability,
     "list_solvers": lambda library, _: show.solvers(api.list_solvers(library)),
     "status": _status,
-    "command": _remote_exec,
     "execute": _execute,
     "fin_steps": _fin_steps,
     "yaml_file": _yaml,

@@ -1,5 +1,4 @@
-"""The trace file of a session: changes of its jobs are appended to it, with results. (What
-`tuna session trace` writes is a timeline, of `reports.timeline`.)
+"""The trace file of a session: changes of its jobs are appended to it, with results.
 
 Lines of JSON. The first names the session and its environment, each other one a job (config,
 solver, steps) with its state and attempt and, for a job that has ended, its result: trials, its
