@@ -39,7 +39,8 @@ def _found() -> tuple[tuple[AnyExporter, ...], str]:
 
 
 def exporters() -> Sequence[AnyExporter]:
-    """Every exporter there is, by form; of several with one form the first can be had."""
+    """Every exporter there is, by form; if several have the same form, none can be chosen by it
+    (see `exporter`)."""
     return sorted(_found()[0], key=lambda exporter: exporter.form)
 
 

@@ -24,10 +24,10 @@ from tuna.libraries.params_text import ParamsText
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.decisions import built_in_prior, by_name, facts_of, readable
+from tuna.libraries.tvm.kernels.instructions import FLAGS, dots_of
 from tuna.libraries.tvm.solvers import (
     FUNCTION,
     MODEL,
-    NEEDED_WORDS,
     SEARCHED,
     TABLE,
     applicable,
@@ -164,9 +164,10 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
             except LibraryMissing:
                 return ""
         kind = core_of(config).data_type
-        needed, flag = NEEDED_WORDS[kind]
-        found = not needed.isdisjoint(self._words[target])
-        return "" if found else f"{kind.value} on a CPU without {flag}"
+        dots = dots_of(kind)
+        if any(dot.name in self._words[target] for dot in dots):
+            return ""
+        return f"{kind.value} on a CPU without {FLAGS[dots[-1].feature]}"
 
     def unsupported(self, config: Config) -> str:
         """Apply the rules of the solvers' table, to the config that `applicable` yielded last."""

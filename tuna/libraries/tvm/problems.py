@@ -23,7 +23,6 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape, signature
-from tuna.libraries.tvm.kernels.dots import word_type_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
     FAMILIES,
@@ -105,7 +104,7 @@ class FamilyProblem:
             layer.mode,
             layer.machine.floats,
             layer.epilogue.parts,
-            word_type_of(layer.types, layer.machine),
+            layer.dot.weights if layer.dot else "",
         )
 
     def packing(self) -> list[Steps | None]:
@@ -188,7 +187,8 @@ def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHI
     if not shape.supported(config):
         return None
     cpu, types = machine.from_target(target), TYPES[config.data_type]
-    sizes = shape.of(config, cpu.floats, word_type_of(types, cpu))
+    dot = cpu.dot_of(config.data_type)
+    sizes = shape.of(config, cpu.floats, dot.weights if dot else "")
     return Layer(sizes, mode, cpu, epilogue, types)
 
 
@@ -246,7 +246,7 @@ def refusal(task: TaskConfig, target: Any) -> str:
 def _fits(family: Family, layer: Layer | Product) -> bool:
     if layer.types.data_type not in family.data_types:
         return False
-    if family.words and layer.types is not FP32 and layer.words is None:
+    if family.words and layer.types is not FP32 and layer.dot is None:
         return False
     if isinstance(layer, Product):
         return family.applies(layer.config, layer.mode)

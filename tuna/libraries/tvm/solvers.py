@@ -1,17 +1,17 @@
 """The solvers of the TVM library: each is one way to compute a layer, and says where it applies.
 Imports no TVM.
 
-Five sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all
-tried in order; layers as expressions whose schedule MetaSchedule searches, for what the families do
-not cover; functions of models without such a layer, searched too; whole models; and the baseline,
-TVM without tuning.
+Five sorts: families of kernels of our own for fp32, bf16 and int8 on CPUs (`kernels/`), whose few
+points are all tried in order; layers as expressions whose schedule MetaSchedule searches, for what
+the families do not cover; functions of models without such a layer, searched too; whole models; and
+the baseline, TVM without tuning.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -23,6 +23,7 @@ from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
 from tuna.libraries.tvm.kernels import shape
 from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family, is_signed_batch
+from tuna.libraries.tvm.kernels.instructions import dots_of
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import BASELINE, kind_text
 
@@ -37,12 +38,6 @@ _BOUND_TERMS = 2048 * 3 * 3
 _SCHEDULED = {
     *("to_blocks", "from_blocks", "window", "channels", "concatenation"),
     *("max_pool", "average_pool", "global_average", "reshape"),
-}
-#: Words of small values of a type, of which a CPU has to sum one for the families that sum words
-#: (`kernels/machine.py`), and the flag of /proc/cpuinfo of the oldest instruction that does
-NEEDED_WORDS: Mapping[DataType, tuple[Set[str], str]] = {
-    DataType.BF16: ({"bf16"}, "avx512_bf16"),
-    DataType.INT8: ({"vnni", "madd"}, "avx2"),
 }
 #: Number of operations above which a layer has no baseline: TVM's default code makes about 2
 #: GFLOP/s, and a check takes four runs
@@ -129,7 +124,7 @@ def sums_words(solver: str, config: Config) -> bool:
     """Whether the solver sums words of the config's small values, by an instruction that not every
     CPU has."""
     family = FAMILIES.get(BY_NAME[solver].family)
-    return family is not None and family.words and core_of(config).data_type in NEEDED_WORDS
+    return family is not None and family.words and bool(dots_of(core_of(config).data_type))
 
 
 def mode_of(conditions: Mapping[str, str]) -> Mode:

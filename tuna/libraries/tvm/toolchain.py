@@ -139,8 +139,8 @@ def cpus(mtriple: str) -> Mapping[str, str]:
 
 
 def words(target: str) -> Mapping[str, str]:
-    """Return the words that a target, as JSON, has an instruction for, in one text with spaces
-    between (`machine.Sums`). It is run in the child."""
+    """Return the names of the dot products (`instructions.DOTS`) of a target, given as JSON, in one
+    text with spaces between. It is run in the child."""
     from tvm.target import Target
 
     from tuna.libraries.tvm.kernels import machine

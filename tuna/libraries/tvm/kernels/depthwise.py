@@ -79,11 +79,10 @@ def workload(layer: Layer) -> tvm.IRModule:
     sums = te.compute(extents, term, name=_SUMS)
     started = bool(words) and layer.epilogue.starts
     arguments = [x, w, *stages.answer(sums, layer, scalars=scalars, started=started)]
-    if not words:
+    if not layer.dot or not words:
         return stages.module_of(arguments)
-    channels = 1 if started else None
     change = functools.partial(
-        dots.in_vectors, name=_SUMS, words=None, lanes=shape.block, channels=channels
+        dots.in_vectors, name=_SUMS, dot=layer.dot, channels=1 if started else None, taps=True
     )
     return stages.module_of(arguments, change)
 

@@ -61,8 +61,8 @@ from tuna.libraries.tvm.kernels.direct_space import (
     work,
 )
 from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.instructions import STORED
 from tuna.libraries.tvm.kernels.stages import Layer, asking_ahead
-from tuna.libraries.tvm.kernels.types import STORED
 
 __all__ = ["schedule", "space", "work", "workload"]
 
@@ -75,14 +75,14 @@ def workload(layer: Layer) -> tvm.IRModule:
     (rows, columns), out_width = shape.taps, shape.out_size[1]
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
-    words = layer.words
+    dot = layer.dot
     kind = STORED[shape.word_type]
     w = te.placeholder(FAMILIES["direct"].packed_extents(shape), name="W", dtype=kind)
     asked = asks_ahead(layer)
     weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if asked else w
     read, scalars = stages.reader(x, layer), stages.scalars_of(layer.epilogue, pads=any(shape.pad))
     copied = functools.partial(
-        stages.padded_copy, read, layer, words=words, scalars=scalars if any(shape.pad) else None
+        stages.padded_copy, read, layer, dot=dot, scalars=scalars if any(shape.pad) else None
     )
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
@@ -109,7 +109,7 @@ def workload(layer: Layer) -> tvm.IRModule:
         weight = weights[tirx.floordiv(k, side), own, rx, ry, i, tirx.floormod(k, side), lane]
         column = v * sw + rx * (shape.word if shape.row_words else dw)
         value = read(n, block, h * sh + ry * dh, column, i * shape.word)
-        if words:
+        if dot:
             inside = None
             if leaves_out_taps(layer):
                 inside = _inside(layer, h * sh + ry * dh, scalars)
@@ -129,22 +129,20 @@ def workload(layer: Layer) -> tvm.IRModule:
         count = shape.in_blocks // length
         parts = te.compute((shape.batch, count, *extents), term, name=_PARTS)
     sums = te.compute((shape.batch, *extents), sum_of_parts, name=_SUMS)
-    started = bool(words) and layer.epilogue.starts
+    started = bool(dot) and layer.epilogue.starts
     arguments = [x, w, *stages.answer(sums, layer, row.merged, scalars, started=started)]
     following = functools.partial(_following, layer)
 
     def change(function: Any) -> Any:
-        if words:
-            channels = 1 if started else None
-            function = dots.in_vectors(function, _SUMS, words, shape.block, channels=channels)
+        if dot:
+            function = dots.in_vectors(function, _SUMS, dot, channels=1 if started else None)
         return asking_ahead(function, _WEIGHTS, following) if asked else function
 
     return stages.module_of(arguments, change)
 
 
 def _following(layer: Layer, index: list[Any]) -> list[Any]:
-    """The place of the weights that the same core reads after those at `index`, and after all that
-    go with these."""
+    """Index of the weights to prefetch: the next panel that this core will read."""
     groups = max(1, space(layer)[0].blocks // layer.shape.paired)
     if order_of(layer) != CHANNELS_OUTSIDE:
         return [index[0] + groups, *index[1:]]

@@ -105,7 +105,7 @@ def blocks_together(layer: Layer) -> int:
     sums of those before: all, unless there are many steps, in fp32."""
     shape = layer.shape
     steps = shape.in_words * math.prod(shape.taps)
-    if layer.words is not None or shape.in_blocks * steps < _MANY_STEPS:
+    if layer.dot is not None or shape.in_blocks * steps < _MANY_STEPS:
         return shape.in_blocks
     if order_of(layer) == CHANNELS_OUTSIDE:
         return 1  # the sums are in memory between two blocks anyway
@@ -119,20 +119,20 @@ def leaves_out_taps(layer: Layer) -> bool:
     Measured on 3x3 512@7: bytes take 5 to 16 % less time, pairs of bf16 9 % less on one core, and
     15 % more beside a prefetch. Where tiles of a row are code of their own LLVM spills.
     """
-    shape, words = layer.shape, layer.words
-    if words is None or not shape.pad[0] or rows_of(layer).merged > 1:
+    shape, dot = layer.shape, layer.dot
+    if dot is None or not shape.pad[0] or rows_of(layer).merged > 1:
         return False
     if layer.types is INT8 and DEQUANTIZE not in layer.epilogue.parts:  # the padding is not zero
         return False
-    return shape.out_size[0] <= _FEW_ROWS and (words.word > 2 or not asks_ahead(layer))
+    return shape.out_size[0] <= _FEW_ROWS and (dot.word > 2 or not asks_ahead(layer))
 
 
 def copies(layer: Layer) -> bool:
     """Whether the kernel works on a copy of its input."""
-    shape, words = layer.shape, layer.words
+    shape, dot = layer.shape, layer.dot
     if any(shape.pad) or stages.ragged(layer):
         return True
-    if words is not None and (shape.image or words.data == "int16"):
+    if dot is not None and (shape.image or dot.reads == "int16"):
         return True
     row = rows_of(layer)
     if shape.stride != (1, 1) if shape.pointwise else row.computed > row.pixels:
@@ -222,7 +222,7 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
     """Tiles of (rows, columns, blocks) whose sums, weights and broadcasts fit into the
     registers."""
     shape, side, found = layer.shape, layer.shape.paired, []
-    free = layer.words.spare if layer.words else 0
+    free = layer.dot.spare if layer.dot else 0
     for columns in range(1, min(row.computed, _MAX_COLUMNS) + 1):
         whole = row.computed % columns == 0
         many = row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
@@ -244,7 +244,7 @@ def _row_cycles(tile: tuple[int, int, int], pixels: int, layer: Layer) -> float:
     (rows, columns, blocks), shape, machine = tile, layer.shape, layer.machine
     steps = shape.in_blocks * shape.in_words * math.prod(shape.taps)
     tiles, rest = divmod(pixels, columns)
-    time = layer.words.time if layer.words else 1.0
+    time = layer.dot.time if layer.dot else 1.0
     found = tiles * machine.tile_cycles(rows * columns, blocks, steps, time)
     if rest:
         found += machine.tile_cycles(rows * rest, blocks, steps, time)

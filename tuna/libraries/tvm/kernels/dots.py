@@ -10,105 +10,40 @@ a record needs nothing but TVM to be applied.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tuna.configs.task import START
-from tuna.configs.values import DataType
-from tuna.libraries.tvm.kernels.machine import Machine
-from tuna.libraries.tvm.kernels.types import BF16, WORDS, Types
+from tuna.libraries.tvm.kernels.instructions import Dot
+from tuna.libraries.tvm.kernels.types import BF16, TYPES, Types
 
 _PRODUCT = "tuna_word_product"
-#: A function for `vdpbf16ps`, for in a call TIR makes fp32 of bfloat16
-_BF16 = """
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
-  <16 x float>, <32 x bfloat>, <32 x bfloat>)
-define linkonce_odr <16 x float> @tuna_dpbf16(<16 x float> %sums, <16 x i32> %x, <16 x i32> %w)
-  alwaysinline nounwind memory(none) {
-  %a = bitcast <16 x i32> %x to <32 x bfloat>
-  %b = bitcast <16 x i32> %w to <32 x bfloat>
-  %found = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
-    <16 x float> %sums, <32 x bfloat> %a, <32 x bfloat> %b)
-  ret <16 x float> %found
-}
-"""
 #: A function for words of four taps of each lane: of pixels side by side, each with its lanes
 _TAPS = """
-declare <{n} x i32> @llvm.x86.avx512.vpdpbusd.{bits}(<{n} x i32>, <{m} x i8>, <{m} x i8>)
+declare <{n} x i32> @{build}(<{n} x i32>, <{m} x i8>, <{m} x i8>)
 define linkonce_odr <{n} x i32> @tuna_taps{n}(<{n} x i32> %sums, <{m} x i8> %x, <{n} x i32> %w)
   alwaysinline nounwind memory(none) {{
   %a = shufflevector <{m} x i8> %x, <{m} x i8> poison, <{m} x i32> <{order}>
   %b = bitcast <{n} x i32> %w to <{m} x i8>
-  %found = call <{n} x i32> @llvm.x86.avx512.vpdpbusd.{bits}(
+  %found = call <{n} x i32> @{build}(
     <{n} x i32> %sums, <{m} x i8> %a, <{m} x i8> %b)
   ret <{n} x i32> %found
 }}
 """
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words that an instruction takes, and how it is called."""
-
-    data: str  #: type of the values of a copy of the input
-    weights: str  #: type of those of the weights
-    #: function that returns the new sums, of the sums, words of the input, the same in all lanes,
-    #: and words of weights: vectors of so many lanes
-    call: Callable[[Any, Any, Any, int], Any]
-    imported: str = ""  #: LLVM's text of a function that it calls
-    #: registers that a tile leaves free for products which another instruction adds, measured
-    spare: int = 0
-    #: time of a product, in that of a multiply-add of fp32, measured
-    time: float = 1.0
-
-    @property
-    def word(self) -> int:
-        """Number of values in a word."""
-        return WORDS[self.weights]
-
-
-def _vnni(sums: Any, x: Any, w: Any, lanes: int) -> Any:
-    """Four unsigned bytes times four signed ones."""
-    x, w = (tirx.reinterpret(f"{kind}x{4 * lanes}", v) for kind, v in (("uint8", x), ("int8", w)))
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, x, w)
-
-
-def _madd(sums: Any, x: Any, w: Any, lanes: int) -> Any:
-    """Two numbers of 16 bits times two: bytes of twice their size, since the instruction for bytes
-    saturates."""
-    x, w = (tirx.reinterpret(f"int16x{2 * lanes}", value) for value in (x, w))
-    name = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd"}[lanes]
-    return sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, x, w)
-
-
-def _bf16(sums: Any, x: Any, w: Any, lanes: int) -> Any:
-    """Two bfloat16 times two."""
-    return tirx.call_pure_extern(f"float32x{lanes}", "tuna_dpbf16", sums, x, w)
-
-
-_VNNI = Words("uint8", "int8", _vnni)
-_MADD = Words("int16", "int16", _madd, spare=2, time=1.2)
-_PAIRS = Words("uint16", "bfloat16", _bf16, _BF16)
-
-
-def words_of(types: Types, machine: Machine) -> Words | None:
-    """The words of the types on a machine; None where it has no instruction for them, or they are
-    fp32."""
-    if types.data_type is DataType.BF16:
-        return _PAIRS if "bf16" in machine.words else None
-    if types.data_type is DataType.INT8:
-        return _VNNI if "vnni" in machine.words else _MADD if "madd" in machine.words else None
-    return None
-
-
-def word_type_of(types: Types, machine: Machine) -> str:
-    """The type of the weights in these words, empty for single values (`ConvShape.word_type`)."""
-    words = words_of(types, machine)
-    return "" if words is None else words.weights
+def total(dot: Dot, sums: Any, x: Any, w: Any) -> Any:
+    """The new sums of words of the input, the same in all lanes, and of words of weights."""
+    kind = f"{TYPES[dot.data_type].sums}x{dot.lanes}"
+    if dot.text:
+        return tirx.call_pure_extern(kind, dot.build, sums, x, w)
+    types, count = (dot.reads, dot.weights), dot.word * dot.lanes
+    x, w = (tirx.reinterpret(f"{of}x{count}", v) for of, v in zip(types, (x, w), strict=True))
+    if dot.adds:
+        return tirx.call_llvm_pure_intrin(kind, dot.build, sums, x, w)
+    return sums + tirx.call_llvm_pure_intrin(kind, dot.build, x, w)
 
 
 def product(kind: str, x: Any, w: Any, inside: Any = None) -> Any:
@@ -117,12 +52,12 @@ def product(kind: str, x: Any, w: Any, inside: Any = None) -> Any:
     return tirx.call_pure_extern(kind, _PRODUCT, x, w, *([] if inside is None else [inside]))
 
 
-def copied(value: Any, types: Types, words: Words) -> Any:
+def copied(value: Any, types: Types, dot: Dot) -> Any:
     """A value of the input as a copy has it: bfloat16 as its bits, for TIR makes fp32 of those that
     are no argument of a function."""
-    if words.data == types.input:
+    if dot.reads == types.input:
         return value
-    return (tirx.reinterpret if types is BF16 else tirx.Cast)(words.data, value)
+    return (tirx.reinterpret if types is BF16 else tirx.Cast)(dot.reads, value)
 
 
 def word_of(parts: list[Any]) -> Any:
@@ -134,14 +69,15 @@ def word_of(parts: list[Any]) -> Any:
 def in_vectors(
     function: Any,
     name: str,
-    words: Words | None,
-    lanes: int,
+    dot: Dot,
+    *,
     axis: int = 4,
     channels: int | None = None,
+    taps: bool = False,
 ) -> Any:
     """Return `function`, whose block `name` adds up a `product` for one lane, with a block that
     does so for all lanes. The lane is the axis `axis` of the block, and the last one of the sums
-    and of the weights; without `words` also of the input, of which four pixels are a word.
+    and of the weights; of `taps` also of the input, of which four pixels are a word.
 
     The sums begin at the argument `START`, by the block of channels, which is the axis
     `channels` of the sums; at zero for None.
@@ -156,12 +92,12 @@ def in_vectors(
         lane_loops.append(realize.iter_values[axis])
         values = [v for at, v in enumerate(realize.iter_values) if at != axis]
         return s_tir.SBlockRealize(
-            values, realize.predicate, _vector_block(block, words, lanes, axis, begin)
+            values, realize.predicate, _vector_block(block, dot, axis, begin, taps=taps)
         )
 
     def begin(at: list[Any], kind: str) -> Any:
         if channels is None:
-            return tirx.Broadcast(tirx.const(0, kind), lanes)
+            return tirx.Broadcast(tirx.const(0, kind), dot.lanes)
         (start,) = starts
         return tirx.BufferLoad(start, [at[channels], at[-1]])
 
@@ -174,30 +110,31 @@ def in_vectors(
 
 def _vector_block(
     block: Any,
-    words: Words | None,
-    lanes: int,
+    dot: Dot,
     axis: int,
     begin: Callable[[list[Any], str], Any],
+    *,
+    taps: bool,
 ) -> Any:
     """The block of all lanes; `begin` returns the sums at the beginning, by index and type."""
-    found, call = block.body.value.a, block.body.value.b
+    lanes, (found, call) = dot.lanes, (block.body.value.a, block.body.value.b)
     _, x, w, *inside = call.args
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
     all_lanes = tirx.Ramp(zero, one, lanes)
     at = [*found.indices[:-1], all_lanes]
     weights = tirx.BufferLoad(w.source, [*w.indices[:-1], all_lanes])
     sums = tirx.BufferLoad(found.source, at)
-    if words is None:
+    if taps:
         pixels = tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(zero, one, 4 * lanes)])
         kind = f"int32x{lanes}"
-        total = tirx.call_pure_extern(kind, f"tuna_taps{lanes}", sums, pixels, weights)
-        imported = _taps_text(lanes)
+        value = tirx.call_pure_extern(kind, f"tuna_taps{lanes}", sums, pixels, weights)
+        imported = _taps_text(dot)
     else:
-        word = tirx.Ramp(x.indices[-1], one, words.word)
+        word = tirx.Ramp(x.indices[-1], one, dot.word)
         shared = tirx.reinterpret("int32", tirx.BufferLoad(x.source, [*x.indices[:-1], word]))
-        total = words.call(sums, tirx.Broadcast(shared, lanes), weights, lanes)
-        imported = words.imported
-    body: Any = tirx.BufferStore(found.source, total, at)
+        value = total(dot, sums, tirx.Broadcast(shared, lanes), weights)
+        imported = dot.text
+    body: Any = tirx.BufferStore(found.source, value, at)
     if inside:
         body = tirx.IfThenElse(inside[0], body, None)
     if imported:
@@ -207,11 +144,11 @@ def _vector_block(
         *before, last = region.region
         first, length = zero, lanes
         if region.source.same_as(x.source):
-            if words is None:
+            if taps:
                 *before, column = before
                 before.append(ir.Range.from_min_extent(column.min, tirx.const(4, "int64")))
             else:
-                first, length = last.min, words.word
+                first, length = last.min, dot.word
         ranges = [*before, ir.Range.from_min_extent(first, tirx.const(length, "int64"))]
         return ir.TensorRegion(region.source, ranges, region.ty)
 
@@ -226,6 +163,7 @@ def _vector_block(
     )
 
 
-def _taps_text(lanes: int) -> str:
+def _taps_text(dot: Dot) -> str:
+    lanes = dot.lanes
     order = (f"i32 {pixel * lanes + lane}" for lane in range(lanes) for pixel in range(4))
-    return _TAPS.format(n=lanes, m=4 * lanes, bits=32 * lanes, order=", ".join(order))
+    return _TAPS.format(n=lanes, m=4 * lanes, build=dot.build, order=", ".join(order))

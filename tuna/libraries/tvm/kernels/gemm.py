@@ -37,12 +37,12 @@ from tvm import te, tirx
 
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import dots, signature, stages
-from tuna.libraries.tvm.kernels.dots import Words, words_of
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
+from tuna.libraries.tvm.kernels.instructions import STORED, Dot
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
-from tuna.libraries.tvm.kernels.types import BF16, FP32, STORED, Types
+from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
 
 _SUMS, _PARTS, _PANELS, _ROWS, _OUT = "sums", "parts", "panels", "rows", "out"
 _ROUNDED = "rounded"
@@ -68,14 +68,14 @@ class Product:
     types: Types = FP32
 
     @property
-    def words(self) -> Words | None:
-        """The words that its sums take; None: single values."""
-        return words_of(self.types, self.machine)
+    def dot(self) -> Dot | None:
+        """The dot product of its sums; None: they are of single values."""
+        return self.machine.dot_of(self.types.data_type)
 
     @property
     def steps(self) -> int:
         """Steps of K: its values, or words of them, the last one filled up with zeros."""
-        return math.ceil(self.config.k / (1 if self.words is None else self.words.word))
+        return math.ceil(self.config.k / (1 if self.dot is None else self.dot.word))
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def workload(product: Product) -> tvm.IRModule:
     blocks, high = column_blocks(product.config.n, product.machine.floats), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     stored = (config.k, config.m) if config.trans_a else (config.m, config.k)
-    words, types, steps = product.words, product.types, product.steps
-    word = 1 if words is None else words.word
+    dot, types, steps = product.dot, product.types, product.steps
+    word = 1 if dot is None else dot.word
     a = te.placeholder((*batch, *stored), name="A", dtype=types.input)
     packed = (*batch, blocks, steps, size)
     if product.mode is Mode.NATIVE:
-        kind = STORED[words.weights if words else ""]
+        kind = STORED[dot.weights if dot else ""]
         b = panels = te.placeholder(packed, name="B", dtype=kind)
     else:
         stored = (config.n, config.k) if config.trans_b else (config.k, config.n)
@@ -116,12 +116,12 @@ def workload(product: Product) -> tvm.IRModule:
         *lead, i, r = index
         inside = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
         conditions = [i < config.m] if high > config.m else []
-        if words is None:
+        if dot is None:
             return stages.where(conditions, inside)
         if steps * word > config.k:
             conditions.append(r < config.k)
-        copied = dots.copied(inside, types, words)
-        return stages.where(conditions, copied, tirx.const(0, words.data))
+        copied = dots.copied(inside, types, dot)
+        return stages.where(conditions, copied, tirx.const(0, dot.reads))
 
     rows = te.compute((*batch, high, steps * word), row_value, name=_ROWS)
     length = block_length(product)
@@ -131,7 +131,7 @@ def workload(product: Product) -> tvm.IRModule:
         *lead, q, i, j, lane = index
         step = q * length + r
         value, weight = rows[(*lead, i, step * word)], panels[(*lead, j, step, lane)]
-        both = dots.product(types.sums, value, weight) if words else value * weight
+        both = dots.product(types.sums, value, weight) if dot else value * weight
         return te.sum(both, axis=[r])
 
     def sum_of_parts(*index: Any) -> Any:
@@ -146,7 +146,7 @@ def workload(product: Product) -> tvm.IRModule:
     sums = te.compute((*batch, high, blocks, size), sum_of_parts, name=_SUMS)
     wanted, extents = product.epilogue, (*batch, config.m, config.n)
     scalars = stages.scalars_of(wanted)
-    started = (blocks, size) if words and wanted.starts else ()
+    started = (blocks, size) if dot and wanted.starts else ()
     in_lanes = types is BF16 and (blocks * size == config.n or _rounds_first(product))
     added, value = stages.epilogue_arguments(
         wanted, types, (config.n,), extents, scalars, started, in_lanes=in_lanes
@@ -164,15 +164,14 @@ def workload(product: Product) -> tvm.IRModule:
         return value(sums[at], index, index[-1:])
 
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
-    if words is None:
+    if dot is None:
         fences = wanted.has_constants and length == steps  # sums in blocks end with their block
         change = functools.partial(stages.fenced, name=_OUT) if fences else None
         return stages.module_of(arguments, change)
     lanes = functools.partial(
         dots.in_vectors,
         name=_SUMS,
-        words=words,
-        lanes=size,
+        dot=dot,
         axis=len(batch) + 2,
         channels=len(batch) + 1 if started else None,
     )
@@ -255,7 +254,7 @@ def block_length(product: Product) -> int:
     """Return the number of steps of K that are summed before they are added to the sums of those
     before: all, unless K is long, in fp32, and has a divisor of that size."""
     steps, sizes = product.steps, range(_MAX_BLOCK, _MIN_BLOCK - 1, -4)
-    if product.words is not None or steps < 2 * _MAX_BLOCK:
+    if product.dot is not None or steps < 2 * _MAX_BLOCK:
         return steps
     return next((size for size in sizes if steps % size == 0), steps)
 
@@ -331,7 +330,7 @@ def _copies(product: Product, tile_rows: int) -> list[tuple[int, int]]:
     clashing = config.n > 64 and 4 * config.k % _PAGE_BYTES == 0 and 2 * tile_rows > ways
     rows = [many] if rows_must else ([many, 0] if clashing else [0, many])
     panels = [1] if panels_must else ([1, 0] if config.m > 64 else [0, 1])
-    if product.words is not None:  # words are read from copies alone
+    if product.dot is not None:  # words are read from copies alone
         rows, panels = ([1, 2] if product.machine.cores > 1 else [2, 1]), [1]
     if product.mode is Mode.NATIVE:
         panels = [0]
@@ -339,7 +338,7 @@ def _copies(product: Product, tile_rows: int) -> list[tuple[int, int]]:
 
 
 def _tiles(high: int, blocks: int, product: Product) -> list[tuple[int, int]]:
-    free = product.words.spare if product.words else 0
+    free = product.dot.spare if product.dot else 0
     return [
         (rows, count)
         for rows in divisors(high, _MAX_ROWS)
@@ -349,7 +348,7 @@ def _tiles(high: int, blocks: int, product: Product) -> list[tuple[int, int]]:
 
 
 def _tile_cycles(tile: tuple[int, int], product: Product) -> float:
-    return sum_cycles(*tile, time=product.words.time if product.words else 1.0)
+    return sum_cycles(*tile, time=product.dot.time if product.dot else 1.0)
 
 
 def _row_count(product: Product) -> int:
@@ -365,20 +364,20 @@ def _row_count(product: Product) -> int:
 def _panel(b: Any, product: Product, *index: Any) -> Any:
     config, size, (*lead, block, r, lane) = product.config, product.machine.floats, index
     column = block * size + lane
-    words, filled = product.words, column_blocks(config.n, size) * size > config.n
+    dot, filled = product.dot, column_blocks(config.n, size) * size > config.n
 
     def value(r: Any) -> Any:
         return b[(*lead, column, r)] if config.trans_b else b[(*lead, r, column)]
 
     conditions = [column < config.n] if filled else []
-    if words is None:
+    if dot is None:
         return stages.where(conditions, value(r))
     parts = []
-    for place in range(words.word):
-        at = r * words.word + place
-        inside = [at < config.k] if config.k % words.word else []
-        part = dots.copied(value(at), product.types, words)
-        parts.append(stages.where([*conditions, *inside], part, tirx.const(0, words.data)))
+    for place in range(dot.word):
+        at = r * dot.word + place
+        inside = [at < config.k] if config.k % dot.word else []
+        part = dots.copied(value(at), product.types, dot)
+        parts.append(stages.where([*conditions, *inside], part, tirx.const(0, dot.reads)))
     return dots.word_of(parts)
 
 

@@ -7,9 +7,11 @@ import functools
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from tuna.common.cpu import data_caches
+from tuna.configs.values import DataType
+from tuna.libraries.tvm.kernels.instructions import DOTS, FLAGS, SETS, Broadcast, Dot, dots_of
 
 #: Bytes of L1 where /sys does not say (another system, a target that is not this machine): the
 #: smallest of today's server cores
@@ -28,29 +30,6 @@ L3_BYTES = 12.0
 #: Share of the shorter one of sums and stream that the longer one does not hide, measured: between
 #: 0.4 and 0.9 of it, with weights that are asked for ahead.
 _UNHIDDEN = 0.5
-
-#: Origin of a multiply-add's broadcast operand: memory (AVX-512), a lane of a register that holds
-#: several values (NEON), or none: the broadcast is a separate instruction (AVX2)
-Broadcast = Literal["memory", "lane", "none"]
-#: Sums of two bfloat16 in fp32, of four bytes, or of two numbers of 16 bits, in 32 bits
-Sums = Literal["bf16", "vnni", "madd"]
-#: Features of LLVM, of which one is needed, by vector bytes
-_WORDS: dict[int, tuple[tuple[Sums, set[str]], ...]] = {
-    64: (("bf16", {"avx512bf16"}), ("vnni", {"avx512vnni"}), ("madd", {"avx512bw"})),
-    32: (("vnni", {"avxvnni"}), ("madd", {"avx2"})),
-    16: (),
-}
-#: Names in /proc/cpuinfo of the instructions that LLVM uses for a target with a feature
-_FLAGS = {
-    **{name: name for name in ("avx", "avx2", "fma", "f16c", "bmi2", "gfni", "sve", "sve2")},
-    **{name: name for name in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")},
-    **{name: name for name in ("avx512ifma", "avx512vbmi")},
-    **{"sse4.2": "sse4_2", "bmi": "bmi1", "avx512vbmi2": "avx512_vbmi2", "avxvnni": "avx_vnni"},
-    **{"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16"},
-    **{"avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq"},
-    **{"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "bf16": "bf16"},
-    **{"i8mm": "i8mm", "lse": "atomics"},
-}
 
 
 @dataclass(frozen=True)
@@ -84,12 +63,17 @@ class Machine:
     l2_bytes: int
     cores: int = 1
     broadcast: Broadcast = "memory"
-    words: frozenset[Sums] = frozenset()  #: sums of words that it has an instruction for
+    words: frozenset[str] = frozenset()  #: names of its dot products (`instructions.DOTS`)
 
     @property
     def floats(self) -> int:
         """fp32 values in a vector register; also the channels in one block of a blocked layout."""
         return self.vector_bytes // 4
+
+    def dot_of(self, data_type: DataType) -> Dot | None:
+        """Return the dot product for layers of a type, None where it has none."""
+        own = (dot for dot in dots_of(data_type) if dot.isa.width == self.vector_bytes)
+        return next((dot for dot in own if dot.name in self.words), None)
 
     def fits(self, pixels: int, blocks: int, free: int = 0) -> bool:
         """Whether the sums of a register tile fit, beside a vector of weights for each block, a
@@ -130,7 +114,7 @@ def sum_cycles(
     broadcasts: int, blocks: int, vector_bytes: int = _LINE_BYTES, time: float = 1.0
 ) -> float:
     """Cycles per multiply-add of a vector in a tile of broadcasts x blocks sums, at two of them and
-    two loads a cycle, with the vectors of the blocks from L2. `time`: see `Words.time`."""
+    two loads a cycle, with the vectors of the blocks from L2. `time`: see `Dot.time`."""
     sums, loads = broadcasts * blocks, broadcasts + blocks
     streamed = _L2_LINE_CYCLES * blocks * vector_bytes / _LINE_BYTES
     return (max(time * sums / 2, loads / 2, streamed, _FMA_LATENCY) + 0.05 * loads) / sums
@@ -160,7 +144,7 @@ def cpu_flags(target: Any) -> list[str]:
     if target.kind.name != "llvm":
         return []
     features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
-    return sorted(_FLAGS[name] for name in features & set(_FLAGS))
+    return sorted(FLAGS[name] for name in features & set(FLAGS))
 
 
 @functools.cache
@@ -177,17 +161,8 @@ def _from_text(text: str) -> Machine:
 
     target = tvm.target.Target(json.loads(text))
     features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
-    broadcast: Broadcast = "none"
-    if {"neon", "sve"} & features:
-        # SVE's width is not known when compiling: its lower 128 bits are NEON.
-        vector_bytes, registers, broadcast = 16, 32, "lane"
-    elif "avx512f" in features:
-        vector_bytes, registers, broadcast = 64, 32, "memory"
-    elif "avx" in features:
-        vector_bytes, registers = 32, 16
-    else:
-        vector_bytes, registers = 16, 16
-    words = frozenset(name for name, needed in _WORDS[vector_bytes] if needed & features)
+    isa = next(row for row in SETS if not row.features or row.features & features)
+    words = frozenset(dot.name for dot in DOTS if dot.isa is isa and dot.feature in features)
     found, cores = data_caches(), int(target.attrs.get("num-cores", 1))
     l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, broadcast, words)
+    return Machine(isa.width, isa.registers, l1_bytes, l2_bytes, cores, isa.broadcast, words)

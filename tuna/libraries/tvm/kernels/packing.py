@@ -34,8 +34,8 @@ from typing import Any
 
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels.instructions import STORED, WORDS
 from tuna.libraries.tvm.kernels.shape import ConvShape
-from tuna.libraries.tvm.kernels.types import STORED, WORDS
 
 #: Number of taps of the filters that Winograd's families take, in each direction
 TAPS = 3

@@ -10,7 +10,8 @@ from typing import TypeGuard
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
-from tuna.libraries.tvm.kernels.types import TYPES, WORDS
+from tuna.libraries.tvm.kernels.instructions import WORDS
+from tuna.libraries.tvm.kernels.types import TYPES
 
 #: Maximum of channels with which a layer is the first of a network: its input is an image in its
 #: own layout, never blocked

@@ -23,18 +23,17 @@ from tuna.configs.task import (
     pads,
     steps_of,
 )
-from tuna.configs.values import DataType, Direction
+from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.tvm.kernels import packing
 from tuna.libraries.tvm.kernels import shape as shapes
 from tuna.libraries.tvm.kernels.families import FAMILIES, WIDTHS, Family, parts_of
+from tuna.libraries.tvm.kernels.instructions import word_types
 from tuna.libraries.tvm.kernels.packing import Steps
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.types import INT8, SIGN, TYPES, Types
 
 INPUT, WEIGHTS = "input", "weights"
-#: Types of words of weights of a layer, by CPU: without an instruction for bfloat16 there are none
-_WORD_TYPES = {DataType.BF16: ("bfloat16", ""), DataType.INT8: ("int8", "int16")}
 
 
 def added(epilogue: Sequence[str], types: Types, *, padded: bool) -> list[Argument]:
@@ -108,7 +107,7 @@ def packing_for(
     if isinstance(core, GemmConfig):
         packed = len(weights) > len(first)
     mode = Mode.NATIVE if packed else Mode.LAYER
-    for width, word_type in itertools.product(WIDTHS, _WORD_TYPES.get(core.data_type, ("",))):
+    for width, word_type in itertools.product(WIDTHS, word_types(core.data_type)):
         signature = of(core, FAMILIES[family], mode, width, parts_of(config), word_type)
         steps = [argument.steps for argument in signature]
         own = steps[1]

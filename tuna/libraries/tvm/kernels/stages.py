@@ -13,8 +13,9 @@ from tvm import s_tir, te, tirx
 
 from tuna.configs.task import ANSWER, COMPENSATION, LANES, SCALARS, scalar_count
 from tuna.libraries.tvm.kernels import signature
-from tuna.libraries.tvm.kernels.dots import Words, copied, words_of
+from tuna.libraries.tvm.kernels.dots import copied
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
+from tuna.libraries.tvm.kernels.instructions import Dot
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.types import FP32, SIGN, Types
@@ -58,9 +59,9 @@ class Layer:
     types: Types = FP32
 
     @property
-    def words(self) -> Words | None:
-        """The words that its sums take; None: single values."""
-        return words_of(self.types, self.machine)
+    def dot(self) -> Dot | None:
+        """The dot product of its sums; None: they are of single values."""
+        return self.machine.dot_of(self.types.data_type)
 
     @property
     def in_lanes(self) -> bool:
@@ -70,7 +71,7 @@ class Layer:
     @property
     def data_bytes(self) -> int:
         """Bytes of a value of the input, or of its copy."""
-        return 4 if self.words is None else 4 // self.words.word
+        return 4 if self.dot is None else 4 // self.dot.word
 
 
 def placeholder_of_input(layer: Layer) -> Any:
@@ -127,19 +128,19 @@ def padded_copy(
     step: tuple[int, int] = (1, 1),
     pad: tuple[int, int] | None = None,
     *,
-    words: Words | None = None,
+    dot: Dot | None = None,
     scalars: Any = None,
 ) -> Any:
     """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; in fp32, or
-    for `words`; without the block where words are of taps. Outside the input it is zero, or the
-    first of the `scalars`.
+    as `dot` reads it; without the block where words are of taps. Outside the input it is zero, or
+    the first of the `scalars`.
 
     `step` takes every second, third, ... row and column only; `pad` is another padding than the
     layer's.
     """
     shape = layer.shape
     (ph, pw), (sh, sw) = pad or shape.pad, step
-    kind = "float32" if words is None else words.data
+    kind = "float32" if dot is None else dot.reads
     fill = padding_of(layer, scalars, kind)
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
@@ -147,7 +148,7 @@ def padded_copy(
         if ragged(layer) and _overhang(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
         found = read(n, c, h * sh - ph, w * sw - pw, i)
-        found = copied(found, layer.types, words) if words else found.astype(kind)
+        found = copied(found, layer.types, dot) if dot else found.astype(kind)
         return where(conditions, found, fill)
 
     blocks = shape.group_count * shape.in_blocks
@@ -371,8 +372,8 @@ def conversion_cycles(layer: Layer) -> float:
 
 
 def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list[Any]]) -> Any:
-    """Return `function`, whose stage `name` copies weights into registers, with a prefetch of those
-    at the index that is `following` theirs, so that they are in L2 in time.
+    """Return `function` with a prefetch of the weights at `following(index)` in its stage `name`,
+    which copies those at an index into registers.
 
     There is one prefetch for each line of the cache: the last two axes of the array are a line. An
     address past the array's end is harmless. A CPU's own prefetcher stops at pages and between one

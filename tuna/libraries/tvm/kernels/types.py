@@ -9,12 +9,7 @@ from tuna.configs.values import DataType
 
 @dataclass(frozen=True)
 class Types:
-    """Types of a kernel's tensors, by NumPy's names.
-
-    Sums of small values are taken by words of 32 bits: one instruction multiplies the values of a
-    word of the input, which all lanes share, by those of each lane's weights, and adds the products
-    to the lane's sum.
-    """
+    """Types of a kernel's tensors, by NumPy's names."""
 
     data_type: DataType  #: type of the layer
     input: str  #: type of the input, of a residual, and of the answer unless the epilogue says
@@ -32,11 +27,6 @@ class Types:
 
 #: What is added to signed bytes, so that the kernel reads unsigned ones
 SIGN = 128
-#: Number of values in a word of 32 bits by their type; empty: no words
-WORDS = {"": 1, "bfloat16": 2, "int16": 2, "int8": 4}
-#: Type of weights by that of the values of their words: where one word holds them all, nothing else
-#: tells bytes from numbers of 16 bits
-STORED = {"": "float32", "bfloat16": "int32", "int16": "uint32", "int8": "int32"}
 FP32 = Types(DataType.FP32, "float32", "float32")
 #: Products are exact in fp32, and sums are fp32
 BF16 = Types(DataType.BF16, "bfloat16", "float32")
