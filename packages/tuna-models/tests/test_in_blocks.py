@@ -15,7 +15,7 @@ from test_plan import error_of, planned
 from tvm import relax
 from tvm.relax import transform
 
-from tuna_models.compiler import elementwise, fillers
+from tuna_models.compiler import elementwise
 from tuna_models.compiler.build import Planned
 
 
@@ -147,8 +147,8 @@ def test_every_operator_on_single_values_works_in_blocks_or_has_a_reason() -> No
     found = [pattern(each) for each in filter(inspect.isfunction, listed)]
     names = {name for name, kind in filter(None, found) if kind == 0}
     assert {"round", "add", "nn.relu", "nn.softplus"} <= names
-    assert names <= set(fillers.BOUNDS) | set(elementwise.OUTSIDE)
-    assert not set(fillers.BOUNDS) & set(elementwise.OUTSIDE)
+    assert names <= set(elementwise.BOUNDS) | set(elementwise.OUTSIDE)
+    assert not set(elementwise.BOUNDS) & set(elementwise.OUTSIDE)
 
 
 #: Operators of ONNX whose answers stay finite where the last block is filled up, and others.

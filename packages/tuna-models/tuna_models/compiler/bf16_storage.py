@@ -9,11 +9,15 @@ above 256 it is another position, and of the least number of fp32 the infinite o
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.task import CASTS
+from tuna.configs.values import DataType
+from tuna.libraries.tvm.kernels.packing import fit_transformed
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, variables
 from tuna_models.compiler.groups import FusionGroup
 
@@ -27,6 +31,7 @@ _PERIODIC = {"sin", "cos"}
 _LOOKUPS = {"take", "gather_elements", "gather_nd"}
 #: Largest of the whole numbers that all are bfloat16.
 _EXACT = 256
+_TO_FP32 = "to_fp32"
 
 
 class _Whole(enum.IntEnum):
@@ -58,6 +63,11 @@ class Bf16Storage:
             if users and not graph.is_result(node.var) and all(map(self._goes_to_sine, users)):
                 self._only_arguments.add(node.var)
         self._factors = dict[Any, bool]()
+        #: answers of the model, and values of which they are other shapes
+        self._results = set(variables(graph.result))
+        for node in reversed(graph.nodes):
+            if node.var in self._results and node.op in RESHAPES:
+                self._results.update(variables(node.value))
 
     def stores(self, var: Any) -> bool:
         """Whether a variable may be stored in bfloat16."""
@@ -76,6 +86,19 @@ class Bf16Storage:
         if any(self._whole_leaf(leaf) > allowed for leaf in factors):
             return False
         return group.weights is None or not _counts(group.weights)
+
+    def in_bf16(self, group: FusionGroup) -> FusionGroup | None:
+        """The group with its core in bf16, None where it may not be; an answer of the model, or one
+        that may not be stored in bfloat16, is written in fp32."""
+        if not self.computes(group):
+            return None
+        epilogue = list(group.epilogue)
+        wide = group.answer in self._results or not self.stores(group.answer)
+        if wide and not set(epilogue[-1:]) & set(CASTS):
+            epilogue.append(_TO_FP32)
+        core = replace(group.core, data_type=DataType.BF16)
+        exact = group.exact or (isinstance(core, ConvConfig) and not fit_transformed(group.weights))
+        return replace(group, core=core, epilogue=epilogue, exact=exact)
 
     def _whole_leaf(self, leaf: Any) -> _Whole:
         values = constant_of(leaf)

@@ -20,7 +20,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 from tuna.libraries.tvm.kernels import epilogue, stages
 from tuna.libraries.tvm.reductions import in_parts
 
-FP32, BF16 = "float32", "bfloat16"
+FP32, BF16, BYTE = "float32", "bfloat16", "uint8"
 _OUT, _SUMS = "out", "sums"
 
 

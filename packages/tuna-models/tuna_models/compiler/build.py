@@ -29,9 +29,8 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna_models.compiler import conversions, hyperbolic, normalisations, passes, reducing
-from tuna_models.compiler.bf16_emit import Bf16Emitter
-from tuna_models.compiler.emit import Chosen, Emitter
-from tuna_models.compiler.integer_emit import IntegerEmitter
+from tuna_models.compiler.emit import Emitter
+from tuna_models.compiler.kernel_arguments import Chosen
 from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.segments import Cut, Form
 from tuna_models.manifest import Class, Precision
@@ -88,7 +87,7 @@ def emit(analysis: Analysis, kernels: TaskKernels | None, form: Form = Form.MODE
     """Write a model with kernels, as it is shipped or in another `form` as it is checked, and fuse
     the rest. Without kernels, of an analysis that is not `tuned`, everything is done as TVM does
     it."""
-    emitter = _emitter(analysis, kernels, form)
+    emitter = Emitter(analysis, kernels or (lambda _, **__: None), form)
     fused = _with_bounded_names(_fused(emitter.run(), analysis))
     own = {name for name, _ in emitter.calls}
     if analysis.storage is not None:
@@ -100,17 +99,6 @@ def emit(analysis: Analysis, kernels: TaskKernels | None, form: Form = Form.MODE
             variable = fused.get_global_var(name)
             fused.update_func(variable, kernels.function(task, fused[name]))
     return replace(planned, cuts=analysis.cuts, left_in_fp32=analysis.integers.reasons)
-
-
-def _emitter(analysis: Analysis, kernels: TaskKernels | None, form: Form) -> Emitter:
-    integers = analysis.integers if form is Form.MODEL else analysis.integers.apart()
-    given = analysis.groups, kernels or (lambda _, **__: None), analysis.block
-    ends = () if kernels is None and form is Form.MODEL else analysis.cuts
-    if integers.groups:
-        return IntegerEmitter(analysis.graph, integers, *given, ends, form)
-    if analysis.storage is not None:
-        return Bf16Emitter(analysis.graph, *given, analysis.storage)
-    return Emitter(analysis.graph, *given, ends, form)
 
 
 def _fused(module: tvm.IRModule, analysis: Analysis) -> tvm.IRModule:

@@ -12,18 +12,10 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.ir import TensorLoad, TensorRegion
 
-from tuna.libraries.tvm.kernels import stages
-from tuna_models.compiler.blocked import BF16, FP32, opaque
-
-
-def of(shape: tuple[int, ...]) -> Any:
-    """A function that converts a tensor from bfloat16 to fp32, and that TVM fuses with nothing."""
-    x = te.placeholder(shape, BF16, "X")
-    y = te.compute(shape, lambda *at: tirx.Cast(FP32, x[at]), name="Y")
-    return opaque(stages.module_of([x, y])["main"])
+from tuna_models.compiler.blocked import BF16, FP32
 
 
 def absorbed(module: tvm.IRModule, own: Set[str]) -> tvm.IRModule:

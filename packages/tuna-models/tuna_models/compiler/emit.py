@@ -1,81 +1,99 @@
-"""Rewrites a model with our kernels, keeping tensors in blocks of channels. Imports TVM."""
+"""Writes a model with our kernels, whose tensors are in the forms that kernels read. Imports TVM.
+
+Each value is written in the form that its maker has (`forms.py`); readers convert it. The type is a
+fact of a tensor: bytes where whole numbers are recognised, bfloat16 where it may be stored so
+(`bf16_storage.py`), else its own.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
-from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import CHANNELS, Argument, TaskConfig, arguments_of, pads
+from tuna.configs import ConvConfig
+from tuna.configs.task import TaskConfig
 from tuna.libraries.tvm.kernels import signature
-from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.types import TYPES
-from tuna_models.compiler import blocked
-from tuna_models.compiler.block_emit import BlockEmitter
+from tuna_models.compiler import block_operators, elementwise, small_functions, whole_sums
+from tuna_models.compiler.bf16_storage import MOVING
+from tuna_models.compiler.block_operators import BlockFunction
+from tuna_models.compiler.blocked import BF16, BYTE, FP32, blocked_extents
+from tuna_models.compiler.forms import (
+    BLOCKS,
+    BYTE_BLOCKS,
+    BYTES,
+    NARROW,
+    NARROW_BLOCKS,
+    OWN,
+    PLAIN,
+    Forms,
+    TensorForm,
+    Writer,
+    as_bytes,
+)
 from tuna_models.compiler.graph import (
     RESHAPES,
-    Graph,
     Node,
     constant_of,
     extents,
     substitute,
+    variables,
 )
 from tuna_models.compiler.groups import FusionGroup
-from tuna_models.compiler.segments import Cut, Form
+from tuna_models.compiler.integer_groups import Addition, IntegerGroups
+from tuna_models.compiler.kernel_arguments import Chosen, Group, arguments, rows
+from tuna_models.compiler.passes import Analysis
+from tuna_models.compiler.segments import Form
+
+#: Operators whose values are some of those of an image
+_OF_IMAGES = {"nn.max_pool2d": block_operators.max_pool, "image.resize2d": block_operators.resized}
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The kernel of a task."""
-
-    function: Any  #: scheduled PrimFunc
-    #: packs weights for it; None for a product of two variables
-    pack: Callable[[Any], Any] | None
-    shape: ConvShape | None  #: Shape of a convolution
-    winograd: bool = False  #: True for Winograd's sums, which are right to fewer digits
-
-
-class Emitter(BlockEmitter):
+class Emitter:
     """One model, written once by `run`."""
 
     def __init__(
-        self,
-        graph: Graph,
-        groups: list[FusionGroup],
-        kernel: Callable[..., Chosen | None],
-        block: int,
-        cuts: Sequence[Cut] = (),
-        form: Form = Form.MODEL,
+        self, analysis: Analysis, kernel: Callable[..., Chosen | None], form: Form = Form.MODEL
     ):
         """`kernel` gives the kernel of a task, None to leave it to TVM; with `exact=True` one whose
         sums of whole numbers are whole numbers.
 
-        In a `form` for checks the module returns its results and the values of the `cuts` one
-        after the other. In segments it takes them after the parameters, and reads these in their
-        places.
+        In a `form` for checks the module returns its results and the values of the cuts one after
+        the other. In segments it takes them after the parameters, and reads these in their places.
         """
-        shipped = form is Form.MODEL
-        real = {cut.var for cut in cuts if cut.scale is not None}
-        super().__init__(graph, block, real if shipped else set())
-        self._kernel = kernel
+        shipped, groups = form is Form.MODEL, analysis.groups
+        bytes_of = analysis.integers if shipped else analysis.integers.apart()
+        if not bytes_of.groups:
+            bytes_of = IntegerGroups()
+        self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
+        self._storage, self._integers = analysis.storage, bytes_of.integers
+        self._writer = Writer()
+        self._forms = Forms(self._writer, self._block, self._integers)
+        every: list[Group] = [*groups, *bytes_of.groups]
+        self._groups = {group.answer: group for group in every}
+        self._additions = {addition.answer: addition for addition in bytes_of.additions}
+        self._inside = {node.var for group in groups for node in group.nodes} | bytes_of.taken
+        cuts = () if shipped and not analysis.tuned else analysis.cuts
+        #: variables whose values are rounded, whatever reads them
+        self._real = {cut.var for cut in cuts if cut.scale is not None} if shipped else set[Any]()
         self._cuts = {
             cut.var: relax.Var(f"cut{place}", cut.var.ty)
             for place, cut in enumerate(() if shipped else cuts)
         }
         self._segments, self._ends = form is Form.SEGMENTS, dict[Any, Any]()
-        self._last = {group.answer: group for group in groups}
-        self._inside = {node.var for group in groups for node in group.nodes}
+        self.calls = self._writer.calls
 
     def run(self) -> tvm.IRModule:
         """The module, whose function `main` has the model's parameters and results."""
-        builder = self._builder
+        builder = self._writer.builder
         for param in self._graph.params:
-            self._plain[param] = param
+            self._forms.values[param, PLAIN] = param
         taken = self._cuts.values() if self._segments else ()
         with builder.function("main", [*self._graph.params, *taken]):
             with builder.dataflow():
@@ -90,16 +108,34 @@ class Emitter(BlockEmitter):
             builder.emit_func_output(result)
         return builder.finalize()
 
+    def _emit(self, node: Node) -> None:
+        var, group = node.var, self._groups.get(node.var)
+        if group is not None:
+            if not self._kernel_call(group):
+                for member in group.nodes:
+                    self._operator(member)
+        elif var in self._additions:
+            self._byte_sum(self._additions[var])
+        elif var in self._integers.moving:
+            self._move_bytes(node)
+        elif node.op in _OF_BYTES and _OF_BYTES[node.op](self, node):
+            return
+        elif var not in self._inside and var not in self._forms.derived:
+            self._operator(node)
+            if self._integers.bases.get(var) is var:
+                self._forms.store(var)
+
     def _cut(self, var: Any) -> None:
         """End a segment, so that TVM fuses nothing across; the next reads what it is given, in the
-        same layout."""
-        self._ends[var] = self.plain(var)
-        if self._segments:
-            in_blocks = self._blocks.pop(var, None) is not None
-            self._plain[var] = self._cuts[var]
-            if in_blocks:
-                self.blocks(var)
-            self._cut_centered(var)
+        same form."""
+        forms, has_byte_blocks = self._forms, self._forms.has_byte_blocks(var)
+        self._ends[var] = forms.get(var, PLAIN)
+        if not self._segments:
+            return
+        forms.replace(var, self._cuts[var])
+        self._cut_centered(var)
+        if var in self._integers.bases:
+            forms.replace_bytes(var, self._cuts[var], in_blocks=has_byte_blocks)
 
     def _cut_centered(self, var: Any) -> None:
         """Make the whole numbers that real values are multiples of from what a segment is given,
@@ -113,135 +149,239 @@ class Emitter(BlockEmitter):
         difference = self._graph.maker(centered)
         if difference is None or difference.op != "subtract":
             return
-        in_blocks = self._blocks.pop(centered, None) is not None
-        quotient = self._builder.emit(relax.op.divide(self._plain[var], scale))
-        self._plain[centered] = self._builder.emit(relax.op.round(quotient))
-        if in_blocks:
-            self.blocks(centered)
+        quotient = self._writer.emit(relax.op.divide(self._cuts[var], scale))
+        self._forms.replace(centered, self._writer.emit(relax.op.round(quotient)))
 
-    def _emit(self, node: Node) -> None:
-        group = self._last.get(node.var)
-        if group is not None:
-            chosen = self._kernel(group.task, exact=group.exact)
-            if chosen is not None:
-                self._kernel_call(group, chosen)
-            else:
-                for member in group.nodes:
-                    self._operator(member)
-        elif node.var not in self._inside:
-            self._operator(node)
-
-    def _kernel_call(self, group: FusionGroup, chosen: Chosen) -> None:
-        task = group.task
-        key = task.key, group.exact
-        function = self._add(key, lambda: chosen.function, name_of(task), task)
-        kind = signature.answer_type(group.epilogue, TYPES[group.core.data_type])
-        if isinstance(group.core, GemmConfig):
-            self._product_call(group, group.core, chosen, function, kind)
-            return
-        assert chosen.shape is not None
-        assert chosen.pack is not None
-        given = [self._read(group, chosen.shape), relax.const(chosen.pack(group.weights))]
-        given += self._added(group)
-        value = self._call(function, given, chosen.shape.native_output(), kind)
-        self._keep(group, value, kind)
-        self._fillers[group.answer] = max(1.0, self._fillers.get(group.residual, 0.0))
-
-    def _added(self, group: FusionGroup) -> list[Any]:
-        """The tensors for the steps of a kernel's epilogue."""
-        arguments = arguments_of(group.epilogue, padded=pads(group.core))
-        return [self._argument(group, argument) for argument in arguments]
-
-    def _argument(self, group: FusionGroup, argument: Argument) -> Any:
-        core, value = group.core, group.tensors[argument.role]
-        if argument.form == CHANNELS:
-            return relax.const(value if isinstance(core, GemmConfig) else self._channels(value))
-        if not isinstance(core, GemmConfig):
-            return self._kernel_blocks(group, value)
-        batch = (core.batch_count,) if core.batch_count > 1 else ()
-        residual = self._kernel_plain(group, value)
-        return self._shaped(residual, (*batch, *core.stored_shapes["c"]))
-
-    def _kernel_blocks(self, group: FusionGroup, var: Any) -> Any:
-        """A value in blocks of channels, as the kernel of a group reads it."""
-        return self.blocks(var)
-
-    def _kernel_plain(self, group: FusionGroup, leaf: Any) -> Any:
-        """A variable or constant in the model's layout, as the kernel of a group reads it."""
-        return self._leaf(leaf)
-
-    def _keep(self, group: FusionGroup, value: Any, kind: str) -> None:
-        """Keep the answer of a group's kernel, of this type: a convolution's is in blocks."""
-        forms = self._plain if isinstance(group.core, GemmConfig) else self._blocks
-        forms[group.answer] = value
-
-    def _read(self, group: FusionGroup, shape: ConvShape) -> Any:
-        """The input of a convolution as its kernel takes it."""
-        if group.window is not None:
-            source, sizes = self._window_source(group, group.window), shape.native_input()
-            return self._window(group.input, group.window, sizes, source, image=shape.image)
-        if not shape.image:
-            return self._kernel_blocks(group, group.input)
-        return self._shaped(self._kernel_plain(group, group.input), shape.native_input())
-
-    def _window_source(self, group: FusionGroup, window: blocked.Window) -> tuple[Any, str, str]:
-        """What a window is copied from, its type, and the type of the copy."""
-        read = self.blocks if window.blocked else self.plain
-        return read(group.input), blocked.FP32, blocked.FP32
-
-    def _window(
-        self,
-        var: Any,
-        window: blocked.Window,
-        sizes: tuple[int, ...],
-        source: tuple[Any, str, str],
-        *,
-        image: bool,
-    ) -> Any:
-        """A copy of a window of a variable's value, with the extents `sizes`, in blocks or an
-        image; `source` is as `_window_source` returns it."""
-        shape, (value, kind, found) = extents(var), source
+    def _kernel_call(self, group: Group) -> bool:
+        """Call the kernel of a group, if there is one."""
+        group, chosen = self._with_kernel(group)
+        if chosen is None:
+            return False
+        core, task, shape = group.core, group.task, extents(group.answer)
         assert shape is not None
-        make = partial(
-            blocked.window, shape, self._block, window, image=image, kind=kind, found=found
-        )
-        function = self._add(("window", shape, window, image, kind, found), make, "window")
-        return self._call(function, [value], sizes, found)
-
-    def _product_call(
-        self, group: FusionGroup, core: GemmConfig, chosen: Chosen, function: Any, kind: str
-    ) -> None:
-        """Emit a product of matrices, with all leading axes as rows."""
-        batch, found = ((core.batch_count,) if core.batch_count > 1 else ()), extents(group.answer)
-        assert found is not None
-        a, b, c = ((*batch, *sizes) for sizes in core.stored_shapes.values())
-        if chosen.pack is None:
-            other = self._kernel_plain(group, group.other)
-            if group.order is not None and group.order != sorted(group.order):
-                other = self._builder.emit(relax.op.permute_dims(other, group.order))
-            second = self._shaped(other, b)
+        key = task.key, group.exact
+        function = self._writer.add(key, lambda: chosen.function, name_of(task), task)
+        args = arguments(group, chosen, self._forms)
+        kind = signature.answer_type(task.epilogue, TYPES[core.data_type])
+        stored = kind if kind in (BYTE, BF16) and kind != str(group.answer.ty.dtype) else OWN
+        form = TensorForm(isinstance(core, ConvConfig), stored)
+        if chosen.shape is not None:
+            value = self._writer.call(function, args, chosen.shape.native_output(), kind)
+            self._forms.bounds[group.answer] = max(1.0, self._forms.bounds.get(group.residual, 0.0))
         else:
-            second = relax.const(chosen.pack(group.weights))
-        given = [self._shaped(self._kernel_plain(group, group.input), a), second]
-        given += self._added(group)
-        self._keep(group, self._shaped(self._call(function, given, c, kind), found), kind)
+            value = self._writer.call(function, args, rows(core)["c"], kind)
+            value = self._writer.shaped(value, shape)
+        self._forms.values[group.answer, form] = value
+        if form.type == BYTE:
+            self._forms.derive(group.answer)
+        return True
+
+    def _with_kernel(self, group: Group) -> tuple[Group, Chosen | None]:
+        """The group in bf16, if it may be and has a kernel, else as it is; and its kernel."""
+        if isinstance(group, FusionGroup) and self._storage is not None:
+            in_bf16 = self._storage.in_bf16(group)
+            if in_bf16 is not None:
+                chosen = self._kernel(in_bf16.task, exact=in_bf16.exact)
+                if chosen is not None:
+                    return in_bf16, chosen
+        return group, self._kernel(group.task, exact=group.exact)
+
+    def _byte_sum(self, addition: Addition) -> None:
+        forms, shape = self._forms, extents(addition.answer)
+        assert shape is not None
+        bases = (self._integers.bases[var] for var in (addition.first, addition.second))
+        has_blocks = any((base, BYTE_BLOCKS) in forms.values for base in bases)
+        in_blocks = has_blocks and len(shape) in elementwise.IMAGES
+        form = BYTE_BLOCKS if in_blocks else BYTES
+        sizes = blocked_extents(shape, self._block) if in_blocks else shape
+        make = partial(small_functions.byte_sum, sizes)
+        function = self._writer.add(("byte_sum", sizes), make, "byte_sum")
+        args = [forms.get(addition.first, form), forms.get(addition.second, form)]
+        numbers = small_functions.byte_sum_scalars(addition.grids[0].stored_zero, addition.numbers)
+        args.append(relax.const(np.array(numbers, np.float32)))
+        forms.values[addition.answer, form] = self._writer.call(function, args, sizes, BYTE)
+        forms.derive(addition.answer)
+
+    def _move_bytes(self, node: Node) -> None:
+        """Write an operator that moves bytes."""
+        shape, find, function = extents(node.var), _OF_IMAGES.get(node.op), None
+        assert shape is not None
+        if find is not None:
+            function = find(node, shape, self._block)
+        elif node.op in ("", "strided_slice"):
+            function = block_operators.find(node, self._graph, self._block)
+        if function is not None and (find or self._reads_blocks(function.sources)):
+            self._forms.values[node.var, BYTE_BLOCKS] = self._block_call(function, shape, BYTE)
+        else:
+            self._move(node, BYTES)
+        self._forms.derive(node.var)
+
+    def _move(self, node: Node, form: TensorForm) -> None:
+        """Write an operator that moves values as they are stored in the model's own layout."""
+        shape, emit = extents(node.var), self._writer.emit
+
+        def stored(leaf: Any) -> Any:
+            return self._forms.get(leaf, form) if isinstance(leaf, relax.Var) else leaf
+
+        if node.op in RESHAPES and shape is not None:
+            value = self._writer.shaped(stored(node.args[0]), shape)
+        elif isinstance(node.value, relax.TupleGetItem) and form == BYTES:
+            split = self._graph.maker(node.value.tuple_value)
+            assert split is not None
+            parts = emit(substitute(split.value, stored))
+            value = emit(relax.TupleGetItem(parts, int(node.value.index)))
+        else:
+            value = emit(substitute(node.value, stored))
+        self._forms.values[node.var, form] = value
+
+    def _byte_concat(self, node: Node) -> bool:
+        """Write channels put together that are rounded behind, each tensor before."""
+        user = self._graph.sole_user(node.var)
+        rounding = user and self._integers.roundings.get(user.var)
+        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if not rounding or not found or not shape or not self._reads_blocks(found.sources):
+            return False
+        *before, last = rounding.nodes
+        parts = list[Any]()
+        for source in found.sources:
+            if self._integers.grids.get(source) == rounding.grid:
+                parts.append(self._forms.get(source, BYTE_BLOCKS))
+                continue
+            value = self._operand(source)
+            for each in rounding.nodes:
+                args = [value, *map(self._operand, each.args[1:])]
+                call = tvm.ir.Call(each.value.op, args, each.value.attrs, each.value.ty_args)
+                value = self._writer.emit(call)
+            parts.append(as_bytes(self._forms, last.var, value))
+        self._forms.values[last.var, BYTE_BLOCKS] = self._block_call(found, shape, BYTE, parts)
+        self._inside |= {each.var for each in before}
+        self._forms.derive(last.var)
+        return True
+
+    def _byte_mean(self, node: Node) -> bool:
+        """Write the mean of images of bytes, and its quotients by the scales of roundings."""
+        source, shape = node.args[0], extents(node.var)
+        grid, base = self._integers.grids.get(source), self._integers.bases.get(source)
+        if grid is None or shape is None or (base, BYTE_BLOCKS) not in self._forms.values:
+            return False
+        found = block_operators.mean(node, shape, self._block)
+        if found is None:
+            return False
+        op, emit, count = relax.op, self._writer.emit, math.prod((extents(source) or ())[2:])
+        total = self._block_call(found, shape, BYTE)
+        centered = emit(op.subtract(total, _scalar(count * grid.stored_zero)))
+        reads = whole_sums.multiples(node.var, grid, self._graph, self._integers)
+        for var, factor in reads.items():
+            multiplied = emit(op.multiply(centered, _scalar(factor / count)))
+            self._forms.values[var, PLAIN] = self._writer.shaped(multiplied, shape)
+            self._inside.add(var)
+        return True
 
     def _operator(self, node: Node) -> None:
-        """Emit an operator in blocks if an input is in blocks and the operator supports it."""
+        """Write an operator in blocks if an input is in blocks and the operator supports it."""
+        if self._moves_narrow(node):
+            self._move(node, NARROW)
+            return
         if self._in_blocks(node):
             return
         shape = extents(node.var)
         if node.op in RESHAPES and shape is not None:
-            self._plain[node.var] = self._shaped(substitute(node.args[0], self._leaf), shape)
+            value = self._writer.shaped(substitute(node.args[0], self._leaf), shape)
+            self._forms.values[node.var, PLAIN] = value
             return
         value = substitute(node.value, self._leaf)
         if node.op == "call_tir":  # a function that TVM's importer, or `recurrent`, wrote
-            called, *given = value.args
-            function = self._builder.add_func(self._graph.functions[called], called.name_hint)
-            value = tvm.ir.Call(value.op, [function, *given], value.attrs, value.ty_args)
-        self._plain[node.var] = self._fenced(node.var, self._builder.emit(value))
+            called, *args = value.args
+            called = self._writer.builder.add_func(self._graph.functions[called], called.name_hint)
+            value = tvm.ir.Call(value.op, [called, *args], value.attrs, value.ty_args)
+        self._forms.values[node.var, PLAIN] = self._fenced(node.var, self._writer.emit(value))
+
+    def _moves_narrow(self, node: Node) -> bool:
+        """Whether an operator moves values that are bfloat16 in the model's layout."""
+        sources = variables(node.value)
+        if isinstance(node.value, relax.TupleGetItem):
+            return (node.value.tuple_value, NARROW) in self._forms.values
+        if node.op not in MOVING or not sources or any(map(_is_constant_tensor, node.args)):
+            return False
+        values = self._forms.values
+        return all((x, NARROW) in values and (x, PLAIN) not in values for x in sources)
+
+    def _in_blocks(self, node: Node) -> bool:
+        """Write an operator in blocks, if an input is there and the operator supports it."""
+        pointwise = elementwise.find(node, self._graph, self._block)
+        if pointwise is not None:
+            bound = pointwise.bound(self._forms.bounds)
+            if not self._reads_blocks(pointwise.sources) or bound > elementwise.LARGEST:
+                return False
+            value = pointwise.write(
+                self._writer.emit, self._operand, lambda var: self._forms.get(var, BLOCKS)
+            )
+            self._forms.values[node.var, BLOCKS] = self._fenced(node.var, value)
+            self._forms.bounds[node.var] = bound
+            return True
+        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if found is None or shape is None or not self._reads_blocks(found.sources):
+            return False
+        storage, bounds = self._storage, self._forms.bounds
+        narrow = storage is not None and all(map(storage.stores, found.sources))
+        form = NARROW_BLOCKS if narrow else BLOCKS
+        value = self._block_call(found, shape, form.type)
+        if found.plain is not None:
+            self._forms.values[node.var, PLAIN] = self._writer.shaped(value, shape)
+        else:
+            self._forms.values[node.var, form] = value
+            bounds[node.var] = max(bounds.get(var, 0.0) for var in found.sources)
+        return True
+
+    def _block_call(
+        self, found: BlockFunction, shape: tuple[int, ...], kind: str, args: Sequence[Any] = ()
+    ) -> Any:
+        """Call a function on blocks, which an answer of this shape comes of, by default with its
+        sources."""
+        make = partial(found.make, kind=kind or FP32)
+        function = self._writer.add((found.name, *found.key, kind), make, found.name)
+        form = TensorForm(True, kind)
+        args = [*args] or [self._forms.get(source, form) for source in found.sources]
+        if found.plain is not None:
+            return self._writer.call(function, args, found.plain)
+        extended = blocked_extents(shape, self._block)
+        return self._writer.call(function, args, extended, kind or FP32)
+
+    def _leaf(self, leaf: Any) -> Any:
+        """A variable or constant in the model's layout; of bytes for this reader alone."""
+        is_var = isinstance(leaf, relax.Var)
+        return self._forms.read(leaf, PLAIN) if is_var else self._forms.leaf(leaf)
+
+    def _operand(self, arg: Any) -> Any:
+        """An argument of an operator on blocks."""
+        if isinstance(arg, relax.Var):
+            return self._forms.read(arg, BLOCKS)
+        values = constant_of(arg)
+        return arg if values is None else elementwise.constant_in_blocks(values, self._block)
+
+    def _fenced(self, var: Any, value: Any) -> Any:
+        """The value of a variable; see `small_functions.fence`."""
+        return self._writer.fenced(value) if var in self._real else value
+
+    def _reads_blocks(self, args: Sequence[Any]) -> bool:
+        return any(isinstance(arg, relax.Var) and self._forms.in_blocks(arg) for arg in args)
+
+
+#: Operators that may read bytes and write whole numbers, or real values of which these are made
+_OF_BYTES = {"mean": Emitter._byte_mean, "concat": Emitter._byte_concat}
 
 
 def name_of(task: TaskConfig) -> str:
+    """The name of a task's function."""
     kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
     return "_".join([kind, *task.epilogue])
+
+
+def _is_constant_tensor(arg: Any) -> bool:
+    parts = getattr(arg, "fields", [arg])
+    arrays = [constant_of(part) for part in parts]
+    return any(values is not None and values.dtype == np.float32 for values in arrays)
+
+
+def _scalar(value: float) -> Any:
+    return relax.const(value, FP32)

@@ -17,12 +17,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import DEQUANTIZE, QUANTIZE, RESIDUAL, TaskConfig, scalar_values
+from tuna.configs.task import (
+    DEQUANTIZE,
+    PRELU,
+    QUANTIZE,
+    RESIDUAL,
+    SCALARS,
+    START,
+    TaskConfig,
+    scalar_values,
+)
 from tuna_models.compiler.blocked import Window
 from tuna_models.compiler.graph import Node
 from tuna_models.compiler.integers import Grid, Integers
@@ -75,6 +85,8 @@ class Addition:
 class IntegerGroup:
     """A convolution or product of bytes, and the operators that became its epilogue."""
 
+    exact: ClassVar = False  #: see `FusionGroup`; Winograd's kernels take no bytes
+
     core: ConvConfig | GemmConfig
     input: Any  #: a variable that stands for whole numbers
     weights: Any  #: int8; a convolution: K, C/groups, R, S; a product: K x N
@@ -107,6 +119,14 @@ class IntegerGroup:
         return TaskConfig(core=self.core, layouts="native", epilogue=parts)
 
     @property
+    def tensors(self) -> dict[str, Any]:
+        """The values of the epilogue's arguments, by role; the residual is a variable."""
+        residual = self.residual if self.addition is None else self.addition.second
+        start, factor, offset = self.factors()
+        dequantize = {START.role: start, "factor": factor, "offset": offset}
+        return {**dequantize, PRELU: self.slopes, RESIDUAL: residual, SCALARS.role: self.scalars()}
+
+    @property
     def sums(self) -> Any:
         """The sum of the weights of each channel."""
         axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
@@ -119,13 +139,17 @@ class IntegerGroup:
         return 255 * int(np.max(np.abs(self.weights.astype(np.int64)).sum(axes), initial=0))
 
     def factors(self) -> tuple[Any, Any, Any]:
-        """Return Z, in int32, M and B, in fp32, for each channel; of a group without a variable
-        `scale`."""
+        """Return Z, in int32, M and B, in fp32, for each channel; M is yet to be multiplied by a
+        variable `scale`, and Z by a variable zero point."""
+        if self.scale is not None:
+            start = (-1 if isinstance(self.zero, relax.Var) else -int(self.zero)) * self.sums
+            added = np.zeros(len(self.scales)) if self.bias is None else self.bias
+            return start.astype(np.int32), _fp32(self.scales), _fp32(added)
         over = 1.0 if self.rounded is None else np.float64(np.float32(self.rounded.grid.scale))
         whole, rest = self._parted()
         start = whole - int(self.zero) * self.sums
         multiplied, added = self.scales / over, rest / over
-        return start.astype(np.int32), multiplied.astype(np.float32), added.astype(np.float32)
+        return start.astype(np.int32), _fp32(multiplied), _fp32(added)
 
     def _parted(self) -> tuple[Any, Any]:
         """The whole numbers of the bias on the grid of the products, and the rest of it, which is
@@ -145,6 +169,10 @@ class IntegerGroup:
         numbers += [] if self.addition is None else self.addition.numbers
         padding = self.zero if isinstance(self.zero, float) else 0.0
         return np.array(scalar_values(self.task.epilogue, padding, *numbers), np.float32)
+
+
+def _fp32(values: Any) -> Any:
+    return values.astype(np.float32)
 
 
 @dataclass

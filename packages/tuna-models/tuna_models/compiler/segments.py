@@ -8,7 +8,8 @@ returns its quantised tensors, and computes each segment from those that it is g
 
 They are kept as fp32 (`quantised.py`). Where only the real values of a tensor are read, the cut is
 at these. What is shipped is not cut, but the product that makes the real values stays one of its
-own (`fences.py`): the shipped model computes the same, bit by bit, as the one in segments.
+own (`small_functions.fence`): the shipped model computes the same, bit by bit, as the one in
+segments.
 """
 
 from __future__ import annotations

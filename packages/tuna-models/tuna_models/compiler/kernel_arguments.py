@@ -1,0 +1,158 @@
+"""The arguments of a group's kernel, in its order and the forms that it reads. Imports TVM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import relax
+
+from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs.task import ANSWER, CHANNELS, LANES, SCALARS, START, Argument, arguments_of, pads
+from tuna.configs.values import DataType
+from tuna.libraries.tvm.kernels.packing import channels_in_blocks, column_blocks
+from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.problems import packed
+from tuna_models.compiler import blocked
+from tuna_models.compiler.blocked import BF16, BYTE, FP32
+from tuna_models.compiler.forms import OWN, PLAIN, Forms, TensorForm
+from tuna_models.compiler.graph import extents
+from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.integer_groups import IntegerGroup
+
+Group = FusionGroup | IntegerGroup
+#: Type of the tensors that a kernel reads, by that of its core
+_READ = {DataType.FP32: OWN, DataType.BF16: BF16, DataType.INT8: BYTE}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kernel of a task."""
+
+    function: Any  #: scheduled PrimFunc
+    #: packs weights for it; None for a product of two variables
+    pack: Callable[[Any], Any] | None
+    shape: ConvShape | None  #: Shape of a convolution
+    winograd: bool = False  #: True for Winograd's sums, which are right to fewer digits
+
+
+def arguments(group: Group, chosen: Chosen, forms: Forms) -> list[Any]:
+    """Return what the kernel of a group reads."""
+    if chosen.pack is not None:
+        second = relax.const(chosen.pack(group.weights))
+    else:
+        assert isinstance(group, FusionGroup)
+        second = _second_factor(group, forms)
+    return [_input(group, chosen.shape, forms), second, *_added(group, forms)]
+
+
+def rows(core: Any) -> dict[str, tuple[int, ...]]:
+    """Extents of a product's matrices, with all leading axes but those of a batch as rows."""
+    batch = (core.batch_count,) if core.batch_count > 1 else ()
+    return {name: (*batch, *sizes) for name, sizes in core.stored_shapes.items()}
+
+
+def _input(group: Group, shape: ConvShape | None, forms: Forms) -> Any:
+    """The first factor."""
+    kind, core = _READ[group.core.data_type], group.core
+    if shape is None:
+        return forms.writer.shaped(forms.leaf(group.input, kind), rows(core)["a"])
+    if group.window is not None:
+        return _window(group.input, group.window, kind, shape, forms)
+    if not shape.image:
+        return forms.get(group.input, TensorForm(True, kind))
+    return forms.writer.shaped(forms.leaf(group.input, kind), shape.native_input())
+
+
+def _window(var: Any, window: blocked.Window, kind: str, sizes: ConvShape, forms: Forms) -> Any:
+    """A copy of a window of a variable's value, in blocks or an image."""
+    form, shape, image = TensorForm(window.blocked, kind), extents(var), sizes.image
+    assert shape is not None
+    own = form._replace(type=OWN)
+    if kind == BF16 and (var, own) in forms.values and (var, form) not in forms.values:
+        form = own  # the copy rounds
+    value, source, to = forms.get(var, form), form.type or FP32, kind or FP32
+    make = partial(blocked.window, shape, forms.block, window, image=image, kind=source, found=to)
+    function = forms.writer.add(("window", shape, window, image, source, to), make, "window")
+    return forms.writer.call(function, [value], sizes.native_input(), to)
+
+
+def _second_factor(group: FusionGroup, forms: Forms) -> Any:
+    """The second factor of a product of two variables."""
+    other = forms.leaf(group.other, _READ[group.core.data_type])
+    if group.order is not None and group.order != sorted(group.order):
+        other = forms.writer.emit(relax.op.permute_dims(other, group.order))
+    return forms.writer.shaped(other, rows(group.core)["b"])
+
+
+def _added(group: Group, forms: Forms) -> list[Any]:
+    """What is read between the weights and the answer."""
+    core, tensors = group.core, group.tensors
+    scale = _variable_scale(group, forms) if isinstance(group, IntegerGroup) else None
+    values = []
+    for argument in arguments_of(group.task.epilogue, padded=pads(core)):
+        value = tensors[argument.role]
+        if argument.form == ANSWER:
+            values.append(_residual(group, value, forms))
+            continue
+        is_packed = isinstance(core, ConvConfig) or argument.form == LANES
+        if argument.form in (CHANNELS, LANES) and is_packed:
+            value = _in_blocks(core, value, forms.block)
+        value = relax.const(value)
+        if isinstance(group, IntegerGroup):
+            value = _with_variables(group, argument, value, scale, forms)
+        values.append(value)
+    return values
+
+
+def _residual(group: Group, var: Any, forms: Forms) -> Any:
+    """What is added to the answer: in the type of the core, or real values."""
+    core, kind = group.core, _READ[group.core.data_type]
+    if isinstance(group, IntegerGroup) and group.addition is None:
+        kind = OWN
+    if isinstance(core, ConvConfig):
+        return forms.get(var, TensorForm(True, kind))
+    return forms.writer.shaped(forms.leaf(var, kind), rows(core)["c"])
+
+
+def _variable_scale(group: IntegerGroup, forms: Forms) -> Any:
+    """A scale that is known when the model runs, one or one for each column; None if there is
+    none."""
+    if group.scale is None:
+        return None
+    sizes = extents(group.scale) or ()
+    scale = forms.get(group.scale, PLAIN)
+    return forms.writer.shaped(scale, sizes[-1:] if math.prod(sizes) > 1 else ())
+
+
+def _with_variables(
+    group: IntegerGroup, argument: Argument, value: Any, scale: Any, forms: Forms
+) -> Any:
+    """The argument multiplied by what is known when the model runs."""
+    op, emit = relax.op, forms.writer.emit
+    if argument.role == "factor" and scale is not None:
+        return emit(op.multiply(scale, value))
+    if not isinstance(group.zero, relax.Var) or argument not in (START, SCALARS):
+        return value
+    zero = _stored_zero(group, forms)
+    if argument == START:
+        return emit(op.multiply(zero, value))
+    return forms.writer.shaped(emit(op.astype(zero, FP32)), (1,))
+
+
+def _stored_zero(group: IntegerGroup, forms: Forms) -> Any:
+    """The byte that stands for zero, in int32, where that is known when the model runs."""
+    signed = forms.integers.signed[forms.integers.bases[group.input]]
+    zero = forms.writer.shaped(forms.get(group.zero, PLAIN), ())
+    return forms.writer.emit(relax.op.add(zero, relax.const(128 * signed)))
+
+
+def _in_blocks(core: Any, values: Any, block: int) -> Any:
+    """A value for each channel or column, in blocks."""
+    blocks = -(-values.size // block)
+    if isinstance(core, GemmConfig):
+        blocks = column_blocks(values.size, block)
+    return packed(values.reshape(-1), channels_in_blocks(blocks, block))
