@@ -38,6 +38,8 @@ class Source:
     help: str = ""
     #: Module of the functions for such files that `tuna.open()` and the service call; empty: none.
     api: str = ""
+    #: names of tasks without a core whose functions come with a schedule, or need none
+    scheduled: frozenset[str] = frozenset()
 
 
 SOURCES: Plugins[Source] = Plugins("tuna.sources", "source", Source)

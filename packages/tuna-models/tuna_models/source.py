@@ -15,4 +15,11 @@ SOURCE = Source(
     holds="a model",
     help="The tasks of a model (*.onnx, *.pt2) are tuned and, with -o, built into a shared"
     " library.",
+    # functions that the compiler schedules itself, and a view
+    scheduled=frozenset(
+        {
+            *("to_blocks", "from_blocks", "window", "channels", "concatenation"),
+            *("max_pool", "average_pool", "global_average", "reshape"),
+        }
+    ),
 )

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.gemm import COMMANDS, LATER
 from tuna.configs.model import WholeModelConfig
+from tuna.configs.sources import SOURCES
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
@@ -33,12 +34,6 @@ BLOCKS = (16, 8)
 #: Number of terms of the longest sums for which a solver's `error_bound` is stated: rounding grows
 #: with their square root
 _BOUND_TERMS = 2048 * 3 * 3
-#: Functions of models that are scheduled as they are made (`compiler/blocked.py` of
-#: tuna-models), and one that only changes a shape: a view
-_SCHEDULED = {
-    *("to_blocks", "from_blocks", "window", "channels", "concatenation"),
-    *("max_pool", "average_pool", "global_average", "reshape"),
-}
 #: Number of operations above which a layer has no baseline: TVM's default code makes about 2
 #: GFLOP/s, and a check takes four runs
 _BASELINE_FLOPS = 4_000_000_000
@@ -87,8 +82,13 @@ def _applicable_to_task(
     if not _is_cpu(target):
         return []
     if task.core is None:
-        return [] if task.name in _SCHEDULED else [FUNCTION.name]
+        return [] if _is_scheduled(task) else [FUNCTION.name]
     return _names(TILED, task.core, Mode(task.layouts), conditions)
+
+
+def _is_scheduled(task: TaskConfig) -> bool:
+    """Whether the source of a function also makes its schedule."""
+    return any(task.name in source.scheduled for source in SOURCES.all().values())
 
 
 def unsupported(config: Config) -> str:
@@ -99,7 +99,7 @@ def unsupported(config: Config) -> str:
     if isinstance(config, TaskConfig):
         if config.core:
             return "functions like this one"
-        return "" if config.name in _SCHEDULED else "this target"
+        return "" if _is_scheduled(config) else "this target"
     if isinstance(config, GemmConfig):
         if config.data_type not in COMMANDS:
             return f"{config.data_type.value} products"
