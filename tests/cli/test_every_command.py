@@ -41,6 +41,7 @@ FREE = {
     "add_framework", "rocm_version", "miopen_version", "rocm_v", "miopen_v", "arch", "ttl", "url",
     "target", "layer", "shape",
     "stored",  # of --log-to: a folder that is made
+    "owner",  # of a session: any command
 }  # fmt: skip
 #: Where a name is given to what is made.
 MAKES = {

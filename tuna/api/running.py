@@ -122,12 +122,12 @@ def _nobody(_: Collection[Library]) -> Sequence[WorkerSpec]:
     return ()
 
 
-def log_trials(url: str) -> TrialLog:
-    """Log all trials at a URL in parts, within a `with` block around `run`, `enqueue` or
-    `tune_model`, whose events' `on_stored` is its `add`; raises ServiceError for a URL that cannot
-    be used."""
+def log_trials(url: str, folder: str = "") -> TrialLog:
+    """Log all trials at a URL in parts, or in a folder there with a file for each layer and solver,
+    within a `with` block around `run`, `enqueue` or `tune_model`, whose events' `on_stored` is its
+    `add`; raises ServiceError for a URL that cannot be used."""
     open_database()  # as it ought to be, for the process that reads it
-    return trial_log(url, get_settings().home)
+    return trial_log(url, get_settings().home, folder)
 
 
 @contextlib.contextmanager

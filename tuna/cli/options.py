@@ -325,12 +325,10 @@ def _trials_logged(url: str) -> Iterator[OnStored]:
         say(f"{counted(counts.logged, 'trial')} logged: {log.shown}", err=True)
         if counts.waiting:
             say(
-                f"{counted(counts.waiting, 'part waits', 'parts wait')} in {log.spool}: the next"
-                " run with this --log-to sends them",
+                f"the trials of {counted(counts.waiting, 'job')} wait for the next run with this"
+                f" --log-to: {counts.reason}",
                 err=True,
             )
-        if counts.dropped:
-            say(f"{counted(counts.dropped, 'trial')} dropped: the spool is full", err=True)
 
 
 #: Callback that gets the ids of the jobs whose results were stored

@@ -17,7 +17,7 @@ from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, Session, TrialRow
-from tuna.errors import BadInput
+from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.jobs.serving import read_works
 from tuna.queue.connection import release_services
 from tuna.settings import get_settings
@@ -121,22 +121,30 @@ def test_with_its_database_the_session_goes_on(tmp_path: Path) -> None:
     assert len((tmp_path / "trace").read_text().splitlines()) == 1 + 20 + 3 + 10
 
 
-def test_without_its_database_the_session_is_restored(home: Path, tmp_path: Path) -> None:
+def test_without_its_database_the_session_is_restored(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with start_master(PLAN, tmp_path / "trace") as master:
         end_jobs(10)
     before = (tmp_path / "trace").read_text()
     with start_master(PLAN, tmp_path / "trace") as master:
         first = master.commit(tmp_path / "table", 3)
     forget_database(home)
-    with start_master(
-        replace(PLAN, workloads=[], log_url=str(tmp_path / "logs")), tmp_path / "trace"
-    ) as master:
-        assert master.restored
+    monkeypatch.setattr("tuna_remote.master.enqueue", lambda *_, **__: None)
+    logging = replace(PLAN, workloads=[], log_url=str(tmp_path / "logs"))
+    (tmp_path / "logs").write_text("a file where the folder would be")
+    with (
+        start_master(logging, tmp_path / "trace") as master,
+        pytest.raises(ServiceError, match="A log cannot be written"),
+    ):
+        master.run(lambda _: None)
+    assert master.restored
+    (tmp_path / "logs").unlink()
+    with start_master(logging, tmp_path / "trace") as master:
         assert master.loaded.added == 0
         assert master.counts() == LayerCounts(done=1, total=2, workers=0)
         again = master.commit(tmp_path / "table", 3)
-        assert master.logs is not None
-        master.logs.finish()
+        master.run(lambda _: None)
     assert states() == {"evaluated": 10, "new": 10}
     assert (first.results, again.results, again.added) == (3, 3, 0)
     assert (tmp_path / "trace").read_text().startswith(before)
@@ -191,7 +199,7 @@ def test_what_does_not_fit_the_trace_is_refused(
     with start_master(PLAN, tmp_path / "trace"):
         pass
     before = (tmp_path / "trace").read_bytes()
-    with pytest.raises(BadInput, match=said), start_master(plan, tmp_path / "trace"):
+    with pytest.raises(TunaError, match=said), start_master(plan, tmp_path / "trace"):
         pass
     assert (tmp_path / "trace").read_bytes() == before
     with writing(open_database()) as connection:

@@ -17,12 +17,13 @@ from tuna.api import Progress, RunEvents
 from tuna.api.jobs import LoadedJobs, Options, load_jobs
 from tuna.api.preparation import init_session, update_applicability, update_solvers
 from tuna.api.rows import ConfigRow, Job, configs, open_database, reading, writing
-from tuna.api.running import enqueue
+from tuna.api.running import enqueue, log_trials
 from tuna.api.services import artifact_store
 from tuna.api.sessions import set_session
 from tuna.api.workers import count_workers
 from tuna.configs import Config, Workload
-from tuna.errors import BadInput
+from tuna.errors import BadInput, ServiceError
+from tuna.exports.trial_log import TrialLog
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.base import FINALS
 from tuna.libraries.options import check
@@ -31,8 +32,9 @@ from tuna.libraries.tvm import toolchain
 from tuna_remote.commit import Commit, commit
 from tuna_remote.trace import ENDED, Trace, header_of
 from tuna_remote.trace_restore import restore, session_of
-from tuna_remote.trial_logs import TrialLogs
 
+#: Characters of a target that its folder of logs has not, and number of those that it has
+_UNSAFE, _FOLDER_CHARS = re.compile(r"[^A-Za-z0-9._=+,-]+"), 200
 #: Owner of a master's sessions, which a coordinator for all sessions leaves to it
 _OWNER = "tune-rpc"
 _TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
@@ -86,7 +88,7 @@ class Master:
     others: int  #: number of earlier jobs with other options than the plan's
     engine: sa.Engine
     trace: Trace
-    logs: TrialLogs | None
+    logs: TrialLog | None
 
     def counts(self) -> LayerCounts:
         """The layers, and the live workers."""
@@ -104,9 +106,8 @@ class Master:
         compared_at = time.monotonic()
 
         def stored(job_ids: Collection[int]) -> None:
-            ended = self.trace.record(self.engine, self.session_id, job_ids)
-            if self.logs is not None and ended:
-                self.logs.write(ended)
+            self.trace.record(self.engine, self.session_id, job_ids)
+            self._log(job_ids)
 
         def progress(_: Progress) -> None:
             nonlocal compared_at
@@ -115,18 +116,30 @@ class Master:
                 compared_at = time.monotonic()
                 self.catch_up()
 
-        try:
-            enqueue(self.session_id, on_progress=progress, events=RunEvents(on_stored=stored))
-        finally:
-            self.catch_up()
-        if self.logs is not None:
-            self.logs.finish()
+        with self.logs or contextlib.nullcontext():
+            self._log(self._ended())  # what an interrupted master did not
+            try:
+                enqueue(self.session_id, on_progress=progress, events=RunEvents(on_stored=stored))
+            finally:
+                self.catch_up()
+        if self.logs is not None and self.logs.counts.waiting:
+            raise ServiceError(
+                f"A log cannot be written to {self.logs.shown}: {self.logs.counts.reason}.",
+                hint="nothing else is lost: the same command with its trace file writes them",
+            )
 
     def catch_up(self) -> None:
         """Trace and log what others drained, or what ended without a result."""
-        ended = self.trace.record(self.engine, self.session_id)
+        self._log(self.trace.record(self.engine, self.session_id))
+
+    def _log(self, job_ids: Collection[int]) -> None:
         if self.logs is not None:
-            self.logs.write(ended)
+            self.logs.add(job_ids)
+
+    def _ended(self) -> Sequence[int]:
+        mine = (Job.session_id == self.session_id, Job.state.in_(ENDED))
+        with reading(self.engine) as connection:
+            return connection.execute(sa.select(Job.id).where(*mine)).scalars().all()
 
     def commit(self, path: Path, n_best: int) -> Commit:
         """Add the session's results to a table, of which the `n_best` of each layer stay; see
@@ -160,12 +173,11 @@ def start_master(plan: MasterPlan, trace_file: Path | None) -> Iterator[Master]:
         update_solvers(plan.library)
         session_id, restored = _session(engine, plan, facts, trace)
         set_session(session_id, owner=_OWNER)
-        logs = TrialLogs(engine, session_id, plan.log_url, words) if plan.log_url else None
+        folder = _UNSAFE.sub("_", words)[:_FOLDER_CHARS]
+        logs = log_trials(plan.log_url, folder) if plan.log_url else None
         loaded = _load(engine, plan, session_id)
         trace.begin(engine, session_id)
         trace.record(engine, session_id)
-        if logs is not None:
-            logs.begin()
         unsolved, others = (
             _unsolved(engine, session_id, plan.layers),
             _others(engine, session_id, options),

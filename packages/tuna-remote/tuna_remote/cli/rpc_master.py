@@ -186,7 +186,7 @@ def tune_rpc(wanted: _MasterOptions, tvm_tracker: str | None, device_key: str | 
         if master.logs is not None:
             info(
                 f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to"
-                f" {master.logs.url}"
+                f" {master.logs.shown}"
             )
         _say_of(master)
         info(f"INFO RPCServer: Launching RPC server at port {port}")
