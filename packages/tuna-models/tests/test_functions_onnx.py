@@ -10,7 +10,6 @@ from test_operators import answers, floats, model, node, same
 from tuna.errors import BadInput
 from tuna_models.reading import importer
 from tuna_models.reading.fold import fold
-from tuna_models.reading.inlining import inline
 
 
 def test_attention_is_that_of_onnx_and_not_that_of_microsoft() -> None:
@@ -66,7 +65,7 @@ def test_what_no_output_needs_of_a_function_is_left_out() -> None:
     )
     made.graph.node[0].output[:] = ["", "mean"]
 
-    nodes = inline(made).graph.node
+    nodes = fold(made).model.graph.node
     read = {name for one in nodes for name in one.input} | {"mean"}
 
     assert all(read.intersection(one.output) for one in nodes)
@@ -124,7 +123,7 @@ def test_a_product_of_constants_may_be_larger_than_they_are() -> None:
         [numpy_helper.from_array(column, "a"), numpy_helper.from_array(row, "b")]
     )
 
-    assert [one.op_type for one in fold(made).graph.node] == ["Add"]
+    assert [one.op_type for one in fold(made).model.graph.node] == ["Add"]
 
 
 def test_an_operator_of_a_body_that_cannot_be_imported_names_the_one_of_the_model() -> None:

@@ -174,6 +174,6 @@ def test_a_constant_index_beyond_a_table_is_refused() -> None:
         return net.add("Gather", net.add("Cast", "ids", to=TensorProto.FLOAT), net.whole([2]))
 
     with pytest.raises(
-        BadInput, match=r"the operator Gather \(v1\): it has a constant index beyond the end"
+        BadInput, match=r"the operator Gather \(v1\): its index 2 is beyond the end of 2"
     ):
         planned(write, 2)

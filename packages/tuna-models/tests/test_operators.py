@@ -23,7 +23,8 @@ from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
 from tuna_models.operators import own_functions
 from tuna_models.reading import converters, importer, onnx_files, onnx_reference
-from tuna_models.reading.fold import OPERATORS, fold
+from tuna_models.reading.bodies import WITH_BODIES
+from tuna_models.reading.fold import fold
 
 #: Without LLVM's optimisations, which take longer than all else and do not depend on operators;
 #: the tests of whole models have them.
@@ -330,7 +331,7 @@ BY_SHAPE = [node("Shape", "x", "s"), node("Gather", "s one", "n"), node("Equal",
 def test_a_branch_that_the_shapes_decide_is_written_out(size: int) -> None:
     found = decided(BY_SHAPE, {"one": np.int64(1), "size": np.int64(size)})
     inputs = {"x": floats(4, 9)}
-    assert not any(each.op_type == "If" for each in fold(found).graph.node)
+    assert not any(each.op_type == "If" for each in fold(found).model.graph.node)
     same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 0.0)
 
 
@@ -346,7 +347,7 @@ def test_shapes_that_depend_on_those_of_many_layers_before_are_found() -> None:
         value = f"y{layer}"
     constants = {"one": np.array([1]), "zero": np.array([0]), "whole": np.array([1])}
     found = fold(model(nodes, {"x": floats(4, 9)}, [value], constants))
-    assert {each.op_type for each in found.graph.node} == {"Slice"}
+    assert {each.op_type for each in found.model.graph.node} == {"Slice"}
 
 
 def test_a_branch_in_a_branch_is_written_out_too() -> None:
@@ -482,5 +483,5 @@ def test_the_operators_that_a_service_takes_are_those_that_the_importer_may_know
         for schema in onnx.defs.get_all_schemas_with_history()
         if not schema.domain and (schema.has_function or schema.has_context_dependent_function)
     }
-    known = {*onnx_frontend._get_convert_map(), *converters.OWN, "Constant", *OPERATORS}
+    known = {*onnx_frontend._get_convert_map(), *converters.OWN, "Constant", *WITH_BODIES}
     assert known | by_others | own_functions.OPERATORS == onnx_files.OPERATORS

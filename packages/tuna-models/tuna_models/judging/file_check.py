@@ -30,8 +30,8 @@ from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.passes import Analysis
 from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 from tuna_models.names import names_of
-from tuna_models.reading import importer
-from tuna_models.reading.inference import inferred
+from tuna_models.reading import fold, importer
+from tuna_models.reading.known import UNKNOWN, Value
 from tuna_models.refusals import Refusal
 
 #: Seconds after which nothing more is looked for behind what cannot be imported.
@@ -151,15 +151,15 @@ def _cut(
     importer.fix_shapes(path.name, model, shapes, batch)
     graph, gone, made = model.graph, set[str](), []
     try:
-        known = {value.name: value for value in inferred(model).graph.value_info}
-    except Refusal:  # of one of the nodes that are cut out, it may be
-        known = {}
+        values = fold.known(model)
+    except Refusal:  # of an input or a constant
+        return False
     kept = []
     for node in graph.node:
         if names_of(node)[1] in names:
             for output in node.output:
-                if _is_image(known.get(output)):
-                    made.append(known[output])
+                if _is_image(values.get(output, UNKNOWN)):
+                    made.append(onnx.helper.make_value_info(output, values[output].type))
                 else:
                     gone.add(output)
         elif gone.intersection(node.input):
@@ -179,15 +179,10 @@ def _cut(
     return True
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: Value) -> bool:
     """Whether a value is real numbers of known extents, which hardly decide a shape."""
-    if value is None or value.type.tensor_type.elem_type not in (
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.DOUBLE,
-    ):
-        return False
-    return all(extent.HasField("dim_value") for extent in value.type.tensor_type.shape.dim)
+    real = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+    return value.kind in real and value.shape is not None and all(value.shape)
 
 
 def _described(

@@ -7,6 +7,9 @@ from typing import Any
 
 from tuna_models.names import OWN_DOMAINS
 
+#: Operators with graphs inside, which are written out where known values decide them
+WITH_BODIES = frozenset({"If", "Loop", "Scan"})
+
 
 def constants_of(graph: Any) -> dict[str, Any]:
     """The tensors of a graph's constants by name, those of operators too."""
@@ -45,7 +48,7 @@ def names_read(node: Any) -> Iterator[str]:
 class Inside:
     """A copy of the operators of a body, for the graph around it."""
 
-    def __init__(self, graph: Any, body: Any, prefix: str, given: Mapping[str, str]) -> None:
+    def __init__(self, body: Any, prefix: str, given: Mapping[str, str]) -> None:
         """`given` maps the body's inputs to outer names; names of the body get the prefix.
 
         The body is a graph or a function.
@@ -54,11 +57,7 @@ class Inside:
         defined = {name for node in body.node for name in node.output if name}
         defined |= {tensor.name for tensor in weights}
         names = {**{name: prefix + name for name in defined}, **given}
-        for tensor in weights:
-            copy = type(tensor)()
-            copy.CopyFrom(tensor)
-            copy.name = names[tensor.name]
-            graph.initializer.append(copy)
+        self.constants = {names[tensor.name]: tensor for tensor in weights}
         self.nodes = [_renamed(node, names, prefix) for node in body.node]
         outputs = (getattr(value, "name", value) for value in body.output)
         self.outputs = [names.get(name, name) for name in outputs]

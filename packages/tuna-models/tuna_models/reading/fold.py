@@ -1,16 +1,18 @@
-"""Folds the parts of an ONNX graph that depend on shapes and constants alone.
+"""One walk through an ONNX graph in the order in which it runs, before any of it is imported.
 
-Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`, of which
-TVM's importer needs the result. Branches and loops that they decide are unrolled. The shapes of the
-inputs are fixed before.
+Operators are checked, their outputs' types and shapes inferred, and what follows from shapes and
+constants alone is computed: exporters write `Shape`, `Slice`, `Concat` and arithmetic before a
+`Reshape` or `Resize`, of which TVM's importer needs the result. Functions are written out, and the
+branches and loops that known values decide. A budget is asked before anything is made. The shapes
+of the inputs are fixed before.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -19,325 +21,354 @@ from onnx import helper, numpy_helper
 
 from tuna.common.messages import counted
 from tuna_models.arguments import TYPES
-from tuna_models.names import quoted
-from tuna_models.reading import costs, loops, wellformed
-from tuna_models.reading.answers import answer_bytes
-from tuna_models.reading.bodies import Inside, names_read, subgraphs, version_of
-from tuna_models.reading.inference import inferred
+from tuna_models.names import OWN_DOMAINS
+from tuna_models.reading import costs, functions, inference, misfits
+from tuna_models.reading.bodies import Inside, names_read, version_of
+from tuna_models.reading.known import UNKNOWN, Value
 from tuna_models.reading.onnx_reference import evaluator
-from tuna_models.reading.whole_constants import MOVING, Product, is_final, product_of, write
-from tuna_models.refusals import DAMAGED, Refusal
+from tuna_models.reading.whole_constants import MOVING, Product, product_of, write
+from tuna_models.refusals import Refusal
 
 #: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
 _AXES_ARE_INPUTS = 13
-
-
-def fold(model: Any) -> Any:
-    """Replace those operators by constants; the model itself where nothing can be computed.
-
-    Each round finds shapes that depend on those of the round before, or an inner branch.
-    """
-    constants: dict[str, Any] = {}
-    while True:
-        products = dict[str, Product]()
-        known, found, shapes = _computed(model, constants, products)
-        if not found and not any(any(subgraphs(node)) for node in model.graph.node):
-            return model
-        before, model = model, _replaced(model, found, products)
-        written = _write_out(model, known, shapes)
-        if not written and _size(model) == _size(before):
-            return model
-
-
-def _size(model: Any) -> tuple[int, int]:
-    """The numbers of operators and of constants."""
-    return len(model.graph.node), len(model.graph.initializer)
-
-
-def _computed(
-    model: Any, read: dict[str, Any], products: dict[str, Product]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Return all known values by name, of them the outputs of operators, and known shapes.
-
-    `read` caches the values of initializers; `products` gets what is whole numbers times scales.
-    """
-    shapes, empty, types = _shapes(model)
-    inputs = {value.name for value in model.graph.input}
-    for tensor in model.graph.initializer:
-        if tensor.name not in read:
-            try:
-                read[tensor.name] = numpy_helper.to_array(tensor)
-            except (ValueError, TypeError, KeyError):
-                fault = wellformed.tensor_fault(tensor, counted_bytes=math.inf)
-                fault = fault or "has strings that are not UTF-8"
-                raise Refusal(f"the constant {quoted(tensor.name)} {fault}", DAMAGED) from None
-    known, constants = read | empty, {*read, *inputs}
-    opset = version_of(model, "")
-    constants |= {node.output[0] for node in model.graph.node if is_final(node)}
-    for node in model.graph.node:
-        if node.op_type == "Shape" and node.input[0] in shapes:
-            part = {attribute.name: attribute.i for attribute in node.attribute}
-            extents = shapes[node.input[0]][part.get("start") : part.get("end")]
-            known[node.output[0]] = np.array(extents, np.int64)
-        elif node.op_type == "CastLike" and node.input[0] in known and node.output[0] in types:
-            known[node.output[0]] = np.asarray(known[node.input[0]]).astype(types[node.output[0]])
-        elif node.op_type == "Constant" or _is_decided(node, known):
-            given = [np.asarray(known[name]) for name in node.input if name]
-            most = max(costs.KEPT_BYTES, sum(array.nbytes for array in given))
-            # a type such as int4, which only constants have, is decoded whatever that takes
-            if node.op_type == "Constant" or any(str(array.dtype) not in TYPES for array in given):
-                most = costs.memory_bytes()
-            if answer_bytes(node, known, opset) > most:
-                continue
-            values = _run(model, node, known)
-            if any(np.asarray(value).nbytes > most for value in values):
-                continue
-            known.update(zip(node.output, values, strict=False))
-            product = _product(model, node, known, products)
-            if product is not None:
-                products[node.output[0]] = product
-    computed = {name: value for name, value in known.items() if name not in constants}
-    return known, computed, shapes
-
-
-def _product(
-    model: Any, node: Any, known: Mapping[str, Any], products: Mapping[str, Product]
-) -> Product | None:
-    """The whole numbers and scales of an operator's answer, None for anything else."""
-    if node.op_type in MOVING and node.input[0] in products:
-
-        def move(values: Any) -> Any:
-            (found,) = _run(model, node, {**known, node.input[0]: values})
-            return found
-
-        return products[node.input[0]].moved(move)
-    return product_of(node, known)
-
-
-def _shapes(
-    model: Any,
-) -> tuple[dict[str, tuple[int, ...]], dict[str, Any], dict[str, np.dtype[Any]]]:
-    """Fully known shapes, the tensors among them that have no values, and types of numbers.
-
-    What is computed of these alone is a constant. TVM's sum of no values is what was in memory.
-    """
-    known = inferred(model).graph
-    shapes, empty, types = {}, {}, {}
-    for value in [*known.value_info, *known.input, *known.output]:
-        tensor = value.type.tensor_type
-        if tensor.elem_type not in (0, onnx.TensorProto.STRING):
-            types[value.name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if tensor.HasField("shape"):
-            extents = [
-                extent.dim_value if extent.HasField("dim_value") else -1
-                for extent in tensor.shape.dim
-            ]
-            if min(extents, default=0) >= 0:
-                shapes[value.name] = tuple(extents)
-                if 0 in extents and value.name in types:
-                    empty[value.name] = np.zeros(extents, types[value.name])
-    shapes |= {tensor.name: tuple(tensor.dims) for tensor in known.initializer}
-    return shapes, empty, types
-
-
-def _is_decided(node: Any, known: dict[str, Any]) -> bool:
-    if node.op_type in costs.RANDOM or any(subgraphs(node)):
-        return False
-    return bool(node.input) and all(name in known for name in node.input if name)
-
-
-def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
-    """The outputs of one operator; none where the reference cannot compute it, or at random."""
-    if node.op_type in costs.RANDOM:
-        return []
-    names = [name for name in dict.fromkeys(node.input) if name]
-    inputs = [
-        helper.make_tensor_value_info(
-            name,
-            helper.np_dtype_to_tensor_dtype(np.asarray(known[name]).dtype),
-            np.shape(known[name]),
-        )
-        for name in names
-    ]
-    outputs = [helper.make_tensor_value_info(name, 0, None) for name in node.output]
-    graph = helper.make_graph([node], "one", inputs, outputs)
-    single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    try:
-        return list(evaluator(single).run(None, {name: np.asarray(known[name]) for name in names}))
-    except Exception:  # its operators raise whatever they do; the operator stays
-        return []
-
-
-def _replaced(model: Any, found: dict[str, Any], products: Mapping[str, Product]) -> Any:
-    """Copy the model with constants for fully computed operators, and without inferred shapes.
-    `products` stay operators on two constants."""
-    copy = type(model)()
-    copy.CopyFrom(model)
-    left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
-    used = {name for node in left for name in names_read(node)} | {
-        value.name for value in copy.graph.output
-    }
-    written = [
-        write(copy.graph, name, products[name]) for name in found if name in used & products.keys()
-    ]
-    del copy.graph.node[:]
-    copy.graph.node.extend([*written, *left])
-    del copy.graph.value_info[:]
-    copy.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), name)
-        for name, value in found.items()
-        if name in used and name not in products
-    )
-    return copy
-
-
-def _write_out(model: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Replace each branch and loop that `known` values and shapes decide; return whether there was
-    any."""
-    graph, nodes, changed = model.graph, list[Any](), False
-    by_input = version_of(model, "") >= _AXES_ARE_INPUTS
-    around = _Around(graph, known, shapes, by_input, partial(_run, model))
-    for node in graph.node:
-        writer = _WRITERS.get(node.op_type)
-        found = None if writer is None else writer(around, node)
-        nodes += [node] if found is None else found
-        changed = changed or found is not None
-        if len(nodes) > costs.MAX_OPERATORS:
-            why = f"written out it makes more than {costs.MAX_OPERATORS:,} operators of the model"
-            raise Refusal.of(node, why, "export it with fewer iterations")
-    if changed:
-        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
-    return changed
+#: Random operators, which have no constant answer.
+_RANDOM = {
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
+    *("Multinomial", "Bernoulli"),
+}
 
 
 @dataclass(frozen=True)
-class _Around:
-    """The graph round a branch or loop, and what is known of its values."""
+class Folded:
+    """A graph without functions, and branches and loops that known values decide."""
 
-    graph: Any
-    known: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
-    by_input: bool  #: True if axes are inputs of operators, not attributes
-    run: Callable[[Any, dict[str, Any]], list[Any]]  #: outputs of an operator of known values
+    model: Any
+    values: Mapping[str, Value]  #: What is known of values, by name
 
-    def constant(self, name: str, value: Any) -> str:
-        """Add a constant; returns its name."""
-        self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    def inputs_of(self, node: Any) -> list[Value | None]:
+        """What is known of an operator's inputs; None for absent ones."""
+        return [self.values.get(name, UNKNOWN) if name else None for name in node.input]
+
+
+def fold(model: Any) -> Folded:
+    """Walk through a model, whose operators are in order; raises Refusal."""
+    walk = _Walk(model)
+    walk.run(model.graph.node)
+    return Folded(walk.written(), walk.values)
+
+
+def known(model: Any) -> Mapping[str, Value]:
+    """What is known of the values of a model with operators that are refused, by name."""
+    walk = _Walk(model)
+    for node in model.graph.node:
+        try:
+            walk.run([node])
+        except Refusal:
+            inputs = [walk.values.get(name, UNKNOWN) if name else None for name in node.input]
+            with contextlib.suppress(Refusal):
+                answers = inference.answers(node, inputs, version_of(model, ""))
+                walk.values.update(zip(node.output, answers, strict=False))
+    return walk.values
+
+
+class _Walk:
+    def __init__(self, model: Any) -> None:
+        self._model, self._opset = model, version_of(model, "")
+        self._budget = costs.ImportBudget()
+        self._nodes: list[Any] = []  #: those that are left
+        self.values: dict[str, Value] = {}
+        for value in model.graph.input:
+            given = Value(value.type.SerializeToString())
+            self._budget.check_size(given, f"its input {value.name} is")
+            self.values[value.name] = _without_values(given)
+        for tensor in model.graph.initializer:
+            self._add_tensor(tensor.name, tensor)
+
+    def run(self, nodes: Iterable[Any]) -> None:
+        """Walk through operators."""
+        for node in nodes:
+            self._budget.operators += 1
+            self._visit(node)
+
+    def written(self) -> Any:
+        """The model with constants in the place of what was computed, itself where that is nothing.
+        Those that are whole numbers times scales stay operators on two constants."""
+        graph, model = self._model.graph, type(self._model)()
+        weights = {tensor.name for tensor in graph.initializer}
+        used = {name for node in self._nodes for name in names_read(node)}
+        used |= {value.name for value in graph.output}
+        same = len(self._nodes) == len(graph.node) and all(map(is_, self._nodes, graph.node))
+        if same and weights <= used:  # a copy would be one of the weights
+            return self._model
+        model.ir_version, model.graph.name = self._model.ir_version, graph.name
+        model.opset_import.extend(self._model.opset_import)
+        real = [value for value in graph.input if value.name not in weights]
+        inputs = {value.name for value in real}
+        model.graph.input.extend(real)
+        model.graph.output.extend(graph.output)
+        for name, value in self.values.items():
+            if name in inputs or name not in used or not value.is_known:
+                continue
+            if value.product is not None:
+                model.graph.node.append(write(model.graph, name, value.product))
+            elif value.tensor is not None:
+                model.graph.initializer.add().CopyFrom(value.tensor)
+                model.graph.initializer[-1].name = name
+            else:
+                model.graph.initializer.append(numpy_helper.from_array(value.values, name))
+        model.graph.node.extend(self._nodes)
+        return model
+
+    def _visit(self, node: Any) -> None:
+        inputs = [self.values.get(name, UNKNOWN) if name else None for name in node.input]
+        misfits.check(node, inputs)
+        version = version_of(self._model, node.domain)
+        if functions.is_function(node, version):
+            body = functions.body_of(node, inputs, version)
+            if body is not None:
+                self.run(functions.written(node, body))
+                return
+        answers = [Value() for _ in node.output]
+        if node.domain in OWN_DOMAINS and node.op_type in _WRITERS:
+            if _WRITERS[node.op_type](self, node):
+                return
+        elif node.domain in OWN_DOMAINS:
+            answers = inference.answers(node, inputs, self._opset)
+            for answer in answers:
+                self._budget.check_size(answer, node)
+            answers = self._computed(node, inputs, answers)
+        self.values.update(zip(node.output, answers, strict=False))
+        if not all(self.values[name].is_known for name in node.output if name):
+            self._nodes.append(node)
+
+    def _add_tensor(self, name: str, tensor: Any) -> Value:
+        value = Value.of_tensor(tensor)
+        self._budget.check_size(value, f"its constant {name} is")
+        self._budget.add_constant(value.size_bytes, name)
+        self.values[name] = value
+        return value
+
+    def _add_values(self, name: str, values: Any) -> str:
+        self.values[name] = Value.of_values(np.asarray(values))
         return name
 
-    def expanded(self, value: str, axis: int, name: str) -> Any:
-        """An operator that adds an axis."""
-        if not self.by_input:
-            return helper.make_node("Unsqueeze", [value], [name], axes=[axis])
-        axes = self.constant(f"{name}/axes", np.array([axis], np.int64))
-        return helper.make_node("Unsqueeze", [value, axes], [name])
+    def _computed(
+        self, node: Any, inputs: Sequence[Value | None], answers: list[Value]
+    ) -> list[Value]:
+        """The answers, with values where they follow from constants and shapes."""
+        known = [each for each in inputs if each is not None]
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            return [self._add_tensor(node.output[0], node.attribute[0].t)]
+        if node.op_type == "Shape" and known[0].shape is not None:
+            part = {attribute.name: attribute.i for attribute in node.attribute}
+            extents = known[0].shape[part.get("start") : part.get("end")]
+            return [Value.of_values(np.array(extents, np.int64))]
+        is_constant = node.op_type == "Constant"
+        if is_constant or (known and all(each.is_known for each in known)):
+            made = sum(each.size_bytes for each in answers)
+            most = max(costs.KEPT_BYTES, sum(each.size_bytes for each in known))
+            kept = made <= most
+            if kept:
+                self._budget.add_constant(made, node)
+            # a type such as int4, which only constants have, is decoded whatever that takes
+            if is_constant or any(str(each.array().dtype) not in TYPES for each in known):
+                most = costs.memory_bytes()
+            values = self._run(node) if made <= most else []
+            if values and all(np.asarray(value).nbytes <= most for value in values):
+                computed = [Value.of_values(np.asarray(value)) for value in values]
+                if computed:
+                    computed[0].product = self._product(node, inputs)
+                return computed + answers[len(computed) :]
+        return [_without_values(answer) for answer in answers]
 
+    def _product(self, node: Any, inputs: Sequence[Value | None]) -> Product | None:
+        """The whole numbers and scales of an operator's answer, None for anything else."""
+        product = inputs[0].product if inputs and inputs[0] is not None else None
+        if product is not None and node.op_type in MOVING:
+            return product.moved(lambda values: self._run(node, {node.input[0]: values})[0])
+        return product_of(node, [each.array() for each in inputs if each is not None])
 
-def _branch(around: _Around, node: Any) -> list[Any] | None:
-    known = around.known
-    if node.input[0] not in known:
-        return None
-    if np.size(known[node.input[0]]) != 1:
-        why = f"its condition has {counted(np.size(known[node.input[0]]), 'value')}"
-        raise Refusal.of(node, why, "a condition is one value: correct it, and export it again")
-    taken = "then_branch" if np.asarray(known[node.input[0]]).item() else "else_branch"
-    body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
-    inside = Inside(around.graph, body, f"{node.output[0]}/", {})
-    return inside.nodes + _named(inside.outputs, node.output)
-
-
-def _loop(around: _Around, node: Any) -> list[Any] | None:
-    """Unroll a loop; None if values that are not known may end it, or if it has no iteration and so
-    no values to stack."""
-    body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
-    _, _, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
-    most = costs.MAX_OPERATORS // max(len(body.node), 1)
-    count = loops.iterations(node, body, around.known, around.run, most)
-    states = len(body.input) - 2
-    kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
-    if count is None or (count < 1 and kept):
-        return None
-    nodes: list[Any] = []
-    for number in range(count):
-        prefix = f"{node.output[0]}/{number}/"
-        for name, value in {"number": np.int64(number), "going": np.bool_(True)}.items():
-            around.constant(prefix + name, value)
-        names = [prefix + "number", prefix + "going", *carried]
-        bound = dict(zip((value.name for value in body.input), names, strict=True))
-        inside = Inside(around.graph, body, prefix, bound)
-        nodes += inside.nodes
-        carried = inside.outputs[1 : 1 + states]
-        for values_of, name in zip(kept, inside.outputs[1 + states :], strict=True):
-            values_of.append(name)
-    nodes += _named(carried, node.output[:states])
-    for name, values_of in zip(node.output[states:], kept, strict=False):
-        nodes += _stacked(around, values_of, name)
-    return nodes
-
-
-def _scan(around: _Around, node: Any) -> list[Any] | None:
-    """Unroll a scan; None if its length is not known, or it has no iteration."""
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    body, scanned = attributes["body"], attributes["num_scan_inputs"]
-    states, sources = len(body.input) - scanned, node.input[-scanned:]
-    results = len(body.output) - states
-    axes, ways = attributes.get("scan_input_axes"), attributes.get("scan_input_directions")
-    if len(node.input) != len(body.input) or sources[0] not in around.shapes:
-        return None  # before opset 9 the first input are lengths of sequences
-    axes, ways = axes or [0] * scanned, ways or [0] * scanned
-    count = around.shapes[sources[0]][axes[0]]
-    if count * len(body.node) > costs.MAX_OPERATORS or count < 1:
-        return None
-    carried, nodes = list(node.input[:states]), list[Any]()
-    kept: list[list[str]] = [[] for _ in range(results)]
-    for number in range(count):
-        prefix, parts = f"{node.output[0]}/{number}/", list[str]()
-        for place, (source, axis, back) in enumerate(zip(sources, axes, ways, strict=True)):
-            index = np.int64(count - 1 - number if back else number)
-            at = around.constant(f"{prefix}at/{place}", index)
-            parts.append(f"{prefix}part/{place}")
-            nodes.append(helper.make_node("Gather", [source, at], [parts[-1]], axis=axis))
-        names = [value.name for value in body.input]
-        inside = Inside(
-            around.graph, body, prefix, dict(zip(names, [*carried, *parts], strict=True))
+    def _run(self, node: Any, changed: Mapping[str, Any] | None = None) -> list[Any]:
+        """The outputs of one operator; none where the reference cannot compute it, or at random.
+        `changed` has other values than those that are known."""
+        if node.op_type in _RANDOM:
+            return []
+        names = [name for name in dict.fromkeys(node.input) if name]
+        arrays = {name: self.values[name].array() for name in names} | dict(changed or {})
+        inputs = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in arrays.items()
+        ]
+        outputs = [helper.make_tensor_value_info(name, 0, None) for name in node.output]
+        single = helper.make_model(
+            helper.make_graph([node], "one", inputs, outputs),
+            opset_imports=self._model.opset_import,
+            ir_version=self._model.ir_version,
         )
-        nodes += inside.nodes
-        carried = inside.outputs[:states]
-        for values_of, name in zip(kept, inside.outputs[states:], strict=True):
-            values_of.append(name)
-    nodes += _named(carried, node.output[:states])
-    out_axes = attributes.get("scan_output_axes") or [0] * results
-    out_ways = attributes.get("scan_output_directions") or [0] * results
-    for name, values_of, axis, back in zip(
-        node.output[states:], kept, out_axes, out_ways, strict=True
-    ):
-        nodes += _stacked(around, values_of[::-1] if back else values_of, name, axis)
-    return nodes
+        try:
+            return list(evaluator(single).run(None, arrays))
+        except Exception:  # its operators raise whatever they do; the operator stays
+            return []
+
+    def _known(self, name: str) -> Any:
+        """The values of a name, None if they are not known or there is none."""
+        value = self.values.get(name, UNKNOWN)
+        return value.array() if value.is_known else None
+
+    def _branch(self, node: Any) -> bool:
+        condition = self._known(node.input[0])
+        if condition is None:
+            return False
+        if condition.size != 1:
+            why = f"its condition has {counted(condition.size, 'value')}"
+            raise Refusal.of(node, why, "a condition is one value: correct it, and export it again")
+        taken = "then_branch" if condition.item() else "else_branch"
+        body = next(attribute.g for attribute in node.attribute if attribute.name == taken)
+        outputs = self._body(body, f"{_first(node)}/", {})
+        self._name(outputs, node.output)
+        return True
+
+    def _loop(self, node: Any) -> bool:
+        """Unroll a loop; False if values that are not known may end it, or if it has no iteration
+        and so no values to stack."""
+        body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+        trips, going, *carried = [*node.input, "", ""][: max(len(node.input), 2)]
+        limit, goes = self._known(trips), self._known(going)
+        if (trips and limit is None) or (going and goes is None):
+            return False
+        count = int(limit.item()) if trips else costs.MAX_OPERATORS + 1
+        if going and not goes.item():
+            count = 0
+        states, each = len(body.input) - 2, costs.size_of(body)
+        kept: list[list[str]] = [[] for _ in body.output[1 + states :]]
+        if count < 1 and kept:
+            return False
+        if _goes_on(body):
+            self._budget.check_iterations(node, each, count)
+        before = len(self._nodes)
+        for number in range(count):
+            self._budget.check_iterations(node, each, 1)
+            prefix = f"{_first(node)}/{number}/"
+            names = [
+                self._add_values(prefix + "number", np.int64(number)),
+                self._add_values(prefix + "going", np.bool_(True)),
+                *carried,
+            ]
+            bound = dict(zip((value.name for value in body.input), names, strict=True))
+            condition, *outputs = self._body(body, prefix, bound)
+            carried = outputs[:states]
+            for values_of, name in zip(kept, outputs[states:], strict=True):
+                values_of.append(name)
+            goes = self._known(condition)
+            if goes is None:
+                del self._nodes[before:]
+                return False
+            if not goes.item():
+                break
+        self._name(carried, node.output[:states])
+        for name, values_of in zip(node.output[states:], kept, strict=False):
+            self._stack(values_of, name)
+        return True
+
+    def _scan(self, node: Any) -> bool:
+        """Unroll a scan; False if its length is not known, or it has no iteration."""
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        body, scanned = attributes["body"], attributes["num_scan_inputs"]
+        states, sources = len(body.input) - scanned, node.input[-scanned:]
+        results = len(body.output) - states
+        axes = attributes.get("scan_input_axes") or [0] * scanned
+        ways = attributes.get("scan_input_directions") or [0] * scanned
+        shape = self.values.get(sources[0], UNKNOWN).shape
+        if len(node.input) != len(body.input) or shape is None:
+            return False  # before opset 9 the first input are lengths of sequences
+        count = shape[axes[0]]
+        if count < 1:
+            return False
+        self._budget.check_iterations(node, costs.size_of(body), count)
+        carried = list(node.input[:states])
+        kept: list[list[str]] = [[] for _ in range(results)]
+        for number in range(count):
+            prefix, parts = f"{_first(node)}/{number}/", list[str]()
+            for place, (source, axis, back) in enumerate(zip(sources, axes, ways, strict=True)):
+                index = np.int64(count - 1 - number if back else number)
+                at = self._add_values(f"{prefix}at/{place}", index)
+                parts.append(f"{prefix}part/{place}")
+                self.run([helper.make_node("Gather", [source, at], [parts[-1]], axis=axis)])
+            names = [value.name for value in body.input]
+            outputs = self._body(body, prefix, dict(zip(names, [*carried, *parts], strict=True)))
+            carried = outputs[:states]
+            for values_of, name in zip(kept, outputs[states:], strict=True):
+                values_of.append(name)
+        self._name(carried, node.output[:states])
+        out_axes = attributes.get("scan_output_axes") or [0] * results
+        out_ways = attributes.get("scan_output_directions") or [0] * results
+        for name, values_of, axis, back in zip(
+            node.output[states:], kept, out_axes, out_ways, strict=True
+        ):
+            self._stack(values_of[::-1] if back else values_of, name, axis)
+        return True
+
+    def _body(self, body: Any, prefix: str, bound: Mapping[str, str]) -> list[str]:
+        """Write out a body; returns the names of its outputs."""
+        inside = Inside(body, prefix, bound)
+        self._budget.operators += len(inside.constants)
+        for name, tensor in inside.constants.items():
+            self._add_tensor(name, tensor)
+        self.run(inside.nodes)
+        return inside.outputs
+
+    def _name(self, values: Sequence[str], names: Sequence[str]) -> None:
+        """Give values the names that the graph has for them."""
+        self.run(
+            helper.make_node("Identity", [value], [name])
+            for value, name in zip(values, names, strict=False)
+            if name
+        )
+
+    def _stack(self, values: Sequence[str], name: str, axis: int = 0) -> None:
+        """Stack the values of all iterations along a new axis."""
+        if not name:
+            return
+        parts = [f"{name}/{number}" for number in range(len(values))]
+        for value, part in zip(values, parts, strict=True):
+            if self._opset < _AXES_ARE_INPUTS:
+                self.run([helper.make_node("Unsqueeze", [value], [part], axes=[axis])])
+            else:
+                axes = self._add_values(f"{part}/axes", np.array([axis], np.int64))
+                self.run([helper.make_node("Unsqueeze", [value, axes], [part])])
+        self.run([helper.make_node("Concat", parts, [name], axis=axis)])
 
 
-_WRITERS: Mapping[str, Callable[[_Around, Any], list[Any] | None]] = {
-    "If": _branch,
-    "Loop": _loop,
-    "Scan": _scan,
+_WRITERS: Mapping[str, Callable[[_Walk, Any], bool]] = {
+    "If": _Walk._branch,
+    "Loop": _Walk._loop,
+    "Scan": _Walk._scan,
 }
-OPERATORS = frozenset(_WRITERS)
 
 
-def _named(values: Sequence[str], names: Sequence[str]) -> list[Any]:
-    """Give values the names that the graph has for them."""
-    return [
-        helper.make_node("Identity", [value], [name])
-        for value, name in zip(values, names, strict=False)
-        if name
-    ]
+def _first(node: Any) -> str:
+    """The first name that an operator's outputs have."""
+    return next(filter(None, node.output), "")
 
 
-def _stacked(around: _Around, values: Sequence[str], name: str, axis: int = 0) -> list[Any]:
-    """Stack the values of all iterations along a new axis."""
-    if not name:
-        return []
-    parts = [f"{name}/{number}" for number in range(len(values))]
-    nodes = [around.expanded(value, axis, part) for value, part in zip(values, parts, strict=True)]
-    return [*nodes, helper.make_node("Concat", parts, [name], axis=axis)]
+def _without_values(value: Value) -> Value:
+    """The same; a tensor of no values is a constant. TVM's sum of none is what was in memory."""
+    if 0 in (value.shape or ()) and value.kind not in (0, onnx.TensorProto.STRING):
+        value.values = np.zeros(value.shape, helper.tensor_dtype_to_np_dtype(value.kind))
+    return value
+
+
+def _goes_on(body: Any) -> bool:
+    """Whether no iteration ends a loop."""
+    makers = {name: node for node in body.node for name in node.output}
+    name = body.output[0].name
+    while name in makers and makers[name].op_type in ("Identity", "Cast"):
+        name = makers[name].input[0]
+    if name == body.input[1].name:
+        return True
+    constants = {tensor.name: tensor for tensor in body.initializer}
+    if name in makers and makers[name].op_type == "Constant":
+        constants[name] = makers[name].attribute[0].t
+    return name in constants and bool(np.all(numpy_helper.to_array(constants[name])))

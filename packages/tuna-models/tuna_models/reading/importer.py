@@ -24,19 +24,18 @@ from tuna_models.names import NAME_CHARS, OWN_DOMAINS, quoted
 from tuna_models.reading import (
     costs,
     file_kinds,
+    functions,
     inference,
-    misfits,
     obstacles,
-    onnx_shapes,
     opsets,
     qoperators,
     torch_importer,
     wellformed,
 )
-from tuna_models.reading.bodies import all_nodes, names_read, subgraphs
+from tuna_models.reading.bodies import WITH_BODIES, all_nodes, subgraphs, version_of
 from tuna_models.reading.converters import Importer, NotConverted
-from tuna_models.reading.fold import fold
-from tuna_models.reading.inlining import in_order, inline, unsupported
+from tuna_models.reading.fold import Folded, fold
+from tuna_models.reading.known import Value
 from tuna_models.reading.torch_importer import TorchModel
 from tuna_models.refusals import CHANGE_HINT, DAMAGED, Refusal, Unsupported, refusals_of, tvm_reason
 
@@ -97,17 +96,21 @@ def read_onnx(
         opsets.refuse_undefined(path.name, model)
         wellformed.check(model)
         _forget_inferred(model.graph)
-        model = in_order(model)
+        model = functions.in_order(model)
         _check_types(path.name, real_inputs(model))
         sizes = fix_shapes(path.name, model, shapes, batch)
         _fix_values(path.name, model, values or {})
-        costs.refuse_costly(model, path.stat().st_size)
+        costs.check(model)
         _load_weights(model, path)
-        obstacles.check_scales(model)
-        model = qoperators.written_out(model)
+        model = qoperators.written_out(functions.inlined(model))
         open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
         # branches are decided when all shapes are known
-        operators = unsupported(inline(model).graph.node, branches=False)
+        operators = functions.unsupported(
+            node
+            for node in model.graph.node
+            if not functions.is_function(node, version_of(model, node.domain))
+            and node.op_type not in WITH_BODIES
+        )
         refuse_obstacles(path.name, operators, open_sizes)
     return model
 
@@ -160,7 +163,7 @@ def _load_weights(model: Any, path: Path) -> None:
         weight = f"the weight {quoted(tensor.name)}"
         try:
             place = ExternalDataInfo(tensor)
-            needed = onnx_shapes.size_bytes(tensor.data_type, math.prod(tensor.dims))
+            needed = Value.of_tensor(tensor).size_bytes
             if place.length is None:  # else the rest of the file would be read
                 tensor.external_data.add(key="length", value=str(needed))
             first, count = place.offset or 0, needed if place.length is None else place.length
@@ -196,19 +199,16 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         return model.to_relax(name)
 
     with refusals_of(name):
-        written = inline(model)
-        misfits.check(written.graph)  # of constants, before they are folded
-        ready = fold(written)
-        _remove_unused(ready.graph)
+        folded = fold(functions.in_order(functions.inlined(model)))
+        ready = folded.model
         for node in ready.graph.node:
             node.name = node.name or next(filter(None, node.output), "")
-        refuse_obstacles(name, unsupported(all_nodes(ready.graph), branches=False), {})
-        inferred = inference.inferred(ready, strict=True)
-        obstacles.refuse_types(name, ready, inferred)
-        misfits.check(inferred.graph)
-        obstacles.check_values(ready, inferred.graph)
+        nodes = list(all_nodes(ready.graph))
+        written = [node for node in nodes if node.op_type not in WITH_BODIES]
+        refuse_obstacles(name, functions.unsupported(written), {})
+        obstacles.refuse_types(name, folded)
         obstacles.refuse_undecided(name, ready)
-        refuse_obstacles(name, unsupported(all_nodes(ready.graph)), {})
+        refuse_obstacles(name, functions.unsupported(nodes), {})
         whole = segments.returning(ready)
         shapes = {value["name"]: value["shape"] for value in inputs_of(ready)}
         reader = Importer(shapes)
@@ -216,30 +216,20 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
             with contextlib.redirect_stdout(io.StringIO()):  # TVM's importer prints its errors
                 module = reader.from_onnx(whole.graph, int(opset(whole)))
         except NotConverted as error:
-            raise _refusal(error, inferred.graph) from error
+            raise _refusal(error, folded) from error
         return with_whole(segments.marked(module, ready), reader.wholes)
 
 
-def _refusal(failure: NotConverted, graph: Any) -> Refusal:
-    """The refusal of a node that could not be converted; `graph` has the types of all values."""
+def _refusal(failure: NotConverted, folded: Folded) -> Refusal:
+    """The refusal of a node that could not be converted."""
     name = (failure.operator, failure.node)
-    node = next(each for each in graph.node if (each.op_type, each.name) == name)
+    node = next(each for each in folded.model.graph.node if (each.op_type, each.name) == name)
     if isinstance(failure.reason, Unsupported):
         return Refusal.of(node, str(failure.reason), CHANGE_HINT)
     said = tvm_reason(failure.reason)
     why = f"TVM's importer does not take it so: {said}" if said else "TVM's importer fails at it"
-    return Refusal.of(node, f"{why}; {inference.described(node, graph)}", CHANGE_HINT)
-
-
-def _remove_unused(graph: Any) -> None:
-    """Remove weights that nobody reads, of which TVM's importer wants a type it has."""
-    read = {name for node in graph.node for name in names_read(node)}
-    read |= {value.name for value in graph.output}
-    unused = {tensor.name for tensor in graph.initializer} - read
-    for values in (graph.initializer, graph.input) if unused else ():
-        for place in reversed(range(len(values))):  # a copy of the others would be one of weights
-            if values[place].name in unused:
-                del values[place]
+    inputs = inference.described(node, folded.inputs_of(node))
+    return Refusal.of(node, f"{why}; {inputs}", CHANGE_HINT)
 
 
 def opset(model: Any) -> str:

@@ -1,27 +1,29 @@
-"""Shapes and types of an ONNX graph's values, inferred; a contradiction names its operator. Imports
-onnx."""
+"""Types and shapes of an operator's outputs, by ONNX's own inference. Imports onnx.
+
+One operator at a time: what it is given has been checked and is of a bounded size, so that nothing
+a stranger wrote comes to onnx's inference before its numbers and the sizes before it were checked.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import defs, helper, shape_inference
 
 from tuna.common.messages import one_line
 from tuna_models.names import quoted
-from tuna_models.refusals import REASON_CHARS, Refusal
+from tuna_models.reading.known import UNKNOWN, Value
+from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
-#: The reason in a text of onnx's
-_FAULT = re.compile(r"\(op_type:[^,]*, node name: .*?\): (?:\[\w+\] )?([^\n]*)", re.DOTALL)
 #: A type of another width than those that ONNX defines for an operator, which may well be computed:
 #: fp16 of Celu, bytes as indices
 _OTHER_WIDTH = re.compile(r"has unsupported type: tensor\((b?float16|double|u?int\d+)\)")
-#: How a contradiction inside of an operator begins, also inside of another one's definition
+#: How a contradiction inside of an operator's definition by others begins
 _INSIDE = "Inference error(s)"
 #: What onnx alone refuses: a convolution with negative padding crops its input
 _CROPPED = "pads must not contain negative values"
@@ -29,129 +31,170 @@ _CROPPED = "pads must not contain negative values"
 _WORDS = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
+        (r"^\[\w+\] ", ""),
         (r"(\w+) typestr: \w+, has unsupported type: (.*)", r"its input \1 cannot be a \2"),
         (r"(\w+) has inconsistent type (.*)", r"its input \1 is a \2, unlike the others"),
-        (
-            r"indices must be in \[-rank, rank-1\]",
-            "it has a constant index beyond the end of its input",
-        ),
-        (r" in node \w+ \(.*\)", ""),
+        (r" in node \w+( \(.*\))?", ""),
         (r"[\s.]+$", ""),
     )
 )
 _ADVICE = "ONNX does not define that: correct it where the model is exported"
-#: Most values of a constant whose values take part in the inference of shapes
-_LARGEST = 1 << 12
+#: Most of a number of an operator times an extent, with which onnx computes in 64 bits
+_MAX_PRODUCT = 1 << 62
+#: Operators whose numbers are cut at the end of an axis
+_CLIPPED = {"Slice"}
+#: Operators with one output for each of their inputs' types, of which onnx infers none
+_SAME = {"MeanVarianceNormalization", "GroupNormalization"}
+#: Operators whose output has the values of all their inputs
+_OF_SEQUENCES = {
+    *("SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence"),
+    "ConcatFromSequence",
+}
 #: Values of an attribute that are shown
 _SHOWN = 8
 
+_Key = tuple[Any, ...]
+#: Answers by all that decides them: a model has few different operators.
+_ANSWERS: dict[_Key, list[bytes]] = {}
+_MAX_ANSWERS = 1 << 14
 
-def inferred(model: Any, *, strict: bool = False) -> Any:
-    """The model without large weights and with the types and shapes of its values, as far as they
-    follow; raises Refusal with an operator of which they contradict each other, `strict` also where
-    they are not what the operator takes.
 
-    With `strict` there are no outputs, whose declared types tools leave as they were before a
-    change.
-    """
-    light = without_weights(model)
-    if strict:
-        del light.graph.output[:]
+def answers(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Value]:
+    """What follows for the outputs of one of ONNX's operators from its inputs; raises Refusal for
+    inputs that contradict each other or are not what it takes."""
+    if node.op_type in _SAME:
+        return [Value(each.text) for each in inputs[:1] if each is not None]
+    data = {
+        name: value.data()
+        for name, value in zip(node.input, inputs, strict=True)
+        if value is not None and value.is_known
+    }
+    data = {name: tensor for name, tensor in data.items() if tensor is not None}
+    attributes = b"".join(each.SerializeToString() for each in node.attribute)
+    key = (
+        *(node.op_type, opset, attributes, *map(bool, node.output), None),
+        *(None if each is None else each.text for each in inputs),
+        *(data[name].SerializeToString() if name in data else None for name in node.input),
+    )
+    if key not in _ANSWERS:
+        if len(_ANSWERS) >= _MAX_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[key] = _inferred(node, inputs, data, opset)
+    held = sum(each.size_bytes for each in inputs if each is not None)
+    return [
+        Value(text, held_bytes=held if node.op_type in _OF_SEQUENCES else 0)
+        for text in _ANSWERS[key]
+    ]
+
+
+def _inferred(
+    node: Any, inputs: Sequence[Value | None], data: dict[str, Any], opset: int
+) -> list[bytes]:
+    nothing = [b""] * len(node.output)
+    schema = _schema(node.op_type, opset, frozenset(each.name for each in node.attribute))
+    if schema is None or any(each is not None and not each.text for each in inputs):
+        return nothing
+    _check_numbers(node, inputs, data)
+    types = {
+        name: value.type
+        for name, value in zip(node.input, inputs, strict=True)
+        if value is not None
+    }
+    opsets = [helper.make_opsetid("", opset)]
     try:
-        return _inferred(light, strict, strict)
+        made = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opsets)
     except Exception as error:  # onnx and protobuf each have their own
-        failed, types = error, strict and not _OTHER_WIDTH.search(str(error))
-    if strict and not types:
-        try:
-            return _inferred(light, strict, types)
-        except Exception as error:  # as above
-            failed = error
-    # onnx's own definition of an operator is not strict
-    if _CROPPED in str(failed) or str(failed).count(_INSIDE) > 1:
-        return inferred(model)
-    raise _refusal(str(failed), light, strict, types) from failed
+        text = str(error)
+        if _OTHER_WIDTH.search(text):
+            made = _of_other_width(node, types, data, opsets)
+        elif _CROPPED in text or _INSIDE in text:
+            return nothing
+        else:
+            raise _refusal(text, node, inputs) from error
+    for kind in made.values():
+        for extent in kind.tensor_type.shape.dim:
+            if extent.dim_value < 0:
+                raise Refusal.of(node, f"it has the extent {extent.dim_value}", CHANGE_HINT)
+    return [made[name].SerializeToString() if name in made else b"" for name in node.output]
 
 
-def _inferred(light: Any, strict: bool, types: bool) -> Any:
-    infer = onnx.shape_inference.infer_shapes
-    return infer(light, check_type=types, strict_mode=strict, data_prop=True)
+def _of_other_width(
+    node: Any, types: dict[str, Any], data: dict[str, Any], opsets: list[Any]
+) -> dict[str, Any]:
+    """The types of the outputs where ONNX does not define the operator for those of the inputs."""
+    inputs = [helper.make_value_info(name, kind) for name, kind in types.items()]
+    for name, tensor in data.items():
+        data[name] = type(tensor).FromString(tensor.SerializeToString())
+        data[name].name = name
+    graph = helper.make_graph([node], "one", inputs, [], list(data.values()))
+    single = helper.make_model(graph, opset_imports=opsets)
+    values = shape_inference.infer_shapes(single).graph.value_info
+    return {value.name: value.type for value in values}
 
 
-def _refusal(text: str, light: Any, strict: bool, types: bool) -> Refusal:
-    """The refusal of the first operator with which inference fails, found by halving the graph."""
-    nodes = list(light.graph.node)
-    good, bad = 0, max(len(nodes), 1)
-    while bad - good > 1:
-        part = (good + bad) // 2
-        del light.graph.node[:], light.graph.output[:]
-        light.graph.node.extend(nodes[:part])
-        try:
-            _inferred(light, strict, types)
-            good = part
-        except Exception as error:  # as above
-            bad, text = part, str(error)
-    del light.graph.node[:], light.graph.output[:]
-    light.graph.node.extend(nodes[:good])
-    fault = _FAULT.search(text)
-    reason = fault.group(1) if fault else text.rpartition("] ")[2]
+@cache
+def _schema(operator: str, opset: int, attributes: frozenset[str]) -> Any:
+    """The definition of an operator; the newest where that of the opset has not its attributes, or
+    the opset has it not; None for another."""
+    try:
+        schema = defs.get_schema(operator, opset)
+        if all(name in schema.attributes or name.startswith("__") for name in attributes):
+            return schema
+    except defs.SchemaError:
+        pass
+    return defs.get_schema(operator) if defs.has(operator) else None
+
+
+def _check_numbers(node: Any, inputs: Sequence[Value | None], data: dict[str, Any]) -> None:
+    """Refuse numbers for which the extents of the answer do not fit into 64 bits."""
+    if node.op_type in _CLIPPED:
+        return
+    numbers = [number for each in node.attribute for number in (each.i, *each.ints)]
+    for value in inputs:
+        if value is not None and value.is_known and value.data() is not None:
+            array = value.array()
+            if array.dtype.kind in "iu":
+                numbers += [int(number) for number in array.reshape(-1)]
+    largest = max(map(abs, numbers), default=0)
+    extents = [extent for value in inputs if value is not None for extent in value.shape or ()]
+    if largest * max(extents, default=1) > _MAX_PRODUCT:
+        raise Refusal.of(node, f"it has the number {largest}", CHANGE_HINT)
+
+
+def _refusal(text: str, node: Any, inputs: Sequence[Value | None]) -> Refusal:
+    """The refusal of an operator with which inference fails."""
+    reason = text.partition("\n")[0]
     for pattern, words in _WORDS:
         reason = pattern.sub(words, reason)
     reason = one_line(reason, REASON_CHARS) or "its types contradict each other"
     if re.match("[A-Z][a-z]", reason):
         reason = reason[0].lower() + reason[1:]
-    try:
-        node, known = nodes[bad - 1], _inferred(light, False, False).graph
-    except Exception:  # as above: it is none of the operators
-        return Refusal(f"its inputs and constants contradict each other: {reason}", _ADVICE)
-    return Refusal.of(node, f"{reason}; {described(node, known)}", _ADVICE)
+    return Refusal.of(node, f"{reason}; {described(node, inputs)}", _ADVICE)
 
 
-def without_weights(model: Any) -> Any:
-    """The model with large constants as inputs, because copying their values takes time."""
-    # before version 4 of the format onnx infers nothing from constants that are no inputs
-    version = max(model.ir_version, 4)
-    light = type(model)(ir_version=version, opset_import=model.opset_import)
-    graph, given = model.graph, {value.name for value in model.graph.input}
-    light.graph.name = graph.name
-    for name in ("node", "input", "value_info"):
-        getattr(light.graph, name).extend(getattr(graph, name))
-    constants = {tensor.name for tensor in graph.initializer}
-    light.graph.output.extend(value for value in graph.output if value.name not in constants)
-    for tensor in graph.initializer:
-        if math.prod(tensor.dims) <= _LARGEST:
-            light.graph.initializer.append(tensor)
-        elif tensor.name not in given:
-            light.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    return light
-
-
-def described(node: Any, graph: Any) -> str:
-    """The inputs and attributes of an operator of a graph with inferred types, for messages."""
-    types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info)}
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+def described(node: Any, inputs: Sequence[Value | None]) -> str:
+    """The inputs and attributes of an operator, for messages."""
     parts = []
-    for name in filter(None, node.input):
-        values = ""
-        if name in weights:
-            kind, shape = weights[name].data_type, [*weights[name].dims]
-            if kind == onnx.TensorProto.INT64 and np.prod(shape, dtype=np.int64) <= _SHOWN:
-                values = f" of {numpy_helper.to_array(weights[name]).tolist()}"
-        elif name in types and types[name].HasField("shape"):
-            kind = types[name].elem_type
-            shape = [each.dim_value or each.dim_param or "?" for each in types[name].shape.dim]
-        else:
-            kind, shape = types[name].elem_type if name in types else 0, ["?"]
-        word = onnx.TensorProto.DataType.Name(kind).lower() if kind else ""
+    for name, value in zip(node.input, inputs, strict=True):
+        if value is None:
+            continue
+        tensor, values = (value or UNKNOWN).type.tensor_type, ""
+        shape: list[Any] = ["?"]
+        if tensor.HasField("shape"):
+            shape = [each.dim_value or each.dim_param or "?" for each in tensor.shape.dim]
+        if value.shape is not None:
+            shape = list(value.shape)
+            few = value.kind == onnx.TensorProto.INT64 and math.prod(shape) <= _SHOWN
+            values = f" of {value.array().tolist()}" if few and value.is_known else ""
+        word = onnx.TensorProto.DataType.Name(value.kind).lower() if value.kind else ""
         parts.append(f"{quoted(name)} {word}[{','.join(map(str, shape))}]{values}")
-    inputs = f"its inputs are {', '.join(parts)}" if parts else "it has no inputs"
+    words = f"its inputs are {', '.join(parts)}" if parts else "it has no inputs"
     attributes = ", ".join(
         f"{each.name}={_shown(helper.get_attribute_value(each))}"
         for each in node.attribute
         if not each.ref_attr_name and not each.HasField("g") and not each.HasField("t")
     )
-    return one_line(f"{inputs}; {attributes}" if attributes else inputs, 2 * REASON_CHARS)
+    return one_line(f"{words}; {attributes}" if attributes else words, 2 * REASON_CHARS)
 
 
 def _shown(value: Any) -> str:

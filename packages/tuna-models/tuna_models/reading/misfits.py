@@ -1,63 +1,69 @@
-"""Shapes of an operator's inputs that contradict each other, which ONNX's inference lets through.
-Imports onnx."""
+"""Inputs of an operator that contradict each other or its attributes, and numbers that none of its
+kind has, which ONNX's inference lets through. Imports onnx."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto, helper
 
 from tuna_models.names import OWN_DOMAINS, quoted
+from tuna_models.reading.known import UNKNOWN, Value
 from tuna_models.refusals import CHANGE_HINT, Refusal
 
-_Shape = tuple[int, ...]
+_QUANTISE_HINT = "quantise the model again, on inputs that are finite and not all 0"
 #: Modes of GridSample, in all opsets
 _SAMPLING = ("linear", "bilinear", "nearest", "cubic", "bicubic")
+#: Most tensors that one operator splits a tensor into
+_MAX_PARTS = 1 << 12
 
 
-@dataclass(frozen=True)
 class _Call:
-    """An operator's attributes, and what is known of its inputs; those that it has not are not
-    known."""
+    """An operator's attributes, and what is known of its inputs."""
 
-    attributes: Mapping[str, Any]
-    shapes: Sequence[_Shape | None]
-    kinds: Sequence[int]  #: numbers of the types in ONNX; 0: not known
+    def __init__(self, node: Any, inputs: Sequence[Value | None]) -> None:
+        self.node = node
+        self._inputs = inputs
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Any]:
+        """Values by name."""
+        return {each.name: helper.get_attribute_value(each) for each in self.node.attribute}
+
+    def input(self, place: int) -> Value:
+        """An input; one of which nothing is known for an absent one."""
+        return (self._inputs[place] if place < len(self._inputs) else None) or UNKNOWN
+
+    def shape(self, place: int) -> tuple[int, ...] | None:
+        """The shape of an input, if it is known."""
+        return self.input(place).shape
+
+    def array(self, place: int) -> Any:
+        """The values of an input, if they are known."""
+        value = self.input(place)
+        return value.array() if value.is_known else None
 
     def text(self, name: str, default: str) -> str:
         """An attribute that is a text."""
         return bytes(self.attributes.get(name, default.encode())).decode(errors="replace")
 
 
-def check(graph: Any) -> None:
-    """Raise Refusal for the first operator whose inputs do not fit, as far as the graph has their
-    shapes."""
-    shapes: dict[str, _Shape] = {each.name: tuple(each.dims) for each in graph.initializer}
-    kinds = {each.name: each.data_type for each in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        kinds[value.name] = tensor.elem_type
-        if tensor.HasField("shape") and all(
-            each.HasField("dim_value") for each in tensor.shape.dim
-        ):
-            shapes[value.name] = tuple(each.dim_value for each in tensor.shape.dim)
-    for node in graph.node:
-        if node.op_type in _CHECKS and node.domain in OWN_DOMAINS:
-            names = [*node.input, "", "", ""]
-            call = _Call(
-                {each.name: helper.get_attribute_value(each) for each in node.attribute},
-                [shapes.get(name) for name in names],
-                [kinds.get(name, 0) for name in names],
-            )
-            for why in _CHECKS[node.op_type](call):
-                raise Refusal.of(node, why, CHANGE_HINT)
+def check(node: Any, inputs: Sequence[Value | None]) -> None:
+    """Raise Refusal for an operator whose inputs do not fit, as far as they are known."""
+    if node.domain in OWN_DOMAINS and node.op_type in _CHECKS:
+        call = _Call(node, inputs)
+        for one in _CHECKS[node.op_type]:
+            for why in one(call):
+                hint = _QUANTISE_HINT if one is _scale_values else CHANGE_HINT
+                raise Refusal.of(node, why, hint)
 
 
 def _convolution(call: _Call) -> Iterator[str]:
-    values, weights, bias = call.shapes[:3]
+    values, weights, bias = (call.shape(place) for place in range(3))
     if weights is None:
         return
     if bias is not None and bias != weights[:1]:
@@ -74,8 +80,29 @@ def _convolution(call: _Call) -> Iterator[str]:
             yield f"its kernel reaches over {reach} values, and its padded input has {padded}"
 
 
+def _kernel(call: _Call) -> Iterator[str]:
+    weights, kernel = call.shape(1), call.attributes.get("kernel_shape")
+    if weights is not None and kernel is not None and tuple(kernel) != weights[2:]:
+        yield f"its kernel_shape is {list(kernel)}, and its weights have {list(weights[2:])}"
+
+
+def _scale_values(call: _Call) -> Iterator[str]:
+    places = (1, 4, 6) if call.node.op_type.startswith("QLinear") else (1,)
+    for place in places:
+        scale = call.array(place)
+        if scale is None:
+            continue
+        values, word = scale.astype(np.float32), ""
+        if not np.isfinite(values).all():
+            word = "NaN" if np.isnan(values).any() else "infinite"
+        elif call.node.op_type == "QuantizeLinear" and not values.all():
+            word = "0"
+        if word:
+            yield f"its scale {quoted(call.node.input[place])} is {word}"
+
+
 def _scales(call: _Call) -> Iterator[str]:
-    values, scales, zeros = call.shapes[:3]
+    values, scales, zeros = (call.shape(place) for place in range(3))
     if scales is None:
         return
     if zeros is not None and zeros != scales and (math.prod(zeros), math.prod(scales)) != (1, 1):
@@ -100,9 +127,8 @@ def _scales(call: _Call) -> Iterator[str]:
         )
 
 
-def _dequantised(call: _Call) -> Iterator[str]:
-    yield from _scales(call)
-    values, _, zeros = call.kinds[:3]
+def _zero_kind(call: _Call) -> Iterator[str]:
+    values, zeros = call.input(0).kind, call.input(2).kind
     if values and zeros and values != zeros:
         words = [TensorProto.DataType.Name(kind).lower() for kind in (zeros, values)]
         yield f"its zero point is of type {words[0]}, and its input of {words[1]}"
@@ -113,16 +139,16 @@ def _directions(call: _Call) -> Iterator[str]:
     if direction not in ("forward", "reverse", "bidirectional"):
         yield f"its direction is {quoted(direction)}"
     count = 2 if direction == "bidirectional" else 1
-    for shape in call.shapes[1:3]:
+    for shape in map(call.shape, (1, 2)):
         if shape is not None and shape[:1] != (count,):
             yield f"its weights of the shape {list(shape)} are not for {count} direction(s)"
-    again = call.shapes[2]
+    again = call.shape(2)
     if again is not None and (size := call.attributes.get("hidden_size", again[-1])) != again[-1]:
         yield f"its hidden size is {size}, and its weights are for {again[-1]}"
 
 
 def _blocks(call: _Call) -> Iterator[str]:
-    values, size = call.shapes[0], call.attributes.get("blocksize", 0)
+    values, size = call.shape(0), call.attributes.get("blocksize", 0)
     if values is not None and len(values) == 4 and size > 0 and values[1] % (size * size):
         yield f"its input has {values[1]} channels, which is no multiple of {size} x {size}"
 
@@ -132,11 +158,85 @@ def _sampling(call: _Call) -> Iterator[str]:
         yield f"its mode is {quoted(mode)}"
 
 
-_CHECKS: Mapping[str, Callable[[_Call], Iterator[str]]] = {
-    "Conv": _convolution,
-    "DepthToSpace": _blocks,
-    "DequantizeLinear": _dequantised,
-    "GridSample": _sampling,
-    "QuantizeLinear": _scales,
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _directions),
+def _slope(call: _Call) -> Iterator[str]:
+    shape, slope = call.shape(0), call.shape(1)
+    if shape is None or slope is None:
+        return
+    pairs = zip(slope[::-1], shape[::-1], strict=False)
+    if len(slope) > len(shape) or any(one not in (1, extent) for one, extent in pairs):
+        yield f"its slope of the shape {list(slope)} does not broadcast to {list(shape)}"
+
+
+def _places(call: _Call) -> Iterator[str]:
+    """Constants that are beyond the end of a tensor."""
+    shape, places = call.shape(0), call.array(1)
+    if shape is None or places is None:
+        return
+    what, size = "index", np.array(len(shape))
+    if call.node.op_type in ("GatherND", "ScatterND"):
+        first = call.attributes.get("batch_dims", 0)
+        size = np.array(shape[first:][: places.shape[-1] if places.ndim else 0])
+    elif call.node.op_type == "CumSum":
+        what = "axis"
+    elif -len(shape) <= (axis := call.attributes.get("axis", 0)) < len(shape):
+        size = np.array(shape[axis])
+    else:
+        return
+    beyond = places[(places < -size) | (places >= size)]
+    if beyond.size:
+        yield f"its {what} {beyond.flat[0]} is beyond the end of {size}"
+
+
+def _batches(call: _Call) -> Iterator[str]:
+    """A number that onnx's inference takes as it is."""
+    if (count := call.attributes.get("batch_dims", 0)) < 0:
+        yield f"its batch_dims are {count}"
+
+
+def _parts(call: _Call) -> Iterator[str]:
+    """Numbers that onnx's inference takes as they are."""
+    count = len(call.node.output)
+    if count > _MAX_PARTS:
+        yield f"it makes {count} tensors, and {_MAX_PARTS} are the most"
+    if (stated := call.attributes.get("num_outputs", count)) != count:
+        yield f"its num_outputs are {stated}, and it has {count} outputs"
+
+
+def _step(call: _Call) -> Iterator[str]:
+    step = call.array(2 if call.node.op_type == "Range" else 4)
+    if step is not None and not step.all():
+        yield "it has the step 0"
+    if call.node.op_type == "Range":
+        ends = [call.array(place) for place in range(3)]
+        if any(each is not None and not np.isfinite(each).all() for each in ends):
+            yield "it counts to or in steps of what is not finite"
+
+
+def _enlarged(call: _Call) -> Iterator[str]:
+    # Resize has a region before its scales since opset 11
+    given = call.array(2 if len(call.node.input) > 2 else 1)
+    scales = call.attributes.get("scales", () if given is None else given.reshape(-1))
+    for scale in scales:
+        if not 0.0 < scale < math.inf:
+            yield f"it has the scale {scale}"
+
+
+_SCALED = (_scale_values, _scales)
+#: Checks of the operators that have some, in their order
+_CHECKS: Mapping[str, Sequence[Callable[[_Call], Iterator[str]]]] = {
+    "Conv": (_convolution, _kernel),
+    "ConvTranspose": (_kernel,),
+    "CumSum": (_places,),
+    "DepthToSpace": (_blocks,),
+    "DequantizeLinear": (*_SCALED, _zero_kind),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), (_directions,)),
+    **dict.fromkeys(("Gather", "GatherElements", "ScatterElements", "ScatterND"), (_places,)),
+    "GatherND": (_batches, _places),
+    "GridSample": (_sampling,),
+    "PRelu": (_slope,),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), (_scale_values,)),
+    "QuantizeLinear": _SCALED,
+    **dict.fromkeys(("Range", "Slice"), (_step,)),
+    **dict.fromkeys(("Resize", "Upsample"), (_enlarged,)),
+    "Split": (_parts,),
 }

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs, numpy_helper
+from onnx import defs
 
 from tuna_models.arguments import TYPES, Obstacles
 from tuna_models.child_answers import Obstacle
-from tuna_models.names import quoted, title
-from tuna_models.reading.bodies import constants_of
-from tuna_models.refusals import CHANGE_HINT, Refusal, obstacle
+from tuna_models.names import title
+from tuna_models.reading.fold import Folded
+from tuna_models.refusals import obstacle
 
 #: Operators by the places of inputs that decide a shape, or that TVM takes as constants alone.
 _BY_PLACES: Mapping[tuple[int, ...], str] = {
@@ -36,79 +36,10 @@ _BY_PLACES: Mapping[tuple[int, ...], str] = {
     (0, 1, 2, 3, 4): "MelWeightMatrix NonMaxSuppression",
 }
 _DECIDING = {name: places for places, names in _BY_PLACES.items() for name in names.split()}
-#: Operators by the places of their scales
-_SCALES: Mapping[str, tuple[int, ...]] = {
-    "QuantizeLinear": (1,),
-    "DequantizeLinear": (1,),
-    "QLinearConv": (1, 4, 6),
-    "QLinearMatMul": (1, 4, 6),
-}
-#: Operators with a second input that is checked against the shape of the first
-_CHECKED = {
-    *("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "CumSum", "PRelu"),
-}
 #: Most whole numbers, and most others, such as scales, that a hint asks for.
 _MAX_WHOLE, _MAX_REAL = 64, 8
 #: Most operators with a wrong type that are named.
 _MAX_NAMED = 6
-
-
-def check_scales(model: Any) -> None:
-    """Raise Refusal for an operator whose scale is a constant that is not finite, or by which it
-    divides, 0."""
-    graph = model.graph
-    constants = constants_of(graph)
-    for node in graph.node:
-        for place in _SCALES.get(node.op_type, ()):
-            tensor = constants.get(node.input[place]) if place < len(node.input) else None
-            if tensor is None:
-                continue
-            values, word = numpy_helper.to_array(tensor).astype(np.float32), ""
-            if not np.isfinite(values).all():
-                word = "NaN" if np.isnan(values).any() else "infinite"
-            elif node.op_type == "QuantizeLinear" and not values.all():
-                word = "0"
-            if word:
-                raise Refusal.of(
-                    node,
-                    f"its scale {quoted(node.input[place])} is {word}",
-                    "quantise the model again, on inputs that are finite and not all 0",
-                )
-
-
-def check_values(model: Any, inferred: Any) -> None:
-    """Raise Refusal for constants that decide places beyond the end of a tensor, and a slope that
-    does not broadcast; `inferred` is a graph with all shapes."""
-    shapes = {
-        value.name: [each.dim_value for each in value.type.tensor_type.shape.dim]
-        for value in (*inferred.input, *inferred.value_info)
-    }
-    shapes |= {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type not in _CHECKED or any(name not in shapes for name in node.input[:2]):
-            continue
-        shape, other = (shapes[name] for name in node.input[:2])
-        axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
-        if node.op_type == "PRelu":
-            if len(other) > len(shape) or any(
-                slope not in (1, extent)
-                for slope, extent in zip(other[::-1], shape[::-1], strict=False)
-            ):
-                why = f"its slope of the shape {other} does not broadcast to {shape}"
-                raise Refusal.of(node, why, CHANGE_HINT)
-        elif node.input[1] in constants:
-            places = numpy_helper.to_array(constants[node.input[1]])
-            what, size = "axis", np.array(len(shape))
-            if node.op_type in ("GatherND", "ScatterND"):
-                first = next((each.i for each in node.attribute if each.name == "batch_dims"), 0)
-                what, size = "index", np.array(shape[first:][: places.shape[-1]])
-            elif node.op_type != "CumSum":
-                what, size = "index", np.array(shape[axis])
-            beyond = places[(places < -size) | (places >= size)]
-            if beyond.size:
-                why = f"its {what} {beyond.flat[0]} is beyond the end of {size}"
-                raise Refusal.of(node, why, CHANGE_HINT)
 
 
 def refuse_undecided(name: str, model: Any) -> None:
@@ -186,21 +117,20 @@ def _form(tensor: Any) -> str:
     return ",".join(["N"] * count) if count < 4 else "N,N,..."
 
 
-def refuse_types(name: str, model: Any, inferred: Any) -> None:
+def refuse_types(name: str, folded: Folded) -> None:
     """Raise BadInput for operators that read constants or make values of types that Tuna has not:
-    strings, sequences, floats of eight bits and others; `inferred` is a model with all types."""
-    constants = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    graph = inferred.graph
-    kinds = {value.name: value.type for value in (*graph.value_info, *graph.output)}
-    outputs = {value.name for value in model.graph.output}
+    strings, sequences, floats of eight bits and others."""
+    graph = folded.model.graph
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
     wrong: list[tuple[Any, str]] = []
-    for node in model.graph.node:
+    for node in graph.node:
         for tensor in node.input:
             kind = _tensor_type(constants.get(tensor, 0))
             if kind and kind not in TYPES:
                 wrong.append((node, f"reads the constant {tensor} of type {kind}"))
-        for output in node.output:
-            kind = type_name(kinds[output]) if output in kinds else ""
+        for output in filter(None, node.output):
+            kind = type_name(folded.values[output].type)
             # a sequence between operators is a tuple
             if kind and kind not in TYPES and (kind != "sequence" or output in outputs):
                 wrong.append((node, f"makes a value of type {kind}"))

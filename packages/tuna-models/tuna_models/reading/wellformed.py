@@ -18,7 +18,7 @@ from onnx import AttributeProto, TensorProto, defs, helper
 from tuna.common.messages import counted
 from tuna_models.names import OWN_DOMAINS, operator_name, quoted, title
 from tuna_models.reading.bodies import all_nodes, subgraphs, version_of
-from tuna_models.reading.onnx_shapes import BITS
+from tuna_models.reading.known import BITS
 from tuna_models.refusals import DAMAGED, Refusal
 
 _REMOVED = "a tool removed or renamed what made it: export the model again"
@@ -35,8 +35,6 @@ _TYPES = {
     for name, number in TensorProto.DataType.items()
     if number
 }
-#: Bytes of a constant up to which they are counted, which copies them
-_COUNTED_BYTES = 1 << 16
 #: A term of an Einsum's equation
 _TERM = re.compile(r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?")
 #: More axes than a tensor has: NumPy does not end for some far larger numbers
@@ -91,9 +89,9 @@ def _check_text(*texts: Any) -> None:
         raise Refusal(f"its name {bytes(text)[:40]!a} is no text (UTF-8)", DAMAGED) from None
 
 
-def tensor_fault(tensor: Any, *, counted_bytes: float = _COUNTED_BYTES) -> str:
+def tensor_fault(tensor: Any) -> str:
     """What is wrong with a constant, as the rest of a sentence; empty where nothing is, and for
-    values in another file, until they are read. More bytes than these are not counted."""
+    values in another file, until they are read."""
     known = _TYPES.get(tensor.data_type)
     if known is None:
         return f"has the type {tensor.data_type}, which ONNX does not define"
@@ -107,7 +105,7 @@ def tensor_fault(tensor: Any, *, counted_bytes: float = _COUNTED_BYTES) -> str:
     if not tensor.HasField("raw_data"):
         given, unit = len(getattr(tensor, field)), "values"
         needed = needed if bits < 8 else count * (1 + kind.startswith("COMPLEX"))
-    elif needed <= counted_bytes:
+    else:
         given = len(tensor.raw_data)
     if given == needed:
         return ""

@@ -8,7 +8,7 @@ constants where it is, behind whatever only moves its values, such as a Transpos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +49,13 @@ class Product:
         return None
 
 
-def product_of(node: Any, known: Mapping[str, Any]) -> Product | None:
+def product_of(node: Any, arrays: Sequence[Any]) -> Product | None:
     """What a DequantizeLinear of constants multiplies; None for another operator, for blocks, and
     for scales that are not fp32."""
-    if node.op_type != "DequantizeLinear" or not all(name in known for name in node.input if name):
+    if node.op_type != "DequantizeLinear":
         return None
     attributes = {each.name: each.i for each in node.attribute}
-    values, scales, *zero = (np.asarray(known[name]) for name in node.input if name)
+    values, scales, *zero = arrays
     if values.dtype not in _KINDS or scales.dtype != np.float32 or attributes.get("block_size"):
         return None
     if not values.ndim and scales.size != 1:
@@ -71,11 +71,6 @@ def product_of(node: Any, known: Mapping[str, Any]) -> Product | None:
     small = np.iinfo(np.int8)
     fits = numbers.min(initial=0) >= small.min and numbers.max(initial=0) <= small.max
     return Product(numbers.astype(np.int8 if fits else np.int32), scales.reshape(-1), axis)
-
-
-def is_final(node: Any) -> bool:
-    """Whether it is a DequantizeLinear that `write` has left."""
-    return bool(node.op_type == "DequantizeLinear" and node.input[0] == node.output[0] + _NUMBERS)
 
 
 def write(graph: Any, name: str, product: Product) -> Any:

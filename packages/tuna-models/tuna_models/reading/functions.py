@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -20,10 +20,16 @@ from tuna_models.names import NAME_CHARS, OWN_DOMAINS, operator_name, title
 from tuna_models.operators import own_functions
 from tuna_models.operators.conversion import converters_of_tvm
 from tuna_models.reading import wellformed
-from tuna_models.reading.bodies import Inside, all_nodes, names_read, subgraphs, version_of
+from tuna_models.reading.bodies import (
+    WITH_BODIES,
+    Inside,
+    all_nodes,
+    names_read,
+    subgraphs,
+    version_of,
+)
 from tuna_models.reading.converters import OWN
-from tuna_models.reading.fold import OPERATORS
-from tuna_models.reading.inference import inferred
+from tuna_models.reading.known import UNKNOWN, Value
 from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
 #: Operators that TVM's importer has, but as another one than ONNX's.
@@ -33,32 +39,19 @@ _FP32 = frozenset({"HardSigmoid", "ThresholdedRelu"})
 #: Random operators and those of sequences stay: their bodies have operators that are no better.
 _NEVER = frozenset({"Bernoulli", "SequenceMap"})
 _DOMAINS = (*OWN_DOMAINS, "ai.onnx.preview")
-#: Most functions in functions.
-_DEPTH = 8
 
 
-def inline(model: Any) -> Any:
-    """Return the model with its functions, and operators that are functions, written out.
-
-    The operators are in the order in which they run. Raises Refusal if no such order exists.
-    """
-    if model.functions:
-        model = _with_one_opset(model)
-        try:
-            model = inliner.inline_local_functions(model)
-        except Exception as error:  # onnx's are of several kinds
-            reason = one_line(str(error).rpartition("failed: ")[2], REASON_CHARS).rstrip(".")
-            raise Refusal(f"its functions cannot be written out: {reason}", CHANGE_HINT) from error
-        wellformed.check(model)  # arguments that a call leaves out are absent now
-    model = in_order(model)
-    for _ in range(_DEPTH):
-        if not any(_is_function(node, model) for node in all_nodes(model.graph)):
-            break
-        copy = type(model)()
-        copy.CopyFrom(model)
-        if not _write_out(copy.graph, copy, _types(copy)):
-            break
-        model = copy
+def inlined(model: Any) -> Any:
+    """Return the model with its own functions written out; raises Refusal where onnx cannot."""
+    if not model.functions:
+        return model
+    model = _with_one_opset(model)
+    try:
+        model = inliner.inline_local_functions(model)
+    except Exception as error:  # onnx's are of several kinds
+        reason = one_line(str(error).rpartition("failed: ")[2], REASON_CHARS).rstrip(".")
+        raise Refusal(f"its functions cannot be written out: {reason}", CHANGE_HINT) from error
+    wellformed.check(model)  # arguments that a call leaves out are absent now
     return model
 
 
@@ -106,14 +99,11 @@ def known_operators() -> frozenset[str]:
     return frozenset({*converters_of_tvm(), *OWN, "Constant"})
 
 
-def unsupported(nodes: Iterable[Any], *, branches: bool = True) -> dict[str, list[str]]:
-    """The names of the nodes of each operator that the importer does not know; without `branches`
-    but for those that `fold` may write out."""
+def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
+    """The names of the nodes of each operator that the importer does not know."""
     known = known_operators()
     found: dict[str, list[str]] = {}
     for node in nodes:
-        if not branches and node.op_type in OPERATORS:
-            continue
         if node.domain not in OWN_DOMAINS or node.op_type not in known:
             operator = one_line(operator_name(node.domain, node.op_type), NAME_CHARS)
             found.setdefault(operator, []).append(_title(node))
@@ -123,7 +113,7 @@ def unsupported(nodes: Iterable[Any], *, branches: bool = True) -> dict[str, lis
 def _title(node: Any) -> str:
     """Return the node's name; for a branch or a loop also why it is not imported."""
     name = one_line(node.name or (node.output[0] if node.output else node.op_type), NAME_CHARS)
-    return f"{name}, which depends on the input" if node.op_type in OPERATORS else name
+    return f"{name}, which depends on the input" if node.op_type in WITH_BODIES else name
 
 
 def in_order(model: Any) -> Any:
@@ -168,89 +158,50 @@ def in_order(model: Any) -> Any:
     return copy
 
 
-def _schema(node: Any, model: Any) -> Any:
-    domain = "" if node.domain in OWN_DOMAINS else node.domain
-    try:
-        return defs.get_schema(node.op_type, version_of(model, domain), domain)
-    except defs.SchemaError:
-        return None
-
-
-def _is_function(node: Any, model: Any) -> bool:
+def is_function(node: Any, opset: int) -> bool:
     """Whether the operator is written out, if its body can be made."""
     name = node.op_type
     if node.domain not in _DOMAINS or name in _NEVER:
         return False
-    if node.domain in OWN_DOMAINS and (own_functions.has(node) or name in _FP32):
-        return True
-    if node.domain in OWN_DOMAINS and name in known_operators() and name not in _ALWAYS:
-        return name == "LayerNormalization" and any(node.output[1:])
-    schema = _schema(node, model)
+    if node.domain in OWN_DOMAINS:
+        if own_functions.has(node) or name in _FP32:
+            return True
+        if name in known_operators() and name not in _ALWAYS:
+            return name == "LayerNormalization" and any(node.output[1:])
+    schema = _schema(name, opset, node.domain)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
-def _types(model: Any) -> dict[str, Any]:
-    """Return the types of values by name, as far as they are inferred."""
-    graph = inferred(model).graph
-    found = {
-        tensor.name: onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-        for tensor in graph.initializer
-    }
-    graphs = [graph, *(inner for node in all_nodes(graph) for inner in subgraphs(node))]
-    for one in graphs:
-        for value in [*one.value_info, *one.input, *one.output]:
-            found.setdefault(value.name, value.type)
-    return found
+@functools.cache
+def _schema(operator: str, opset: int, domain: str) -> Any:
+    try:
+        return defs.get_schema(operator, opset, "" if domain in OWN_DOMAINS else domain)
+    except defs.SchemaError:
+        return None
 
 
-def _write_out(graph: Any, model: Any, types: Mapping[str, Any]) -> bool:
-    """Replace operators by their bodies, one level deep; return whether there was any."""
-    nodes, changed = list[Any](), False
-    for node in graph.node:
-        for inner in subgraphs(node):
-            changed = _write_out(inner, model, types) or changed
-        body = _body(node, model, types) if _is_function(node, model) else None
-        if body is None:
-            nodes.append(node)
-        else:
-            nodes += _written(graph, node, body)
-            changed = True
-    if changed:
-        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
-    return changed
-
-
-def _body(node: Any, model: Any, types: Mapping[str, Any]) -> Any:
-    """Return the function of a node, attributes filled in; None if it needs types not known."""
-    schema = _schema(node, model)
-    most = version_of(model, node.domain)
-    value_type = types.get(node.input[0]) if node.input else None
+def body_of(node: Any, inputs: Sequence[Value | None], opset: int) -> Any:
+    """Return the function of a node for a set of operators, with its attributes filled in; None if
+    it needs types that are not known."""
+    schema = _schema(node.op_type, opset, node.domain)
+    first = (inputs[0] if inputs else None) or UNKNOWN
     if own_functions.has(node):
-        rank = len(value_type.tensor_type.shape.dim) if value_type is not None else 0
-        return own_functions.body(node, rank, most) if rank else None
-    kind = onnx.TensorProto.FLOAT if value_type is None else value_type.tensor_type.elem_type
-    if schema is None or (node.op_type in _FP32 and kind == onnx.TensorProto.FLOAT):
+        rank = len(first.type.tensor_type.shape.dim)
+        return own_functions.body(node, rank, opset) if rank else None
+    floats = first.kind in (0, onnx.TensorProto.FLOAT)
+    if schema is None or (node.op_type in _FP32 and floats):
         return None
     if schema.has_function:
-        version = max((at for at in schema.function_opset_versions if at <= most), default=0)
+        version = max((at for at in schema.function_opset_versions if at <= opset), default=0)
         text = schema.get_function_with_opset_version(version) if version else b""
     else:
-        if any(name and name not in types for name in node.input):
+        if any(each is not None and not each.text for each in inputs):
             return None
-        kinds = [
-            (types[name] if name else onnx.TypeProto()).SerializeToString() for name in node.input
-        ]
+        kinds = [b"" if each is None else each.text for each in inputs]
         versions = schema.context_dependent_function_opset_versions
-        version = max((at for at in versions if at <= most), default=0)
-        text = (
-            schema.get_context_dependent_function_with_opset_version(
-                version, node.SerializeToString(), kinds
-            )
-            if version
-            else b""
-        )
+        version = max((at for at in versions if at <= opset), default=0)
+        make = schema.get_context_dependent_function_with_opset_version
+        text = make(version, node.SerializeToString(), kinds) if version else b""
     if not text:
         return None
     body = onnx.FunctionProto.FromString(text)
@@ -278,8 +229,8 @@ def _fill(nodes: Iterable[Any], values: Mapping[str, Any]) -> None:
             _fill(graph.node, values)
 
 
-def _written(graph: Any, node: Any, body: Any) -> list[Any]:
-    """Return the operators of a body that the node's outputs need."""
+def written(node: Any, body: Any) -> list[Any]:
+    """Return the operators of a node's body that its outputs need."""
     wanted = dict(zip(body.output, node.output, strict=False))
     names = {inside: outside for inside, outside in wanted.items() if outside}
     needed, kept = {*names}, list[Any]()
@@ -296,7 +247,7 @@ def _written(graph: Any, node: Any, body: Any) -> list[Any]:
     made = {inside: outside for inside, outside in names.items() if inside not in inputs}
     nodes = type(body)(node=reversed(kept))
     prefix = f"{next(name for name in node.output if name)}/"
-    written = [*Inside(graph, nodes, prefix, inputs | made).nodes, *passed]
-    for operator in written:  # messages name the operator that the model has
+    operators = [*Inside(nodes, prefix, inputs | made).nodes, *passed]
+    for operator in operators:  # messages name the operator that the model has
         operator.name = f"in {node.op_type} {node.name or prefix[:-1]}"
-    return written
+    return operators
