@@ -5,6 +5,8 @@
 the runtimes that PYTHON has (`pip install onnx onnxruntime openvino MNN ncnn`). Each runs in a
 process of its own, on as many cores; a turn takes `--seconds`. Of one thread the CPU time counts,
 of several the wall time. ncnn reads a model that its own pnnx has converted: MODEL.ncnn.param.
+Tasks without a kernel of Tuna's, and those that run as scalars, are named on stderr with the reason
+if they take more than 5 % of the estimated time.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Outcome, command_line
-from tuna.sandbox.cores import available_cpus
+from tuna.sandbox.cores import available_cpus, measuring_with
+from tuna_models import api
 
 _PROGRAM = Path(__file__).with_name("peer_process.py")
 _PEERS = ("onnxruntime", "openvino_f32", "openvino", "mnn", "ncnn")
+#: Share of the estimated time above which a task without a kernel is named.
+_MUCH = 0.05
 #: Peers that compute in fp32, as Tuna does.
 _FP32 = ("onnxruntime", "openvino_f32", "mnn", "ncnn")
 
@@ -73,12 +78,28 @@ def main() -> int:
     outcome = Outcome("peers", {})
     ours: dict[int, float] = {}
     for library in options.libraries:
-        target = json.loads(Path(f"{library}.json").read_text())["target"]
-        threads = target.get("num-cores", 1)
+        facts = json.loads(Path(f"{library}.json").read_text())
+        threads = facts["target"].get("num-cores", 1)
+        _say_what_is_slow(options.model, facts, threads)
         ours[threads] = _in_turn(options, library, threads, outcome)
     if {1, 2} <= ours.keys():
         outcome.ratios["one thread over two"] = ours[1] / ours[2]
     return outcome.print()
+
+
+def _say_what_is_slow(model: Path, facts: dict[str, Any], threads: int) -> None:
+    """Print the tasks that `tuna model check` names, if they take much of the time."""
+    with measuring_with(threads):
+        check = api.check_file(
+            model,
+            shapes={value["name"]: value["shape"] for value in facts["inputs"]},
+            precision=facts["precision"],
+        )
+    for each in check.without_kernel:
+        if each.share > _MUCH:
+            runs = "scalars" if each.scalars else "vectors"
+            text = f"{each.task} ({each.count} calls) takes {each.share:.1%} at least, in {runs}"
+            print(f"{threads} threads, {text}: {each.reason}", file=sys.stderr, flush=True)
 
 
 def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: Outcome) -> float:

@@ -13,8 +13,10 @@ import pytest
 from command_lines import Ended
 from nets import Net, residual
 from onnx import TensorProto, helper, numpy_helper
+from quantised_nets import Quantised
 
 from tuna_models import child
+from tuna_models.compiler import elementwise
 
 TARGET = '{"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}'
 GIVEN: dict[str, Any] = {"shapes": {}, "values": {}, "batch": None, "precision": "fp32"}
@@ -74,8 +76,7 @@ def test_all_that_is_in_the_way_is_named_at_once(obstructed: Path) -> None:
 
 
 def test_an_open_batch_is_taken_for_one_to_find_the_rest(tmp_path: Path) -> None:
-    net, path = Net((1, 16, 8, 8), kind=np.float64), tmp_path / "net.onnx"
-    model = net.model(net.relu(net.conv("x", 16, 32, 3, norm=False)))
+    model, path = conv_of_doubles(), tmp_path / "net.onnx"
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
     onnx.save(model, path)
     found = child.check_file(path=str(path), target=TARGET, **GIVEN)
@@ -88,6 +89,47 @@ def test_an_open_batch_is_taken_for_one_to_find_the_rest(tmp_path: Path) -> None
         "no kernel for conv2d of 1x16x8x8 and 32x16x3x3: its weights are float64",
     )
     assert 0.5 < plain["share"] <= 1
+
+
+def gates() -> Any:
+    """A gate for each channel of quantised tensors, as onnxruntime writes it."""
+    net = Quantised((1, 16, 7, 7), 13)
+    y = net.rounded(net.quantised_conv(net.rounded("x", 0.03), 32, 16), 0.04)
+    gate = net.rounded(net.add("GlobalAveragePool", y), 0.01)
+    gate = net.add("Sigmoid", net.rounded(net.quantised_conv(gate, 32, size=1), 0.02))
+    y = net.rounded(net.add("Mul", y, net.rounded(gate, 1 / 255, 0)), 0.02)
+    return net.model(net.add("GlobalAveragePool", net.quantised_conv(y, 16, 32)))
+
+
+def test_what_runs_as_scalars_is_named_and_shown_of_an_import(
+    type_in: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a bound for `round`, gates leave the blocks: a row of 7 values is no vector, which
+    the quantisation of the input is either way."""
+    path = tmp_path / "net.onnx"
+    onnx.save(gates(), path)
+    before = child.check_file(path=str(path), target=TARGET, **GIVEN)["without_kernel"]
+    bounds = {name: bound for name, bound in elementwise.BOUNDS.items() if name != "round"}
+    monkeypatch.setattr(elementwise, "BOUNDS", bounds)
+    rows = child.check_file(path=str(path), target=TARGET, **GIVEN)["without_kernel"]
+    assert (len(before), len(rows)) == (1, 2)
+    gate, values = rows
+    assert values["task"] == before[0]["task"]
+    assert gate["task"].startswith("task fused_tir_round")
+    assert gate["share"] > values["share"]
+    assert gate["scalars"]
+    assert "LLVM finds no vectors" in gate["reason"]
+    onnx.save(conv_of_doubles(), path)
+    assert type_in("tuna", "model", "import", "net", path).code == 0
+    shown = type_in("tuna", "model", "show", "net").out
+    assert "no kernel for conv2d of 1x16x8x8 and 32x16x3x3: its weights are float64" in shown
+    (row,) = json.loads(type_in("tuna", "model", "show", "net", "--json").out)["without_kernel"]
+    assert (row["count"], 0.5 < row["share"] <= 1) == (1, True)
+
+
+def conv_of_doubles() -> Any:
+    net = Net((1, 16, 8, 8), kind=np.float64)
+    return net.model(net.relu(net.conv("x", 16, 32, 3, norm=False)))
 
 
 def test_a_check_stores_nothing_and_needs_no_database(

@@ -59,7 +59,7 @@ class Obstacle(BaseModel):
 
 
 class PlainTask(BaseModel):
-    """A task that would run as TVM's plain code, without a kernel of Tuna's."""
+    """A task that would run as TVM's plain code, without a kernel of Tuna's, or as scalars."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,7 +67,7 @@ class PlainTask(BaseModel):
     count: int  #: Number of its calls
     reason: str
     share: float  #: Share of the model's estimated time, at least
-    vectors: bool  #: False: no loop of it is in vectors but those that LLVM finds itself
+    scalars: bool  #: True: most of its machine code computes single values, not vectors
 
 
 class FileCheck(ChildAnswer):

@@ -13,9 +13,13 @@ def model_document(model: api.StoredModel) -> dict[str, Any]:
     return {"name": model.name, "version": model.version}
 
 
-def tasks_document(model: api.StoredModel, tasks: Sequence[api.ModelTask]) -> dict[str, Any]:
-    """Return a model as `tuna model show --json` has it."""
+def tasks_document(
+    model: api.StoredModel, tasks: Sequence[api.ModelTask], checked: api.FileCheck | None = None
+) -> dict[str, Any]:
+    """Return a model as `tuna model show --json` has it; the service has no `checked`."""
+    reasons = checked.model_dump(mode="json")["without_kernel"] if checked else None
     return model_document(model) | {
+        "without_kernel": reasons,
         "tasks": [
             {"task": task.label, "key": task.key, "count": task.count}
             | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}

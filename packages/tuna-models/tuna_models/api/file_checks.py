@@ -1,19 +1,23 @@
-"""Models: what would become of a file, without a database and without a build."""
+"""Models: what would become of a file, or became of an import, without a build."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuna.api import get_settings
-from tuna.errors import BadInput
+from tuna.api.rows import open_database, reading
+from tuna.errors import BadInput, TunaError
 from tuna.libraries.boards import board_settings
 from tuna.libraries.tvm import toolchain
 from tuna.sandbox.cores import eval_cpus, usable_count
 from tuna_models.api.importing import lay_out, read_model
 from tuna_models.child_answers import FileCheck, Obstacle
 from tuna_models.manifest import Precision
+from tuna_models.work import store
+from tuna_models.work.files import BuildCache, key_of
 from tuna_models.work.workshop import Workshop
 
 
@@ -52,6 +56,44 @@ def check_file(
         except BadInput as error:
             why = Obstacle(reason=str(error).rstrip("."), hint=error.hint)
             return FileCheck(obstacles=(why,))
+
+
+def check_import(name: str) -> FileCheck:
+    """Say of the latest import under a name what `check_file` says of its file, for the target that
+    it was planned for; it is kept, so that the next one is answered at once.
+
+    Raises NotFound, also where the file is gone; BadInput for one that this version refuses;
+    LibraryMissing without TVM or onnx.
+    """
+    with reading(open_database()) as connection:
+        model = store.find(connection, name)
+    manifest = model.manifest
+    cache = BuildCache(get_settings().home / "cache" / "checks", ".txt")
+    key = key_of({"check": manifest.digest})
+    with Workshop() as workshop:
+        file = workshop.folder / "check.txt"
+        kept = cache.find(key, file)
+        if kept is not None:
+            return FileCheck.model_validate(kept)
+        toolchain.tvm_version()
+        check = workshop.process(manifest.target, model.name).call(
+            FileCheck,
+            "check_file",
+            path=str(workshop.file_of(model)),
+            target=manifest.target,
+            shapes=manifest.shapes,
+            values=manifest.values,
+            batch=None,
+            precision=str(manifest.precision),
+        )
+        for obstacle in check.obstacles:
+            raise BadInput(
+                f"The model {model.name} cannot be imported any more: {obstacle.reason}."
+            )
+        file.write_text(manifest.digest)
+        with contextlib.suppress(TunaError, OSError):  # a full disk: the next one takes as long
+            cache.keep(key, file, check.model_dump(mode="json"))
+    return check
 
 
 def _target() -> str:

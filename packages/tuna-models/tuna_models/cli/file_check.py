@@ -85,15 +85,21 @@ def show_check(file: Path, found: api.FileCheck) -> None:
         f" {cores} of them convolutions and products with a kernel"
     )
     show_whole_numbers(whole_numbers(found.tasks), found.left_in_fp32)
+    show_without_kernel(found)
+
+
+def show_without_kernel(found: api.FileCheck) -> None:
+    """Print the tasks without a kernel of Tuna's, and those that run as scalars, with the
+    reasons."""
     if not found.without_kernel:
-        say("every task has a kernel or a schedule of Tuna's")
+        say("every task has a kernel or a schedule of Tuna's, in vectors")
         return
     print_table(
-        ("task without a kernel of Tuna's", "calls", "of the time, at least", "why"),
+        ("task without a kernel of Tuna's", "calls", "of the time, at least", "runs as", "why"),
         [
             (
                 *(each.task, each.count, f"{100 * each.share:.1f} %"),
-                each.reason + ("" if each.vectors else "; in vectors only where LLVM finds them"),
+                *("scalars" if each.scalars else "vectors", each.reason),
             )
             for each in found.without_kernel
         ],

@@ -18,9 +18,10 @@ from tuna.cli.report import NOISY, noisy_times
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
 from tuna.configs.model import BF16_TOLERANCE
+from tuna.errors import TunaError
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
-from tuna_models.cli.file_check import check, show_whole_numbers
+from tuna_models.cli.file_check import check, show_whole_numbers, show_without_kernel
 from tuna_models.cli.inputs import (
     batches_of,
     precision_option,
@@ -116,7 +117,8 @@ def list_models(as_json: bool) -> None:
 )
 @options.as_json
 def show(name: str, workloads: Path | None, as_json: bool) -> None:
-    """Show the tasks of a model: how often it calls each, and its fastest kernel."""
+    """Show the tasks of a model: how often it calls each, and its fastest kernel; and why a task
+    has no kernel of Tuna's, or runs as scalars."""
     if workloads is not None:
         lines = [workload.text() for workload in api.model_workloads(name)]
         with atomic_file(workloads) as temporary:
@@ -124,8 +126,13 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         say(f"{workloads}: {counted(len(lines), 'task')}")
         return
     imported, tasks = api.show_model(name)
+    checked: api.FileCheck | None = None
+    try:
+        checked = api.check_import(f"{imported.name}@{imported.version}")
+    except TunaError as error:
+        say(f"Why tasks have no kernel is not known: {error}", err=True)
     if as_json:
-        print_json(api.tasks_document(imported, tasks))
+        print_json(api.tasks_document(imported, tasks, checked))
         return
     rows = [
         (
@@ -141,6 +148,8 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         title=f"{imported.name} {imported.version[:12]}",
     )
     show_whole_numbers(imported.manifest.whole_numbers, imported.manifest.left_in_fp32)
+    if checked is not None:
+        show_without_kernel(checked)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import tvm_ffi
-from tvm import tirx
+import tvm
 
 from tuna.configs import TaskConfig
 from tuna.errors import BadInput
@@ -36,6 +35,13 @@ from tuna_models.refusals import Refusal
 
 #: Seconds after which nothing more is looked for behind what cannot be imported.
 _LONG_S = 10.0
+#: Share of the time below which it is not looked up whether a task runs as scalars.
+_SMALL = 0.005
+#: Operations on floats in LLVM's text, and the extent of vectors.
+_FLOATS = re.compile(
+    r"\b(?:load|store|f(?:add|sub|mul|div|cmp|ptosi|ptoui)|[su]itofp|select|call)\b[\w ,.]*?"
+    r" (<\d+ x )?(?:float|double|half|bfloat)\b"
+)
 #: Names of functions that Tuna writes as loops of their own (`recurrent.py`, `indices.py`).
 _WRITTEN = ("lstm", "gru", "rnn", "check_indices")
 #: Words in the name of a function that is a convolution or a product.
@@ -200,33 +206,36 @@ def _described(
 
 
 def _without_kernel(found: ReadFile, target: Any) -> tuple[PlainTask, ...]:
-    """The tasks that are TVM's plain code, those with most of the time first."""
-    plain = [
-        (task, count, why) for task, count in found.planned.tasks() if (why := _why(found, task))
+    """The tasks that are TVM's plain code, and those that run as scalars, by their time."""
+    tasks = [
+        (task, count)
+        for task, count in found.planned.tasks()
+        if (function := found.kernels.plain.get(task.key)) is not None
+        and not functions.moves_nothing(function)
     ]
-    if not plain:
+    if not tasks:
         return ()
     cycles = {task.key: _cycles(found, task, target) for task, _ in found.planned.tasks()}
     total = sum(cycles[task.key] * count for task, count in found.planned.tasks()) or 1.0
-    rows = [
-        PlainTask(
-            task=task.label,
-            count=count,
-            reason=why,
-            share=cycles[task.key] * count / total,
-            vectors=_has_vectors(_function(found, task)),
-        )
-        for task, count, why in plain
-    ]
+    final = {task.key: name for name, task in found.planned.functions.items()}
+    rows = []
+    for task, count in tasks:
+        share, why = cycles[task.key] * count / total, _why(found, task)
+        if not why and share < _SMALL:
+            continue
+        scalars = runs_as_scalars(found.planned.module[final[task.key]], target)
+        if why or scalars:
+            reason = why or "LLVM finds no vectors in its schedule by rule"
+            rows.append(
+                PlainTask(task=task.label, count=count, reason=reason, share=share, scalars=scalars)
+            )
     return tuple(sorted(rows, key=lambda row: -row.share))
 
 
 def _why(found: ReadFile, task: TaskConfig) -> str:
-    """Why a task has no kernel; empty where it has one, and where it moves no values."""
-    function = found.kernels.plain.get(task.key)
-    if task.core is not None or function is None or functions.moves_nothing(function):
-        return ""
+    """Why a task without a core has no kernel and no schedule; empty where it has one."""
     if core := _CORE.search(task.name):
+        function = found.kernels.plain[task.key]
         shapes = [[int(extent) for extent in param.shape] for param in function.params[:2]]
         label = graph.label(core[1], shapes)
         reason = found.analysis.reasons.get(label, f"its type is {function.params[0].dtype}")
@@ -244,14 +253,17 @@ def _cycles(found: ReadFile, task: TaskConfig, target: Any) -> float:
     return functions.cycles(functions.module_of(found.planned.bodies[task.body]))
 
 
-def _function(found: ReadFile, task: TaskConfig) -> Any:
-    """The function of a task as it is planned."""
-    name = next(name for name, each in found.planned.functions.items() if each.key == task.key)
-    return found.planned.module[name]
+def runs_as_scalars(function: Any, target: Any) -> bool:
+    """True if most operations on floats, in the code that LLVM has optimised, are on single values.
+
+    A loop over vectors that LLVM took apart counts as scalars, a plain one that it put in vectors
+    does not.
+    """
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    kinds = Counter(bool(found[1]) for found in _FLOATS.finditer(_optimised(module, target)))
+    return kinds[False] > kinds[True]
 
 
-def _has_vectors(function: Any) -> bool:
-    """Whether a loop of a function is in vectors."""
-    kinds = Counter[int]()
-    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: kinds.update([int(loop.kind)])))
-    return bool(kinds[int(tirx.ForKind.VECTORIZED)])
+def _optimised(module: Any, target: Any) -> str:
+    """LLVM's text of a module after its passes."""
+    return str(tvm.tirx.build(module, target=target).inspect_source("ll"))
