@@ -20,7 +20,6 @@ PUBLIC = frozenset(
 #: Other modules of the core that packages import, without `tuna.`; the list may only shrink: a name
 #: that is a row goes to `tuna.api.rows`, one that any room could hold to `tuna.common`
 EXCEPTIONS = {
-    "tuna_capture": "exports.tuning_file",
     "tuna_models": """
         artifacts.store sandbox.box sandbox.cores sandbox.forks sandbox.processes
         sandbox.seccomp sandbox.self_limits workers.devices workers.launch
@@ -42,14 +41,12 @@ EXCEPTIONS = {
     """,
     "tuna_serve": """
         artifacts.files artifacts.signatures artifacts.store jobs.finals
-        jobs.needed_artifacts jobs.serving jobs.states reports.prometheus results.reported
+        jobs.needed_artifacts jobs.serving jobs.states reports.prometheus
         sandbox.self_limits services.listening services.ports workers.lifetime
     """,
     "tuna_simulate": "coordinator.policies",
     "tuna_trials": "artifacts.files exports.trial_log",
-    "tuna_triton": """
-        exports.tuning_file sandbox.box sandbox.discovery sandbox.processes sandbox.seccomp
-    """,
+    "tuna_triton": "sandbox.box sandbox.discovery sandbox.processes sandbox.seccomp",
 }
 
 

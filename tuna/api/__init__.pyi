@@ -18,11 +18,9 @@ from tuna.api.databases import check_databases as check_databases
 from tuna.api.databases import compare_databases as compare_databases
 from tuna.api.databases import export as export
 from tuna.api.databases import export_golden as export_golden
-from tuna.api.databases import export_reported as export_reported
 from tuna.api.databases import forms_of as forms_of
 from tuna.api.databases import import_database as import_database
 from tuna.api.databases import merge_databases as merge_databases
-from tuna.api.databases import reported as reported
 from tuna.api.jobs import CanceledJobs as CanceledJobs
 from tuna.api.jobs import JobOrigin as JobOrigin
 from tuna.api.jobs import LoadedJobs as LoadedJobs
@@ -132,7 +130,6 @@ from tuna.libraries.noise_records import Quiet as Quiet
 from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
-from tuna.libraries.results import ReportedTime as ReportedTime
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus
 from tuna.queue.reproduction import with_commands as with_commands
 from tuna.reports.comparison import ComparedLayer as ComparedLayer

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tuna import exports
-from tuna.common.files import user
 from tuna.db import sessions, solvers
 from tuna.db.database import open_database
 from tuna.db.engine import reading
@@ -18,17 +16,13 @@ from tuna.errors import BadInput
 from tuna.exports import ExportReport
 from tuna.exports.database_files import Diff, MergeReport, check, diff, merge_all
 from tuna.exports.importer import import_db
-from tuna.exports.intake import ImportReport, import_reported
+from tuna.exports.intake import ImportReport
 from tuna.exports.registry import exporter_of
-from tuna.exports.tuning_file import ReportedExporter, TuningFile
 from tuna.exports.write import kernels_of
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
 from tuna.libraries.miopen.formats.database_file import parse_name
 from tuna.libraries.registry import get_library
-from tuna.libraries.results import ReportedTime
-from tuna.results import reported as reported_times
-from tuna.results.result_rows import DEFAULT_LIMIT
 
 
 @dataclass(frozen=True)
@@ -51,8 +45,7 @@ def export(session_id: int, form: str, directory: Path, **options: Any) -> Expor
 
 def forms_of(library: str) -> list[str]:
     """The forms of export that suit a library's results: its own, and JSON."""
-    own = get_library(library).exporters
-    return [*(one.form for one in own if not isinstance(one, ReportedExporter)), "json"]
+    return [*(one.form for one in get_library(library).exporters), "json"]
 
 
 def export_golden(
@@ -80,27 +73,6 @@ def export_golden(
         )
 
 
-def reported(
-    *,
-    layer: str | None = None,
-    arch: str | None = None,
-    since: datetime | None = None,
-    limit: int = DEFAULT_LIMIT,
-) -> list[ReportedTime]:
-    """Times that other programs reported, by source and subject, the fastest first; they are no
-    results."""
-    with reading(open_database()) as connection:
-        return reported_times.find(connection, limit, layer=layer, arch=arch, since=since)
-
-
-def export_reported(
-    form: str, directory: Path, *, arch: str | None = None, **options: Any
-) -> ExportReport:
-    """Write times that other programs reported as a tuning file, for a device and release."""
-    with reading(open_database()) as connection:
-        return exports.export_reported(connection, form, directory, arch=arch, **_given(options))
-
-
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given: a form refuses those that it does not have."""
     return {
@@ -117,7 +89,7 @@ def import_database(
     target: str = "",
 ) -> ImportReport:
     """Import a database file into a session; for a find db or perf db into a new one unless
-    `session_id` is given. A tuning file's times become reported ones, which are of no session.
+    `session_id` is given.
 
     `facts` describe the new session's environment, as `environment_of` takes them, and complete
     those in the file's name. `target`: that of the records to take, where it is not the session's
@@ -126,13 +98,6 @@ def import_database(
     """
     engine = open_database()
     exporter = exporter_of(path)
-    if isinstance(exporter, TuningFile):
-        if session_id is not None or target or facts.keys() - {"arch"}:
-            raise BadInput(
-                f"A {exporter.title} holds reported times, which do not belong to a session.",
-                hint="give --arch alone, where the file does not name its device",
-            )
-        return import_reported(engine, path, exporter, user(), facts.get("arch"))
     if session_id is None and exporter.importable:
         raise BadInput(
             f"A {exporter.title} can be imported into an existing session only.",
@@ -168,7 +133,7 @@ def merge_databases(
     form: str | None = None,
 ) -> list[MergedDatabase]:
     """Merge databases, of which the later win, into copies of `master`, a database or a folder of
-    them, in `output`. Of tuning files the fastest entry of a key wins. Raises BadInput."""
+    them, in `output`. Raises BadInput."""
     for path in (master, *targets):
         if not path.exists():
             raise BadInput(f"{path} cannot be read: No such file or directory.")

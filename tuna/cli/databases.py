@@ -45,9 +45,6 @@ class _Source:
         "With --golden: compute units; default: all of them mixed.", type=options.COUNT
     )
     library: str = options.option("With --golden: whose version.", default="miopen")
-    allow_reported: bool = options.option(
-        "Instead: times that other programs reported and Tuna did not measure; see --arch."
-    )
 
 
 @click.command(cls=_Export)
@@ -77,19 +74,10 @@ def export(
     **wishes: Any,
 ) -> None:
     """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, all trials as t4
-    or optuna, or a plug-in's own form; reported times as tunableop, hipblaslt, flashinfer or
-    vllm-ssu."""
+    or optuna, or a plug-in's own form."""
     wishes |= options.job_options(pairs)
-    if wanted.allow_reported:
-        if (wanted.session_id, wanted.golden) != (None, None):
-            raise BadInput("Reported times belong to neither a session nor a golden version.")
-        show.exported(api.export_reported(form, directory, arch=wanted.arch, **wishes))
-        return
     if (wanted.session_id is None) == (wanted.golden is None):
-        raise BadInput(
-            "Choose the results by either --session-id or --golden.",
-            hint="times that other programs reported: --allow-reported",
-        )
+        raise BadInput("Choose the results by either --session-id or --golden.")
     if wanted.session_id is not None:
         show.exported(api.export(wanted.session_id, form, directory, **wishes))
     else:
@@ -116,11 +104,7 @@ def export(
 )
 def import_db(file: Path, session_id: int | None, target: str, reason: str, **facts: Any) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not,
-    or a folder of TVM's, into a session.
-
-    Results of TunableOp and FlashInfer and tuning files of hipBLASLt become reported times, of no
-    session.
-    """
+    or a folder of TVM's, into a session."""
     given = options.given(facts)
     show.imported_database(api.import_database(file, session_id, reason, given, target=target))
 
@@ -143,11 +127,7 @@ def import_db(file: Path, session_id: int | None, target: str, reason: str, **fa
 def merge(
     master: Path, targets: tuple[Path, ...], form: str | None, directory: Path, keep_keys: bool
 ) -> None:
-    """Merge TARGETs, of which later entries win, into a copy of MASTER.
-
-    Of files of TunableOp, hipBLASLt and FlashInfer the fastest entry wins, and all must be of one
-    release and device.
-    """
+    """Merge TARGETs, of which later entries win, into a copy of MASTER."""
     found = api.merge_databases(master, *targets, output=directory, keep_keys=keep_keys, form=form)
     show.merged(found)
 

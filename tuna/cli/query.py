@@ -72,11 +72,6 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
     help="Rows.",
 )
 @click.option(
-    "--reported",
-    is_flag=True,
-    help="Instead: times that other programs measured; with --layer, --arch, --since, --limit.",
-)
-@click.option(
     "--predict",
     metavar="DRIVER",
     help="Best configuration of this layer, predicted if it was never tuned.",
@@ -85,7 +80,6 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
 @options.as_json
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def query(
-    reported: bool,
     predict: str | None,
     explain: bool,
     as_json: bool,
@@ -101,14 +95,6 @@ def query(
     """
     if explain + as_json + as_csv > 1:
         raise BadInput("Choose one of --explain, --json and --csv.")
-    if reported and predict is not None:
-        raise BadInput("Choose one of --reported and --predict.")
-    if reported:
-        if explain or shape:
-            wanted["--explain or --shape"] = True
-        chosen = {name: value for name, value in wanted.items() if value is not None}
-        _print_reported(chosen, as_json, as_csv)
-        return
     if predict is not None:
         scope = {name: wanted.pop(name) for name in ("arch", "device", "library")}
         others = {**wanted, "shape": shape, "explain": explain, "csv": as_csv, "limit": None}
@@ -136,36 +122,6 @@ def query(
             " export`.",
             err=True,
         )
-
-
-def _print_reported(wanted: dict[str, Any], as_json: bool, as_csv: bool) -> None:
-    if others := wanted.keys() - {"layer", "arch", "since", "limit"}:
-        names = " and ".join(sorted(name.removeprefix("--") for name in others))
-        raise BadInput(
-            f"Reported times cannot be asked for by {names.replace('_', '-')}.",
-            hint="--layer TEXT, --arch, --since and --limit",
-        )
-    rows = api.reported(**wanted)
-    if as_json:
-        print_json(rows)
-    elif as_csv:
-        sys.stdout.writelines(csv_lines(rows))
-    elif rows:
-        decimals = formats.decimals_for(row.time_ms for row in rows)
-        columns: list[Column[api.ReportedTime]] = [
-            Column("reported", lambda row: row.subject),
-            Column("solution", lambda row: row.implementation),
-            Column("ms", lambda row: formats.milliseconds(row.time_ms, decimals), right=True),
-            Column("marks", lambda row: "reported" if row.time_ms else "reported, failed"),
-            Column("by", lambda row: row.source, 1),
-            Column("arch", lambda row: row.device, 4),
-            Column("who", lambda row: row.who, 3),
-            Column("from", lambda row: row.origin, 5),
-            Column("date", lambda row: f"{row.reported_at:%Y-%m-%d}", 2),
-        ]
-        print_table(*fitted(columns, rows, terminal_width()))
-    if not rows:
-        say("No time was reported that meets all that is asked for.", err=True)
 
 
 @click.command()

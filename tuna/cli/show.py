@@ -60,10 +60,6 @@ def imported_database(report: api.ImportReport) -> None:
     for why, count in sorted(report.skipped.items()):
         say(f"not imported: {count} ({why})", err=True)
     entries, layers = counted(report.rows, "entry", "entries"), counted(report.configs, "layer")
-    if report.session_id is None:
-        times = counted(report.rows, "reported time")
-        say(f"{times} of {layers} ({report.changed} of them new): `tuna query --reported`")
-        return
     say(f"{entries} of {layers} ({report.new_configs} of them new)")
     say(f"session {report.session_id}")
 

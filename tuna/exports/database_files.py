@@ -160,13 +160,11 @@ def merge_all(
     """Merge two files or more into `out`, one after the other as `merge` does; return a report for
     each but the first.
 
-    Raises BadInput, before anything is written, where one is not of `form`, or they must not be
-    merged.
+    Raises BadInput, before anything is written, where one is not of `form`.
     """
     exporter = exporter_of(files[0])
     if form not in (None, exporter.form):
         raise BadInput(f"{files[0]} is a {exporter.title}, which is not of the form {form}.")
-    exporter.check_mergeable(files)
     reports, merged = {}, files[0]
     with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
         for number, target in enumerate(files[1:], 2):
@@ -209,8 +207,6 @@ def _chosen(
     """The pairs that go into the result."""
     for _, group in groupby(both, key=attrgetter("key")):
         found = list(group)
-        if exporter.fastest_of_key:
-            found = [_fastest(found)]
         known = exporter.keys_replace and not keep_keys and any(pair.b for pair in found)
         for pair in found:
             what = "added" if pair.a is None else "kept" if pair.b in (None, pair.a) else "replaced"
@@ -221,15 +217,6 @@ def _chosen(
             counts[what] += 1
             if what not in ("dropped", "unusable"):
                 yield pair
-
-
-def _fastest(found: Sequence[Pair]) -> Pair:
-    """The fastest entry of a key, on the side that has it; of equal ones the master's."""
-    entries = [Pair(one.key, one.solver, one.a, None) for one in found if one.a]
-    entries += [Pair(one.key, one.solver, None, one.b) for one in found if one.b]
-    best = min(entries, key=lambda one: one.a or one.b or ())
-    there = next((one.a for one in found if one.a), None)
-    return Pair(best.key, best.solver, best.a or there, best.b)
 
 
 def check(directory: Path, known: CheckFacts) -> Findings:

@@ -1,12 +1,12 @@
 """An import in progress: problems of a file, some hundreds at a time, one transaction for each
-batch; and that of a tuning file, in one."""
+batch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from tuna.db.engine import reading, transaction
 from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.exports.tuning_file import TuningFile
 from tuna.libraries.exporter import ImportedResult
-from tuna.results import reported
 from tuna.results.selectable import SESSIONS
 from tuna.vocabulary import canonical_name
 
@@ -40,7 +38,7 @@ _MAX_SOURCE = 255
 class ImportReport:
     """Counts of an import."""
 
-    session_id: int | None  #: id of the session; None: reported times, which belong to no session
+    session_id: int
     rows: int  #: number of the file's entries that the session now has
     changed: int  #: number of those entries that are new or changed
     configs: int  #: number of the file's problems that are stored now
@@ -214,46 +212,6 @@ def _joined(old: str | None, new: str) -> str:
     while len(", ".join(parts)) > _MAX_SOURCE:
         del parts[0]
     return ", ".join(parts)
-
-
-def import_reported(
-    engine: sa.Engine, path: Path, file: TuningFile, who: str, arch: str | None
-) -> ImportReport:
-    """Store the times of a tuning file as reported ones, in one transaction; `arch` is the device
-    where the file does not name it.
-
-    Bad lines are counted. Raises BadInput if there are no others, or for an `arch` that is not the
-    file's.
-    """
-    times, origin = file.read(path), source_of(path)
-    if not times.rows:
-        raise BadInput(f"{path} has no times: {'; '.join(times.skipped) or 'no line holds one'}.")
-    known = {row.device for row in times.rows} - {""}
-    if arch is not None and known - {arch}:
-        raise BadInput(
-            f"{path} is of {', '.join(sorted(known))}, not of {arch}.", hint="leave --arch out"
-        )
-    rows = [
-        replace(
-            row,
-            who=who,
-            origin=origin,
-            device=row.device or arch or "",
-            config_key=file.layer(row),
-        )
-        for row in times.rows
-    ]
-    stored = transaction(engine, reported.record, rows)
-    return ImportReport(
-        None,
-        rows=len(rows),
-        changed=stored.new,
-        configs=len({row.subject for row in rows}),
-        new_configs=0,
-        new_solvers=0,
-        zero_times=0,
-        skipped=times.skipped,
-    )
 
 
 def source_of(path: Path) -> str:

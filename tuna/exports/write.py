@@ -16,16 +16,13 @@ from tuna.db import sessions
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import exporter
-from tuna.exports.tuning_file import ReportedExporter
 from tuna.libraries.exporter import ExportReport
 from tuna.libraries.results import (
     KernelOf,
-    ReportedTime,
     ResultRecord,
     SolverFacts,
     TrialRecord,
 )
-from tuna.results import reported
 from tuna.results.core_tables import config, golden, kernel, solver
 from tuna.results.selectable import RELEASES, SESSIONS, Results
 from tuna.results.whole_results import good_trials, records, session_trials
@@ -51,7 +48,6 @@ class SqlSource:
     tag: str | None
     mixed: bool = False
     session_id: int | None = None
-    reports: Sequence[ReportedTime] = ()
     solvers: Mapping[int, SolverFacts] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -265,31 +261,6 @@ def export_golden(
     chosen = writer.options_of(options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
     return _counted(source, writer.export(source, directory, chosen, filename))
-
-
-def export_reported(
-    connection: sa.Connection,
-    form: str,
-    directory: Path,
-    *,
-    arch: str | None = None,
-    filename: str | None = None,
-    **options: Any,
-) -> ExportReport:
-    """Write times that other programs reported, of one device and release, as `export` does
-    results; raises BadInput for a form that holds results."""
-    writer = exporter(form)
-    if not isinstance(writer, ReportedExporter):
-        raise BadInput(
-            f"A {writer.title} holds results, not reported times.",
-            hint="--form tunableop, hipblaslt and flashinfer hold them",
-        )
-    chosen = writer.options_of(options)
-    rows, others = reported.of_release(connection, writer.source or form, arch, chosen.release)
-    facts = ("Reported times", "", rows[0].device if rows else "", 0, "", "", "", None)
-    source = SqlSource(connection, SESSIONS.only(sa.false()), *facts, reports=rows)
-    report = writer.export(source, directory, chosen, filename)
-    return replace(report, skipped={**others, **report.skipped})
 
 
 def _counted(source: SqlSource, report: ExportReport) -> ExportReport:

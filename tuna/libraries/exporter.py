@@ -191,8 +191,6 @@ class Exporter(ABC, Generic[Options]):
     #: true if a merge drops the master's other solvers of a problem that the target knows, unless
     #: the user wants both
     keys_replace: ClassVar[bool] = False
-    #: true if a merge keeps one entry of each key: the fastest, whichever file it is in
-    fastest_of_key: ClassVar[bool] = False
     #: true if differences are counted by key, because `solver` does not hold a solver
     entry_is_key: ClassVar[bool] = False
     options: type[Options]
@@ -238,10 +236,6 @@ class Exporter(ABC, Generic[Options]):
     def usable(self, value: tuple[Any, ...]) -> bool:
         """Whether an entry's value may stand in a merged database."""
         return True
-
-    def check_mergeable(self, paths: Sequence[Path]) -> None:
-        """Raise BadInput where such files must not be merged, such as those of two releases."""
-        return
 
     def write_merged(
         self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str

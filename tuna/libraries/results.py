@@ -6,10 +6,7 @@ and trials.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -117,30 +114,6 @@ class ResultRecord(NamedTuple):
     final_job_id: int | None = None
 
 
-@dataclass(frozen=True)
-class ReportedTime:
-    """A time that another program measured and reported; it is not a result."""
-
-    source: str  #: name of the format of the report, such as `tunableop`
-    subject: str  #: layer, or kernel with its key, that was timed, in the source's words
-    implementation: str  #: solution or config, in the source's words
-    time_ms: float | None  #: time; None: it failed
-    who: str = ""  #: id of the token or name of the user who reported it
-    origin: str = ""  #: name of the file or of the cache space
-    device: str = ""  #: architecture; empty: not known
-    #: versions by name of all that decides whether the time is usable
-    versions: Mapping[str, str] | None = None
-    config_key: str | None = None  #: config key of the layer; None: the subject names none
-    reported_at: datetime | None = None  #: UTC time at which it was stored
-
-    @property
-    def digest(self) -> str:
-        """The same for reports of which a later one replaces the time."""
-        name = (self.source, self.subject, self.implementation, self.device)
-        text = json.dumps([*name, dict(self.versions or {})], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
 class TrialRecord(NamedTuple):
     """A candidate of a session's job, with its measurement or why it failed."""
 
@@ -181,8 +154,6 @@ class ResultSource(Protocol):
     #: fastest
     mixed: bool
     solvers: Mapping[int, SolverFacts]
-    #: times that other programs reported, of one device and release, instead of results
-    reports: Sequence[ReportedTime]
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
         """Return the results as `row`, a NamedTuple class; only the fields that it names are read.

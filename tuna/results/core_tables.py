@@ -61,13 +61,6 @@ trial = plain_table(
 find_db_kernel = plain_table("find_db_kernel", "find_db_id number kernel name args")
 golden_kernel = plain_table("golden_kernel", "golden_entry_id number kernel name args")
 kernel = plain_table("kernel", "digest size_bytes", blob=sa.LargeBinary())
-reported = plain_table(
-    "reported",
-    "id digest source subject config_key implementation time_ms who origin",
-    device=_TEXT,
-    versions=sa.JSON(),
-    reported_at=UtcDateTime(),
-)
 predictor = plain_table(
     "predictor",
     "name library arch seed library_version seen trials layers model tables evaluation",

@@ -31,7 +31,6 @@ from tuna.libraries import compressed
 from tuna.libraries.exporter import Entry, Exporter, ExportReport, Pair
 from tuna.libraries.results import (
     KernelOf,
-    ReportedTime,
     ResultEnvironment,
     ResultRecord,
     SolverFacts,
@@ -114,7 +113,6 @@ class SampleSource:
         self.tag: str | None = None
         self.arch, self.num_cu = environment.arch, environment.num_cu
         self.target, self.toolchain = environment.target, environment.toolchain
-        self.reports: Sequence[ReportedTime] = ()
         self.environment_key = environment.key
         facts = {
             SolverFacts(sample.record.solver, sample.record.family, sample.tunable): None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -58,9 +57,6 @@ def test_what_one_process_compiles_another_gets(server: SpaceDouble, tmp_path: P
     assert first["best"] == second["best"]
     assert "BLOCK: 256" in second["best"]
     assert first_told + second_told == ""
-    (reporter,) = {one["Tuna-Reporter"] for one in server.headers if "Tuna-Reporter" in one}
-    device, version = "gfx942", importlib.metadata.version("triton")
-    assert json.loads(reporter) == {"device": device, "versions": {"triton": version}}
     assert [name for _, name in server.files if name.endswith(".autotune.json")] == [
         "add.autotune.json"
     ]

@@ -104,12 +104,12 @@ class RemoteSpace:
 
         return self._attempt(work) or {}
 
-    def put(self, key: str, name: str, data: bytes, headers: Mapping[str, str] = {}) -> None:
+    def put(self, key: str, name: str, data: bytes) -> None:
         """Store a file, unless other bytes are there."""
 
         def work() -> None:
             path = f"/{_quoted(key)}/{_quoted(name)}"
-            status, _ = self._call("PUT", path, data, headers)
+            status, _ = self._call("PUT", path, data)
             if status not in _STORED:
                 raise _Miss(_answered(status), name, failed=status not in _REFUSED)
 
@@ -162,9 +162,7 @@ class RemoteSpace:
         if self._failures >= _FAILURES:
             self._paused_until = time.monotonic() + _PAUSE_S
 
-    def _call(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
-    ) -> tuple[int, bytes]:
+    def _call(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of the answer to a request.
 
         The request is made by a thread, because nothing else bounds all of it: looking up a name
@@ -177,7 +175,7 @@ class RemoteSpace:
                 self._host, self._port, timeout=self._timeout_s, context=self._tls
             )
         )
-        sent = {"Authorization": f"Bearer {self._bearer}", "Connection": "close", **headers}
+        sent = {"Authorization": f"Bearer {self._bearer}", "Connection": "close"}
         answers: list[tuple[int, bytes] | Exception] = []
 
         def exchange() -> None:

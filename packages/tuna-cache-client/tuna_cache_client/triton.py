@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import triton
-from triton import __version__, knobs, runtime
+from triton import knobs
 from triton.runtime.cache import RemoteCacheBackend
 
 from tuna_cache_client.kernel_files import INDEX, joined, split, stored_name
@@ -92,15 +92,13 @@ class Cache(RemoteCacheBackend):  # type: ignore[misc]
             return {}
 
     def put(self, filename: str, data: bytes) -> None:
-        """Store a file, those of a kernel with their list, which Triton puts last; with times goes
-        what was timed, which the file does not say."""
+        """Store a file, those of a kernel with their list, which Triton puts last."""
         if filename.startswith(INDEX):
             if sources := self._sources():
                 self._made[sources_name(filename.removeprefix(INDEX))] = sources
             remote_space().put(self._key, stored_name(filename), joined(self._made))
         elif filename.endswith(_SINGLE):
-            headers = {"Tuna-Reporter": _reporter()} if filename.endswith(AUTOTUNE) else {}
-            remote_space().put(self._key, filename, data, headers)
+            remote_space().put(self._key, filename, data)
         else:
             self._made[filename] = data
 
@@ -116,13 +114,3 @@ def _is_readable(name: str, data: bytes) -> bool:
         return isinstance(found, dict)
     except (ValueError, LookupError, TypeError):
         return False
-
-
-def _reporter() -> str:
-    """Device and versions of this process as JSON."""
-    try:
-        target = runtime.driver.active.get_current_target()
-        arch = target.arch if target.backend == "hip" else f"sm_{target.arch}"
-    except Exception:  # no device, or a driver of somebody else's
-        arch = ""
-    return json.dumps({"device": str(arch), "versions": {"triton": __version__}})

@@ -160,5 +160,3 @@ def test_the_commands_train_use_and_ask(home: Path, type_in: Callable[..., Ended
     asked = type_in("tuna", "query", "--predict", json.dumps(UNKNOWN.to_json()), "--json")
     assert asked.code == 0, asked.err
     assert json.loads(asked.out)["cover"] == "predicted"
-    both = type_in("tuna", "query", "--predict", "x", "--reported")
-    assert (both.code, "Choose one" in both.err) == (2, True)

@@ -140,16 +140,13 @@ def test_a_pack_says_which_source_each_kernel_came_from(space: Space) -> None:
 def test_tiles_that_a_server_reads_at_its_start_are_packed(space: Space) -> None:
     if "vllm-moe" not in {exporter.form for exporter in registry.exporters()}:
         pytest.skip("the forms are those of tuna-triton")
-    tiles, winners = space.tmp_path / "tiles", space.tmp_path / "winners"
+    tiles = space.tmp_path / "tiles"
     tiles.mkdir()
     (tiles / "E=8,N=64,device_name=NVIDIA_H200.json").write_text("{}")
-    (winners / "v2" / "ab" / "entries").mkdir(parents=True)
-    (winners / "v2" / "ab" / "manifest.json").write_text("{}")
-    plan = replace(space.plan(), chosen=(tiles, winners))
+    plan = replace(space.plan(), chosen=(tiles,))
     cache_pack.write(space.engine, plan, space.artifacts, KEYS)
     found = _files(plan.folder)
     assert found["vllm/E=8,N=64,device_name=NVIDIA_H200.json"] == b"{}"
-    assert found["flashinfer/v2/ab/manifest.json"] == b"{}"
     assert cache_pack.check(plan.folder, KEYS) == len(found) - 2
     with pytest.raises(BadInput, match="is in another folder of the pack too"):
         cache_pack.write(space.engine, replace(plan, chosen=(tiles, tiles)), space.artifacts, KEYS)

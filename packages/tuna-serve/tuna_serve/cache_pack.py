@@ -2,7 +2,7 @@
 
     triton/KEY/FILE         a TRITON_CACHE_DIR
     helion/KEY.best_config  a HELION_CACHE_DIR
-    vllm/, sglang/, flashinfer/  tiles and winners that `tuna export` wrote
+    vllm/, sglang/          tiles that `tuna export` wrote
     sources.json            the source files of each kernel; see `pack_sources`
     manifest.json           space, place, and the SHA-256 of each file by its path
     manifest.sig            key id and signature (hex) of the manifest's SHA-256
@@ -133,7 +133,7 @@ def _chosen(
     chosen: dict[str, bytes] = {}
     left_out = packed.left_out
     for program in PROGRAMS:
-        chosen |= program.packed(KeyFiles(key, files, plan.at, plan.arch), packed)
+        chosen |= program(KeyFiles(key, files, plan.at, plan.arch), packed)
     packed.incomplete += not chosen and packed.left_out == left_out
     return chosen
 

@@ -1,4 +1,4 @@
-"""Tiles and winners in a pack, beside kernels: folders that `tuna export` wrote, where a server
+"""Tiles in a pack, beside kernels: folders that `tuna export` wrote, where a server
 reads them at its start."""
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ from tuna.common.files import NotPlain, read_plain
 from tuna.errors import BadInput
 
 #: Folder in a pack by the form, and the settings of programs that name it.
-_FOLDERS = {
-    "vllm-moe": "vllm",
-    "vllm-ssu": "vllm",
-    "sglang-moe": "sglang",
-    "flashinfer": "flashinfer",
-}
+_FOLDERS = {"vllm-moe": "vllm", "sglang-moe": "sglang"}
 SETTINGS = {
     "vllm": ("VLLM_TUNED_CONFIG_FOLDER",),
     "sglang": ("SGLANG_MOE_CONFIG_DIR",),
-    "flashinfer": ("FLASHINFER_AUTOTUNE_CACHE_DIR", "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"),
 }
 _MAX_FILE_BYTES = 16 << 20
 

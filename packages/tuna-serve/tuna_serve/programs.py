@@ -1,19 +1,18 @@
 """Programs whose files a space holds: by which names each one's files are known, what a pack has of
-them, and which bring times. A file of another program is shared all the same, and is in no pack."""
+them. A file of another program is shared all the same, and is in no pack."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
-from tuna_serve import autotune_files
 from tuna_serve.db.cache_entries import INDEX, NAME
 
+#: End of the names of files with times of Triton's autotuner.
+_AUTOTUNE = ".autotune.json"
 #: End of the names of Helion's best configs.
 _BEST_CONFIG = ".best_config"
 #: End of the names of Triton's kernels, behind that of their metadata.
@@ -51,18 +50,6 @@ class KeyFiles:
     arch: str  #: kernels of others are left out; empty: none are
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program that keeps files in a space."""
-
-    #: Return the files that a pack has of a key, by their paths in it; counts keys.
-    packed: Callable[[KeyFiles, Packed], dict[str, bytes]]
-    #: End of the names of files with times; empty: it has none.
-    times: str = ""
-    #: Record the times of a file, as `autotune_files.report`.
-    report: Callable[[sa.Connection, str, str, bytes, str, str], None] | None = None
-
-
 def _triton(kernel_files: KeyFiles, packed: Packed) -> dict[str, bytes]:
     """Whole kernels as groups of files, times of autotuning, and launchers."""
     chosen: dict[str, bytes] = {}
@@ -85,7 +72,7 @@ def _triton(kernel_files: KeyFiles, packed: Packed) -> dict[str, bytes]:
             kernel[INDEX + metadata] = json.dumps({"child_paths": paths}).encode()
             chosen.update((f"{folder}/{name}", data) for name, data in kernel.items())
     for name in files:
-        if name.endswith((autotune_files.AUTOTUNE, ".so")):
+        if name.endswith((_AUTOTUNE, ".so")):
             packed.others += 1
             chosen[f"{folder}/{name}"] = files[name]
     return chosen
@@ -138,4 +125,5 @@ def _helion(given: KeyFiles, packed: Packed) -> dict[str, bytes]:
     return {f"helion/{name}": given.files[name]}
 
 
-PROGRAMS = (Program(_triton, autotune_files.AUTOTUNE, autotune_files.report), Program(_helion))
+#: Functions that return the files that a pack has of a key, by their paths in it, and count keys
+PROGRAMS = (_triton, _helion)

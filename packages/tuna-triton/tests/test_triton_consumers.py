@@ -37,7 +37,7 @@ from tuna_triton.tuned_files import GRID, nearest_key
 
 pytestmark = pytest.mark.drill(only=True)
 
-VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23", "flashinfer_python": "0.7.4"}
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 _VLLM, _SGLANG = "vllm/model_executor/layers/", "sglang/srt/layers/moe/moe_runner/triton_utils/"
 #: Files of the readers, and the functions of each.
 FILES = {

@@ -30,8 +30,6 @@ from tuna_triton.exporters import (
     VllmMoeExporter,
     WinnersExporter,
 )
-from tuna_triton.flashinfer_files import FlashInferFile, FlashInferStore
-from tuna_triton.state_update_forms import StateUpdateFolder, StateUpdateTimes
 from tuna_triton.tiles import AXES, TARGETS
 from tuna_triton.triton_kernel import TritonKernelConfig
 
@@ -55,16 +53,7 @@ class TritonLibrary(SearchingLibrary, CrossCompiling):
     device_kind = NVIDIA
     conditions: Sequence[Condition] = ()
     in_rounds = frozenset({*DESCRIPTIONS, USER_KERNEL})
-    exporters = (
-        VllmMoeExporter(),
-        SglangMoeExporter(),
-        BlockFp8Exporter(),
-        WinnersExporter(),
-        StateUpdateFolder(),
-        StateUpdateTimes(),
-        FlashInferFile(),
-        FlashInferStore(),
-    )
+    exporters = (VllmMoeExporter(), SglangMoeExporter(), BlockFp8Exporter(), WinnersExporter())
     builder = "tuna_triton.builder:TritonBuilder"
     loader = "tuna_triton.driver:Cuda"
     measuring = "tuna_triton.cuda_measuring"

@@ -23,7 +23,6 @@ from tuna.errors import BadInput
 from tuna.libraries.exporter import Findings
 from tuna_triton.kernel_arguments import BLOCK_FP8, MOE, block_sizes
 from tuna_triton.moe import FP8, INT8, SCHEMES, MoeConfig
-from tuna_triton.state_updates import StateFileName, parse_state_name, read_states, state_faults
 from tuna_triton.tiles import AMD_AXES, AXES, TARGETS, Target, Tile, least_shared_bytes
 
 #: Batch sizes that consumers' tuners measure.
@@ -162,10 +161,6 @@ def check_folder(folder: Path, findings: Findings) -> None:
     files = sorted(path for path in folder.rglob("*.json") if path.name != PROVENANCE)
     findings.files += files
     for path in files:
-        state = parse_state_name(path.name)
-        if state is not None:
-            _check_states(state, path, findings)
-            continue
         name = parse_name(path.name)
         if name is None:
             findings.left_out["files of other kinds"] += 1
@@ -179,15 +174,6 @@ def check_folder(folder: Path, findings: Findings) -> None:
         for rule, text in _faults(path, name, content, tiles, findings):
             findings.fault(path, rule, text)
     _check_provenance(folder, findings)
-
-
-def _check_states(name: StateFileName, path: Path, findings: Findings) -> None:
-    try:
-        findings.entries += len(read_states(path)[1])
-        for rule, text in state_faults(name, path):
-            findings.fault(path, rule, text)
-    except BadInput as error:
-        findings.fault(path, "damaged", str(error))
 
 
 def _faults(

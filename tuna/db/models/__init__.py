@@ -22,7 +22,6 @@ from tuna.db.models.results import (
     GoldenKernel,
     KernelRow,
     PredictorRow,
-    Reported,
 )
 from tuna.db.models.work import (
     ActionRow,
@@ -80,7 +79,6 @@ __all__ = [
     "ModelConfig",
     "NoSolver",
     "PredictorRow",
-    "Reported",
     "RequestRow",
     "Search",
     "ServedTime",

@@ -1,5 +1,4 @@
-"""Results that are kept: the find db, kernels, golden versions, times of whole models; and reported
-times."""
+"""Results that are kept: the find db, kernels, golden versions, times of whole models."""
 
 from __future__ import annotations
 
@@ -198,27 +197,3 @@ class Benchmark(Base):
     error: Mapped[float | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("run", "number"))
-
-
-class Reported(Base):
-    """A time that another program measured and Tuna did not; never joined with results."""
-
-    __tablename__ = "reported"
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    #: SHA-256 of source, subject, implementation, device and versions
-    digest: Mapped[str] = text(64, unique=True)
-    source: Mapped[str] = text(16)  #: name of the format of the report, such as tunableop
-    #: text that names what was timed, in the words of that format
-    subject: Mapped[str] = mapped_column(LongText)
-    #: key of the layer, which need not be stored; NULL: the subject names none
-    config_key: Mapped[str | None] = text(64, index=True)
-    #: solution or config that was timed, in the words of that format
-    implementation: Mapped[str] = mapped_column(LongText)
-    time_ms: Mapped[float | None]  #: time; NULL: it failed
-    device: Mapped[str] = text(128)  #: architecture of the device; empty: not known
-    #: versions by name of all that decides whether the time is usable here
-    versions: Mapped[dict[str, Any]]
-    who: Mapped[str] = text(255)  #: id of the token or name of the user who reported it
-    origin: Mapped[str] = text(255)  #: file or cache space that it came from
-    reported_at: Mapped[datetime] = mapped_column(default=utc_now)
-    __table_args__ = table(Index(None, "source", "id"))

@@ -174,7 +174,7 @@ def _verify_pack(pack: Path, site: Path | None, triton: str, as_json: bool) -> i
     metavar="DIR",
     multiple=True,
     type=_FOLDER,
-    help="A folder of tiles for vLLM, SGLang or FlashInfer that `tuna export` wrote.",
+    help="A folder of tiles for vLLM or SGLang that `tuna export` wrote.",
 )
 def pack(
     space: str | None,

@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from functools import cached_property
 from typing import IO, Annotated
 
@@ -24,7 +24,6 @@ from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput, NotFound, TunaError
-from tuna_serve.autotune_files import MAX_BYTES as MAX_TIMES_BYTES
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import (
     INDEX,
@@ -34,7 +33,6 @@ from tuna_serve.db.cache_entries import (
     EntryName,
     PutOutcome,
 )
-from tuna_serve.programs import PROGRAMS
 from tuna_serve.requests.asked import Conflict
 from tuna_serve.requests.uploads import Upload, folder, forget
 from tuna_serve.settings import service_settings
@@ -98,10 +96,9 @@ class Caches:
             self._keys = time.monotonic(), found
         return self._keys[1]
 
-    def put(self, name: EntryName, upload: Upload, token: str, reporter: str) -> bool:
+    def put(self, name: EntryName, upload: Upload, token: str) -> bool:
         """Store what was received; False if it is there already. Raises Conflict for other bytes,
-        unless the store has lost them, CacheFull, StorageFull; then nothing is kept. `reporter`: of
-        `programs.Program.report`."""
+        unless the store has lost them, CacheFull, StorageFull; then nothing is kept."""
         with reading(self._engine) as connection:
             stored = cache_entries.entries_of(connection, name.space, name.key, [name.file])
         others = [entry for entry in stored if entry.digest != upload.digest]
@@ -109,9 +106,9 @@ class Caches:
         if not others or lost:
             upload.store(self.artifacts)  # also where they are: they may be damaged there
         bounds = CacheBounds.of(service_settings())
-        facts = name, upload, token, bounds, reporter
+        facts = name, upload.digest, upload.size_bytes, token, bounds, lost
         with self._writing:
-            outcome, evicted = transaction(self._engine, _put, *facts, lost)
+            outcome, evicted = transaction(self._engine, cache_entries.put, *facts)
         if outcome is PutOutcome.OTHER:
             raise Conflict(
                 f"Other bytes are in {name.space} as {name.key}/{name.file}.",
@@ -170,25 +167,6 @@ class Caches:
             log.warning("use of cache entries not written", error=str(error))
 
 
-def _put(
-    connection: sa.Connection,
-    name: EntryName,
-    upload: Upload,
-    token: str,
-    bounds: CacheBounds,
-    reporter: str,
-    lost: Sequence[CacheEntry],
-) -> tuple[PutOutcome, list[str]]:
-    """Store an entry as `cache_entries.put` does, and report the times that it brings."""
-    facts = name, upload.digest, upload.size_bytes, token, bounds
-    outcome, evicted = cache_entries.put(connection, *facts, lost)
-    for program in PROGRAMS if outcome is PutOutcome.STORED else ():
-        if program.report and name.file.endswith(program.times):
-            data = upload.rewound().read(MAX_TIMES_BYTES + 1)
-            program.report(connection, name.space, name.file, data, token, reporter)
-    return outcome, evicted
-
-
 def _check(visitor: Visitor, space: str) -> None:
     """Raise NotFound for a space that the visitor does not reach, as for one that is not there."""
     if visitor.role is not Role.ADMIN and visitor.space != space:
@@ -218,8 +196,7 @@ async def put_entry(
         try:
             async for part in request.stream():
                 upload.write(part)
-            reporter = request.headers.get("tuna-reporter", "")
-            facts = name, upload, visitor.token, reporter
+            facts = name, upload, visitor.token
             new = await to_thread.run_sync(caches.put, *facts, limiter=caches.writing)
         finally:
             with CancelScope(shield=True):  # the visitor may have gone
