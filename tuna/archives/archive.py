@@ -14,9 +14,10 @@ import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple, cast
 
@@ -30,7 +31,9 @@ from tuna.db import database, sessions
 from tuna.db.bulk import parts
 from tuna.db.engine import reading
 from tuna.db.models import (
+    ConfigRow,
     FindDb,
+    FindDbKernel,
     Job,
     NoSolver,
     Search,
@@ -58,6 +61,14 @@ _KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
 _CONFIGS, _FETCH_ROWS = 50, 1000
 _OF_SOLVERS = (SolverApplicability, Job, FindDb)
 _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
+#: Tables of a batch in their order, with the column that has ids of a table before
+_BATCH_TABLES = (
+    *(("config", "id", "config"), ("config_tag", "config_id", "config")),
+    *((name, "config_id", "config") for name in ("solver_applicability", "no_solver", "search")),
+    *(("job", "config_id", "config"), ("step_result", "job_id", "job"), ("trial", "job_id", "job")),
+    *(("warm_start", "search_id", "search"), ("find_db", "config_id", "config")),
+    ("find_db_kernel", "find_db_id", "find_db"),
+)
 
 
 @dataclass(frozen=True)
@@ -285,16 +296,6 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
             ids.append(row[0])
         return ids
 
-    def put_for(name: str, column: str, ids: Sequence[Any]) -> None:
-        for part in parts(ids):
-            put(name, tables.table(name).c[column].in_(part))
-
-    def put_kernels(digests: Iterable[str | None]) -> None:
-        # one by one, because they are large
-        for digest in sorted({digest for digest in digests if digest}):
-            if seen.is_new(digest):
-                put("kernel", tables.table("kernel").c.digest == digest)
-
     environment_id = connection.execute(
         sa.select(Session.environment_id).where(Session.id == session_id)
     ).scalar_one()
@@ -304,38 +305,32 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
     used = [sa.select(ref.solver_id).where(ref.session_id == session_id) for ref in _OF_SOLVERS]
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
-    for ids in _configs(connection, session_id):
-        config, find_db = (tables.table(name) for name in ("config", "find_db"))
-        of_results = sa.select(find_db.c.id, find_db.c.workload).where(
-            find_db.c.session_id == session_id, find_db.c.config_id.in_(ids)
-        )
-        results = connection.execute(of_results).all()
-        code = tables.table("find_db_kernel")
-        result_ids = [row.id for row in results]
-        needed = [row.workload for row in results]
-        for part in parts(result_ids):
-            needed += connection.execute(
-                sa.select(code.c.kernel).where(code.c.find_db_id.in_(part))
-            ).scalars()
-        needed += connection.execute(sa.select(config.c.body).where(config.c.id.in_(ids))).scalars()
-        of_searches = (Search.session_id == session_id, Search.config_id.in_(ids))
-        learned = sa.select(WarmStartRow.digest).join(Search, Search.id == WarmStartRow.search_id)
-        needed += connection.execute(learned.where(*of_searches)).scalars()
-        put_kernels(needed)
-        put_for("config", "id", ids)
-        put_for("config_tag", "config_id", ids)
-        pair = SolverApplicability
-        put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
-        put("no_solver", NoSolver.session_id == session_id, NoSolver.config_id.in_(ids))
-        search_ids = put("search", *of_searches)
-        job_ids = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
-        put_for("step_result", "job_id", job_ids)
-        put_for("trial", "job_id", job_ids)
-        put_for("warm_start", "search_id", search_ids)
-        put("find_db", find_db.c.session_id == session_id, find_db.c.config_id.in_(ids))
-        put_for("find_db_kernel", "find_db_id", result_ids)
+    for configs in _configs(connection, session_id):
+        for digest in _artifacts(connection, session_id, configs):  # one by one: they are large
+            if seen.is_new(digest):
+                put("kernel", tables.table("kernel").c.digest == digest)
+        ids = {"config": configs}
+        for name, column, owner in _BATCH_TABLES:
+            columns = tables.table(name).c
+            own = [columns.session_id == session_id] if "session_id" in columns else []
+            lists = [put(name, *own, columns[column].in_(part)) for part in parts(ids[owner])]
+            ids[name] = list(chain(*lists))
         file.line(BATCH, None)
-        yield len(job_ids)
+        yield len(ids["job"])
+
+
+def _artifacts(connection: sa.Connection, session_id: int, configs: Sequence[int]) -> list[str]:
+    """The artifacts that rows of these configs refer to, sorted."""
+    of_results = (FindDb.session_id == session_id, FindDb.config_id.in_(configs))
+    of_searches = (Search.session_id == session_id, Search.config_id.in_(configs))
+    queries = (
+        sa.select(FindDb.workload).where(*of_results),
+        sa.select(FindDbKernel.kernel).join(FindDb).where(*of_results),
+        sa.select(ConfigRow.body).where(ConfigRow.id.in_(configs)),
+        sa.select(WarmStartRow.digest).join(Search).where(*of_searches),
+    )
+    digests = chain.from_iterable(connection.execute(query).scalars() for query in queries)
+    return sorted({digest for digest in digests if digest})
 
 
 def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:

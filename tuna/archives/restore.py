@@ -39,6 +39,12 @@ _SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
     "solver": ("library", "name"),
     "config": ("key",),
 }
+#: Columns by which a row of a session, to which others refer, is found once it has a new id
+_OWN_KEYS: Mapping[str, tuple[str, ...]] = {
+    "search": ("config_id", "solver_id", "steps"),
+    "job": ("config_id", "solver_id", "steps", "round", "part"),
+    "find_db": ("config_id", "solver_id"),
+}
 _Row = dict[str, Any]
 
 
@@ -164,25 +170,14 @@ class Restoration:
         configs.write_typed(self.connection, batch.get("config", ()))
         tags = [self.translated("config_tag", row) for row in batch.get("config_tag", ())]
         upsert(self.connection, tables.table("config_tag"), tags, key=("tag", "config_id"))
-        for name in ("solver_applicability", "no_solver"):
-            self._insert(name, batch.get(name, []))
-        searches = batch.get("search", [])
-        self._know("search", self._insert("search", searches, ("config_id", "solver_id", "steps")))
-        jobs = batch.get("job", [])
+        jobs = batch.get("job", ())
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
                 raise ValueError(f"unknown state {row['state']!r:.40}")
-        self._know(
-            "job", self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part"))
-        )
         self.jobs += len(jobs)
-        for name in ("step_result", "trial"):
-            self._insert(name, batch.get(name, []))
-        self._know(
-            "find_db", self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id"))
-        )
-        self._insert("find_db_kernel", batch.get("find_db_kernel", []))
-        self._insert("warm_start", batch.get("warm_start", []))
+        for name in tables.OWN:
+            if name != "session":
+                self._know(name, self._insert(name, batch.get(name, ()), _OWN_KEYS.get(name, ())))
 
     def end_batch(self) -> None:
         """Forget ids of configs and their rows, to which no later row refers."""
