@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from baseline_database import SESSIONS
 from jobs_builder import make_jobs
 
 from tuna.archives import removal, sizes
@@ -234,7 +235,7 @@ def test_a_deletion_that_was_interrupted_goes_on(
 
 def test_what_sessions_have_and_take(source: sa.Engine) -> None:
     found = sizes.read(source)
-    assert [one.id for one in found] == [1, 2, 3, 4, 5]
+    assert [one.id for one in found] == [*SESSIONS]
     with reading(source) as connection:
         for one in found:
             jobs = sa.select(sa.func.count()).where(Job.session_id == one.id)
@@ -251,7 +252,7 @@ def test_what_sessions_have_and_take(source: sa.Engine) -> None:
             assert (one.trial_bytes > 0) is (one.trials > 0)
             assert (one.artifact_bytes > 0) is (one.artifacts > 0)
             assert one.state in ("running", "waiting", "ended", "empty")
-    assert len({one.uuid for one in found}) == 5
+    assert len({one.uuid for one in found}) == len(SESSIONS)
     assert any(one.golden for one in found)
     assert sizes.read(source, 3) == [found[2]]
     with pytest.raises(NotFound):
