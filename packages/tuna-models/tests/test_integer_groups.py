@@ -11,7 +11,7 @@ import pytest
 from quantised_nets import Quantised, dynamic, operators, residual, stem
 
 from tuna.configs import ConvConfig
-from tuna.configs.task import SCALARS, arguments_of
+from tuna.configs.task import BIAS, SCALARS, arguments_of
 from tuna_models.compiler import graph, integer_finder, integers, segments
 from tuna_models.compiler.integer_groups import IntegerGroup, IntegerGroups
 from tuna_models.judging import rules
@@ -129,7 +129,7 @@ def test_products_whose_scale_is_known_when_the_model_runs_end_in_fp32() -> None
     found, _ = found_in(dynamic(gelu=True))
     assert steps(found) == ["dequantize", "dequantize", "dequantize gelu"]
     assert all(group.scale is not None for group in found.groups)
-    assert found.groups[2].bias is not None
+    assert BIAS in found.groups[2].added
 
 
 def test_a_rounding_within_limits_has_them_as_bytes() -> None:

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from tuna.configs import ConvConfig
-from tuna.configs.task import TaskConfig
+from tuna.configs.task import RESIDUAL, TaskConfig
 from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.types import TYPES
 from tuna_models.compiler import block_operators, elementwise, small_functions, whole_sums
@@ -167,7 +167,8 @@ class Emitter:
         form = TensorForm(isinstance(core, ConvConfig), stored)
         if chosen.shape is not None:
             value = self._writer.call(function, args, chosen.shape.native_output(), kind)
-            self._forms.bounds[group.answer] = max(1.0, self._forms.bounds.get(group.residual, 0.0))
+            residual = self._forms.bounds.get(group.added.get(RESIDUAL), 0.0)
+            self._forms.bounds[group.answer] = max(1.0, residual)
         else:
             value = self._writer.call(function, args, rows(core)["c"], kind)
             value = self._writer.shaped(value, shape)

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import BIAS, PRELU, RESIDUAL, TaskConfig
+from tuna.configs.task import TaskConfig
 from tuna_models.compiler import convolutions
 from tuna_models.compiler.blocked import Window
 from tuna_models.compiler.convolutions import UNKNOWN_SHAPE
@@ -38,10 +38,9 @@ class FusionGroup:
     other: Any = None  #: the second variable of such a product
     order: list[int] | None = None  #: Order of the axes of `other`, as the product takes them
     window: Window | None = None  #: the copy of the input that a convolution reads instead
-    bias: Any = None  #: a value for each output channel or column
-    residual: Any = None  #: the variable that is added
-    slopes: Any = None  #: what negative values of each output channel or column are multiplied by
     epilogue: list[str] = field(default_factory=list)
+    #: what its steps read, by role: values for each output channel or column, or a variable
+    added: dict[str, Any] = field(default_factory=dict)
     #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
     adds: Callable[[Any], bool] | None = None  #: whether a variable may be the residual; None: any
@@ -55,11 +54,6 @@ class FusionGroup:
     def answer(self) -> Any:
         """The variable that the group computes."""
         return self.nodes[-1].var
-
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """The tensors of the epilogue's arguments, by role."""
-        return {BIAS: self.bias, PRELU: self.slopes, RESIDUAL: self.residual}
 
     @property
     def task(self) -> TaskConfig:

@@ -170,7 +170,7 @@ class _Finder:
         """Return the group with the epilogue of a group in fp32, which kernels for bytes write."""
         fused = _in_real_values(group)
         rules.extend(fused, self.graph, self.taken, rules.IN_FP32)
-        return _whole_again(group, fused, residual=fused.residual)
+        return _whole_again(group, fused)
 
     def _rounded(self, group: IntegerGroup) -> IntegerGroup | None:
         """Return the group with bias, slopes, limits and rounding, None where it is not rounded."""
@@ -182,7 +182,7 @@ class _Finder:
             return None
         rounded, nodes = ended
         fused.nodes += nodes
-        return _whole_again(group, fused, rounded=rounded)
+        return _whole_again(group, fused, rounded)
 
     def _limited(self, var: Any) -> tuple[Rounded, list[Node]] | None:
         """Return the rounding of a variable, and the operators to it."""
@@ -277,7 +277,9 @@ def _in_real_values(group: IntegerGroup) -> FusionGroup:
     return FusionGroup(group.core, group.input, scales, nodes=list(group.nodes))
 
 
-def _whole_again(group: IntegerGroup, fused: FusionGroup, **changes: Any) -> IntegerGroup | None:
+def _whole_again(
+    group: IntegerGroup, fused: FusionGroup, rounded: Rounded | None = None
+) -> IntegerGroup | None:
     """The group with what operators have made of its scales; None where these are no numbers any
     more."""
     scales = fused.weights.reshape(-1)
@@ -286,11 +288,10 @@ def _whole_again(group: IntegerGroup, fused: FusionGroup, **changes: Any) -> Int
     return replace(
         group,
         scales=scales,
-        bias=fused.bias,
         others=tuple(part for part in fused.epilogue if part != BIAS),
-        slopes=fused.slopes,
+        added=fused.added,
         nodes=fused.nodes,
-        **changes,
+        rounded=rounded,
     )
 
 

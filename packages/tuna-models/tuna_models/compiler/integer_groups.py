@@ -16,6 +16,7 @@ the byte, because rounding keeps the order.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,8 +25,8 @@ from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import (
+    BIAS,
     DEQUANTIZE,
-    PRELU,
     QUANTIZE,
     RESIDUAL,
     SCALARS,
@@ -92,15 +93,14 @@ class IntegerGroup:
     weights: Any  #: int8; a convolution: K, C/groups, R, S; a product: K x N
     scales: Any  #: M for each channel without `scale`, in double precision
     zero: float | Any  #: the byte that stands for zero, or an int32 variable of the zero point
-    bias: Any = None  #: added to the real values of each channel
     scale: Any = None  #: a variable by which M is multiplied when the model runs
     window: Window | None = None
     rounded: Rounded | None = None
     addition: Addition | None = None  #: follows the rounding
     alone: IntegerGroup | None = None  #: the same group without the addition
     others: tuple[str, ...] = ()  #: steps on fp32 after `dequantize`
-    residual: Any = None  #: an fp32 variable of `others`
-    slopes: Any = None  #: what negative values of each channel are multiplied by, of `others`
+    #: what `others` and a bias read, by role; see `FusionGroup`
+    added: Mapping[str, Any] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
 
     @property
@@ -118,13 +118,13 @@ class IntegerGroup:
             parts += (RESIDUAL, QUANTIZE)
         return TaskConfig(core=self.core, layouts="native", epilogue=parts)
 
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """The values of the epilogue's arguments, by role; the residual is a variable."""
-        residual = self.residual if self.addition is None else self.addition.second
+    def dequantized(self) -> dict[str, Any]:
+        """The values of the arguments that steps on whole numbers read, by role; a residual is a
+        variable."""
         start, factor, offset = self.factors()
         dequantize = {START.role: start, "factor": factor, "offset": offset}
-        return {**dequantize, PRELU: self.slopes, RESIDUAL: residual, SCALARS.role: self.scalars()}
+        other = {} if self.addition is None else {RESIDUAL: self.addition.second}
+        return {**dequantize, **other, SCALARS.role: self.scalars()}
 
     @property
     def sums(self) -> Any:
@@ -143,7 +143,7 @@ class IntegerGroup:
         variable `scale`, and Z by a variable zero point."""
         if self.scale is not None:
             start = (-1 if isinstance(self.zero, relax.Var) else -int(self.zero)) * self.sums
-            added = np.zeros(len(self.scales)) if self.bias is None else self.bias
+            added = self.added.get(BIAS, np.zeros(len(self.scales)))
             return start.astype(np.int32), _fp32(self.scales), _fp32(added)
         over = 1.0 if self.rounded is None else np.float64(np.float32(self.rounded.grid.scale))
         whole, rest = self._parted()
@@ -154,7 +154,7 @@ class IntegerGroup:
     def _parted(self) -> tuple[Any, Any]:
         """The whole numbers of the bias on the grid of the products, and the rest of it, which is
         zero where fp32 knows of none."""
-        bias = np.zeros(len(self.scales)) if self.bias is None else self.bias.astype(np.float64)
+        bias = self.added.get(BIAS, np.zeros(len(self.scales))).astype(np.float64)
         whole = np.rint(
             np.divide(bias, self.scales, out=np.zeros_like(bias), where=self.scales != 0)
         )

@@ -90,8 +90,10 @@ def _second_factor(group: FusionGroup, forms: Forms) -> Any:
 
 def _added(group: Group, forms: Forms) -> list[Any]:
     """What is read between the weights and the answer."""
-    core, tensors = group.core, group.tensors
-    scale = _variable_scale(group, forms) if isinstance(group, IntegerGroup) else None
+    core, tensors, scale = group.core, dict(group.added), None
+    if isinstance(group, IntegerGroup):
+        tensors |= group.dequantized()
+        scale = _variable_scale(group, forms)
     values = []
     for argument in arguments_of(group.task.epilogue, padded=pads(core)):
         value = tensors[argument.role]

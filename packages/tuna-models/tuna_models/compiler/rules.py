@@ -71,7 +71,7 @@ class Normalise(Rule):
         """Multiply, then add."""
         scale, shift = operand
         _multiply(group, scale)
-        before = 0.0 if group.bias is None else group.bias.astype(np.float64)
+        before = group.added[BIAS].astype(np.float64) if BIAS in group.added else 0.0
         _set_bias(group, (before + shift).astype(group.weights.dtype))
 
 
@@ -126,8 +126,7 @@ class Rectify(Rule):
 
     def apply(self, group: FusionGroup, operand: Any) -> None:
         """Add the step."""
-        group.slopes = operand
-        group.epilogue.append(PRELU)
+        _add(group, PRELU, operand)
 
 
 class Bias(Rule):
@@ -146,7 +145,7 @@ class Bias(Rule):
 
     def apply(self, group: FusionGroup, operand: Any) -> None:
         """Add it to the bias."""
-        _set_bias(group, operand if group.bias is None else group.bias + operand)
+        _set_bias(group, group.added[BIAS] + operand if BIAS in group.added else operand)
 
 
 class Residual(Rule):
@@ -159,7 +158,7 @@ class Residual(Rule):
 
     def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
         """The variable."""
-        if group.residual is not None:
+        if RESIDUAL in group.added:
             raise Unfit("a residual is added already")
         if operand.same_as(group.answer) or extents(operand) != extents(group.answer):
             raise Unfit("what it adds has another shape")
@@ -169,8 +168,7 @@ class Residual(Rule):
 
     def apply(self, group: FusionGroup, operand: Any) -> None:
         """Add the step."""
-        group.residual = operand
-        group.epilogue.append(RESIDUAL)
+        _add(group, RESIDUAL, operand)
 
 
 class Scale(Rule):
@@ -298,11 +296,17 @@ def _multiply(group: FusionGroup, scale: Any) -> None:
         channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
     kind = group.weights.dtype
     group.weights = (group.weights * scale.reshape(channels)).astype(kind)
-    if group.bias is not None:
-        group.bias = (group.bias * scale).astype(kind)
+    if BIAS in group.added:
+        group.added[BIAS] = (group.added[BIAS] * scale).astype(kind)
 
 
 def _set_bias(group: FusionGroup, values: Any) -> None:
-    group.bias = values
+    group.added[BIAS] = values
     if BIAS not in group.epilogue:
         group.epilogue.insert(0, BIAS)
+
+
+def _add(group: FusionGroup, step: str, operand: Any) -> None:
+    """Add a step with its one argument, whose role is its name."""
+    group.added[step] = operand
+    group.epilogue.append(step)
