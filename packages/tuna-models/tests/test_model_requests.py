@@ -174,6 +174,19 @@ def test_a_request_that_is_canceled_meanwhile_takes_no_further_step(
     assert path.exists(), "the model has it"
 
 
+def test_a_model_that_cannot_be_built_is_refused_before_a_job_is_loaded(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise BadInput("net is larger than a library can be.")
+
+    monkeypatch.setattr(models_api, "check_model", refused)
+    request = submitted(token, "net.onnx", nets.dense().SerializeToString())
+    ended = worked_on(request)
+    assert (ended.state, ended.message) == ("failed", "net is larger than a library can be.")
+    assert sum(api.status(ended.session_id)[0].jobs.values()) == 0
+
+
 def test_the_same_model_is_known_once_it_was_built_for_the_environment(token: str) -> None:
     content = nets.dense().SerializeToString()
     first = submitted(token, "net.onnx", content)

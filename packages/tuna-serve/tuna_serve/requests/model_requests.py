@@ -70,6 +70,9 @@ class ModelRequestWork:
                 self._build(work, RequestState.KNOWN, layers)
                 return
             if accepted:
+                if self._asked.target_ms is None:  # else it is built before the first job
+                    models.check_model(self._request.tag, work=work)
+                    self._look()
                 self._begin(len(layers), len(missing))
             message = self._tune_within_budget(work)
             cancel_jobs(self._request)
