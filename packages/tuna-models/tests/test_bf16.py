@@ -130,15 +130,8 @@ def test_what_no_kernel_takes_in_bf16_stays_in_fp32() -> None:
 
 
 def test_a_cpu_without_the_instruction_is_refused_before_anything_is_read() -> None:
-    answer = child.inspect(
-        path="absent.onnx",
-        target=json.dumps(WITHOUT),
-        shapes={},
-        values={},
-        batch=None,
-        precision="bf16",
-        text="absent",
-    )
+    asked = {"path": "absent.onnx", "target": json.dumps(WITHOUT), "precision": "bf16"}
+    answer = child.inspect(asked=asked, text="absent")
     assert "bf16 needs a CPU with avx512_bf16, which znver3 does not have." in json.dumps(answer)
     precisions.check_target(Precision.FP32, tvm.target.Target(WITHOUT))
 

@@ -19,7 +19,6 @@ from tuna_models import child
 from tuna_models.compiler import elementwise
 
 TARGET = '{"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}'
-GIVEN: dict[str, Any] = {"shapes": {}, "values": {}, "batch": None, "precision": "fp32"}
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def obstructed(tmp_path: Path) -> Path:
 
 
 def test_all_that_is_in_the_way_is_named_at_once(obstructed: Path) -> None:
-    found = child.check_file(path=str(obstructed), target=TARGET, **GIVEN)
+    found = child.check_file(asked={"path": str(obstructed), "target": TARGET})
     assert found["assumed"] == "--shape batch=1"
     assert [(each["operator"], each["node"]) for each in found["obstacles"]] == [
         ("own.Mystery", "first"),
@@ -79,7 +78,7 @@ def test_an_open_batch_is_taken_for_one_to_find_the_rest(tmp_path: Path) -> None
     model, path = conv_of_doubles(), tmp_path / "net.onnx"
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
     onnx.save(model, path)
-    found = child.check_file(path=str(path), target=TARGET, **GIVEN)
+    found = child.check_file(asked={"path": str(path), "target": TARGET})
     assert [each["reason"] for each in found["obstacles"]] == ["open extents: n,16,8,8"]
     (given,) = found["inputs"]
     assert (found["assumed"], given["shape"]) == ("--shape n=1", (1, 16, 8, 8))
@@ -108,10 +107,11 @@ def test_what_runs_as_scalars_is_named_and_shown_of_an_import(
     the quantisation of the input is either way."""
     path = tmp_path / "net.onnx"
     onnx.save(gates(), path)
-    before = child.check_file(path=str(path), target=TARGET, **GIVEN)["without_kernel"]
+    asked = {"path": str(path), "target": TARGET}
+    before = child.check_file(asked=asked)["without_kernel"]
     bounds = {name: bound for name, bound in elementwise.BOUNDS.items() if name != "round"}
     monkeypatch.setattr(elementwise, "BOUNDS", bounds)
-    rows = child.check_file(path=str(path), target=TARGET, **GIVEN)["without_kernel"]
+    rows = child.check_file(asked=asked)["without_kernel"]
     assert (len(before), len(rows)) == (1, 2)
     gate, values = rows
     assert values["task"] == before[0]["task"]

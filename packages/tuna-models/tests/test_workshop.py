@@ -91,8 +91,7 @@ def test_a_model_is_converted_once_for_its_import_and_its_plans(
 
     monkeypatch.setattr(importer, "to_relax", counted)
     text = str(tmp_path / "text")
-    arguments = {"target": TARGET, "shapes": {}, "values": {}, "batch": None, "text": text}
-    found = child.inspect(path=str(residual), precision="fp32", **arguments)
+    found = child.inspect(asked={"path": str(residual), "target": TARGET}, text=text)
     shapes = {value["name"]: list(value["shape"]) for value in found["inputs"]}
     model = {"path": str(residual), "shapes": shapes, "values": {}}
     options = {"winograd": True, "compare": False, "untuned": False, "folder": str(tmp_path)}

@@ -90,10 +90,7 @@ def test_a_broken_file_is_refused_by_a_sentence_with_its_words(name: str, tmp_pa
     specimen = Numbered(name, 0, 7).make()
     path = specimen.write(tmp_path)
     target = json.dumps({"kind": "llvm", "num-cores": 1})
-    answer = child.inspect(
-        path=str(path), target=target, shapes={}, values={}, batch=None, precision="fp32",
-        text=str(tmp_path / "text"),
-    )  # fmt: skip
+    answer = child.inspect(asked={"path": str(path), "target": target}, text=str(tmp_path / "text"))
     text = f"{answer.get('refused', '')} {answer.get('hint', '')}"
     run = Run(2 if "refused" in answer else 0, text, 0.0, 0, 0, ())
     assert list(faults(specimen, run)) == [], text

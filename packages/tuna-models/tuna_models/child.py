@@ -23,6 +23,7 @@ from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
 from tuna.libraries.tvm.whole_models import extract_objects
 from tuna.sandbox.forks import start_fork
 from tuna_models.child_answers import (
+    AskedFile,
     ChildAnswer,
     Contenders,
     Estimates,
@@ -75,26 +76,18 @@ def locations(path: str) -> WeightFiles:
 
 
 @refusing
-def inspect(
-    path: str,
-    target: str,
-    shapes: Mapping[str, Any],
-    values: Mapping[str, Any],
-    batch: int | None,
-    precision: str,
-    text: str,
-) -> ReadModel:
-    """Return the model's tasks, and the texts of those without a core.
+def inspect(asked: Mapping[str, Any], text: str) -> ReadModel:
+    """Return the tasks of the model that an `AskedFile` is, and the texts of those without a core.
 
     The module's text is written to the file `text`.
     """
-    wanted = Precision(precision)
-    found = file_check.read(Path(path), _target(target), shapes, values, batch, wanted)
+    wanted = AskedFile.model_validate(asked)
+    found = file_check.read(wanted, _target(wanted.target))
     planned, declared_inputs = found.planned, importer.inputs_of(found.model)
     sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
-    file = ModelFile(path=path, shapes=sizes, values=values, precision=wanted)
+    kept = wanted.model_dump(include={"path", "values", "precision"})
     _ANALYSED.clear()
-    _ANALYSED[_key(file, target)] = found.analysis, found.kernels
+    _ANALYSED[_key(ModelFile(shapes=sizes, **kept), wanted.target)] = found.analysis, found.kernels
     Path(text).write_text(planned.text)
     return ReadModel(
         opset=importer.opset(found.model),
@@ -118,22 +111,13 @@ def inspect(
 
 
 @refusing
-def check_file(
-    path: str,
-    target: str,
-    shapes: Mapping[str, Any],
-    values: Mapping[str, Any],
-    batch: int | None,
-    precision: str,
-) -> FileCheck:
-    """Return what would become of a file, which is a copy; a `target` that is nothing but a number
-    of cores is this machine."""
-    code = json.loads(target)
+def check_file(asked: Mapping[str, Any]) -> FileCheck:
+    """Return what would become of an `AskedFile`, which is a copy."""
+    wanted = AskedFile.model_validate(asked)
+    code = json.loads(wanted.target)
     if code.keys() == {"num-cores"}:
         code |= {"kind": "llvm", **toolchain.host()}
-    return file_check.check(
-        Path(path), _target(json.dumps(code)), shapes, values, batch, Precision(precision)
-    )
+    return file_check.check(wanted, _target(json.dumps(code)))
 
 
 @refusing

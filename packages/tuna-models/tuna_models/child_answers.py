@@ -3,6 +3,8 @@ data. Imports no TVM."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from pydantic import BaseModel, ConfigDict
 
 from tuna.configs.model import BF16_TOLERANCE, TOLERANCE
@@ -22,6 +24,19 @@ class ModelFile(BaseModel):
     values: dict[str, list[float]]  #: See `Manifest.values`
     precision: Precision = Precision.FP32
     max_error: float = BF16_TOLERANCE  #: See `Checks.max_error`
+
+
+class AskedFile(BaseModel):
+    """A model's file as a user asks for its import."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    target: str  #: JSON of TVM's target; nothing but `num-cores`: this machine with so many
+    shapes: Mapping[str, Sequence[int]] = {}  #: By input, or by the name of an open extent
+    values: Mapping[str, Sequence[float]] = {}  #: Of inputs that become constants
+    batch: int | None = None  #: First extent of the inputs that `shapes` does not name
+    precision: Precision = Precision.FP32
 
 
 class ChildAnswer(BaseModel):

@@ -14,7 +14,7 @@ from tuna.libraries.boards import board_settings
 from tuna.libraries.tvm import toolchain
 from tuna.sandbox.cores import eval_cpus, usable_count
 from tuna_models.api.importing import lay_out, read_model
-from tuna_models.child_answers import FileCheck, Obstacle
+from tuna_models.child_answers import AskedFile, FileCheck, Obstacle
 from tuna_models.manifest import Precision
 from tuna_models.work import store
 from tuna_models.work.files import BuildCache, key_of
@@ -43,16 +43,15 @@ def check_file(
             process = workshop.process(_target(), path.name)
             copy = workshop.folder / "model" / path.name
             lay_out(process, path, data, copy)
-            return process.call(
-                FileCheck,
-                "check_file",
+            asked = AskedFile(
                 path=str(copy),
                 target=_target(),
-                shapes={key: list(value) for key, value in (shapes or {}).items()},
-                values={key: list(value) for key, value in (values or {}).items()},
+                shapes=shapes or {},
+                values=values or {},
                 batch=batch,
-                precision=str(precision),
+                precision=Precision(precision),
             )
+            return process.call(FileCheck, "check_file", asked=asked.model_dump(mode="json"))
         except BadInput as error:
             why = Obstacle(reason=str(error).rstrip("."), hint=error.hint)
             return FileCheck(obstacles=(why,))

@@ -15,7 +15,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.common.messages import nearest
 from tuna.configs import Workload
 from tuna.errors import BadInput
-from tuna_models.child_answers import ReadModel, WeightFiles
+from tuna_models.child_answers import AskedFile, ReadModel, WeightFiles
 from tuna_models.manifest import Manifest, Precision
 from tuna_models.process import ModelProcess
 from tuna_models.source import MODEL_ENDINGS
@@ -84,17 +84,16 @@ def import_model(
         del data  # the child needs the memory
         if start_workers:
             opened.start_workers()
-        fixed = {key: list(value) for key, value in (values or {}).items()}
-        contents = process.call(
-            ReadModel,
-            "inspect",
+        asked = AskedFile(
             path=str(copy),
             target=opened.target,
-            shapes={key: list(value) for key, value in (shapes or {}).items()},
-            values=fixed,
+            shapes=shapes or {},
+            values=values or {},
             batch=batch,
-            precision=str(precision),
-            text=str(text),
+            precision=Precision(precision),
+        )
+        contents = process.call(
+            ReadModel, "inspect", asked=asked.model_dump(mode="json"), text=str(text)
         )
         for entry in contents.tasks:  # so that nothing of a model that is refused stays behind
             configs.computed_columns(entry.task)
@@ -105,7 +104,7 @@ def import_model(
             size_bytes=sum(each.stat().st_size for each in (copy, *beside.values())),
             opset=contents.opset,
             shapes={value.name: value.shape for value in contents.inputs},
-            values=fixed,
+            values={key: tuple(value) for key, value in asked.values.items()},
             target=opened.target,
             tvm=contents.tvm,
             inputs=contents.inputs,

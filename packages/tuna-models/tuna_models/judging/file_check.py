@@ -23,11 +23,11 @@ from tuna.configs import TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import functions
 from tuna_models.arguments import Obstacles
-from tuna_models.child_answers import FileCheck, Obstacle, PlainTask
+from tuna_models.child_answers import AskedFile, FileCheck, Obstacle, PlainTask
 from tuna_models.compiler import build, choosing, graph, passes, precisions
 from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.passes import Analysis
-from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
+from tuna_models.manifest import Class, ManifestTask, ModelTensor
 from tuna_models.names import names_of
 from tuna_models.reading import fold, importer
 from tuna_models.reading.known import UNKNOWN, Value
@@ -58,17 +58,11 @@ class ReadFile:
     kernels: TaskKernels
 
 
-def read(
-    path: Path,
-    target: Any,
-    shapes: Mapping[str, Sequence[int]],
-    values: Mapping[str, Sequence[float]],
-    batch: int | None,
-    precision: Precision,
-) -> ReadFile:
+def read(asked: AskedFile, target: Any) -> ReadFile:
     """Read a model's file and plan it; raises BadInput for one that cannot be imported."""
+    path, precision = Path(asked.path), asked.precision
     precisions.check_target(precision, target)
-    model = importer.read(path, shapes, batch, values)
+    model = importer.read(path, asked.shapes, asked.batch, asked.values)
     module = importer.to_relax(model, path.name)
     kernels = TaskKernels(target, {}, winograd=False)
     analysis = passes.analyse(module, target, precision=precision)
@@ -77,20 +71,13 @@ def read(
     return ReadFile(model, analysis, planned, kernels)
 
 
-def check(
-    path: Path,
-    target: Any,
-    shapes: Mapping[str, Sequence[int]],
-    values: Mapping[str, Sequence[float]],
-    batch: int | None,
-    precision: Precision,
-) -> FileCheck:
+def check(asked: AskedFile, target: Any) -> FileCheck:
     """Say what would become of the file, which is a copy that this may change."""
     refused: dict[Obstacle, None] = {}
     assumed, is_whole, started = "", True, time.monotonic()
     while True:
         try:
-            found = read(path, target, shapes, values, batch, precision)
+            found = read(asked, target)
         except BadInput as error:
             new = [each for each in _obstacles(error) if each not in refused]
             refused |= dict.fromkeys(new)
@@ -100,7 +87,7 @@ def check(
                 ones = _batches_of_one(error.shapes)
                 if not ones:
                     break
-                shapes = {**shapes, **ones}
+                asked = asked.model_copy(update={"shapes": {**asked.shapes, **ones}})
                 assumed = " ".join(
                     f"--shape {shlex.quote(f'{name}={_listed(extents)}')}"
                     for name, extents in ones.items()
@@ -108,11 +95,12 @@ def check(
             nodes = {each.node for each in new if each.operator}
             if nodes:
                 try:
-                    if not _cut(path, shapes, batch, nodes):
+                    if not _cut(asked, nodes):
                         break
                 except (BadInput, Refusal):  # what it says, others have said, or it is of the copy
                     break
-                shapes, batch, is_whole = {}, None, False  # the shapes are in the file now
+                is_whole = False  # and the shapes are in the file now
+                asked = asked.model_copy(update={"shapes": {}, "batch": None})
         else:
             if is_whole:
                 return _described(found, target, tuple(refused), assumed)
@@ -143,18 +131,17 @@ def _obstacles(error: BadInput) -> Sequence[Obstacle]:
     return [Obstacle(reason=str(error).rstrip("."), hint=error.hint)]
 
 
-def _cut(
-    path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None, names: Collection[str]
-) -> bool:
+def _cut(asked: AskedFile, names: Collection[str]) -> bool:
     """Cut nodes out of an ONNX file; whether there is something left to read.
 
     What they made is an input from now on, where it is known to be real numbers of known extents;
     else what follows from it is cut out too.
     """
+    path = Path(asked.path)
     if importer.is_torch(path):
         return False
     model = onnx.load(str(path), load_external_data=False)
-    importer.fix_shapes(path.name, model, shapes, batch)
+    importer.fix_shapes(path.name, model, asked.shapes, asked.batch)
     graph, gone, made = model.graph, set[str](), []
     try:
         values = fold.known(model)
