@@ -75,15 +75,15 @@ def check_import(name: str) -> FileCheck:
         if kept is not None:
             return FileCheck.model_validate(kept)
         toolchain.tvm_version()
-        check = workshop.process(manifest.target, model.name).call(
-            FileCheck,
-            "check_file",
+        asked = AskedFile(
             path=str(workshop.file_of(model)),
             target=manifest.target,
             shapes=manifest.shapes,
             values=manifest.values,
-            batch=None,
-            precision=str(manifest.precision),
+            precision=manifest.precision,
+        )
+        check = workshop.process(manifest.target, model.name).call(
+            FileCheck, "check_file", asked=asked.model_dump(mode="json")
         )
         for obstacle in check.obstacles:
             raise BadInput(
