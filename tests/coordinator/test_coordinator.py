@@ -252,7 +252,7 @@ def full(client: redis.Redis) -> Iterator[None]:
         client.config_set("maxmemory", 0)
 
 
-def test_a_redis_that_is_full_of_results_is_drained_by_an_coordinator_that_starts_then(
+def test_a_redis_that_is_full_of_results_is_drained_by_a_coordinator_that_starts_then(
     engine: sa.Engine, make: Callable[[], Coordinator], redis_client: redis.Redis
 ) -> None:
     make().publish()
@@ -269,7 +269,7 @@ def test_a_redis_that_is_full_of_results_is_drained_by_an_coordinator_that_start
     assert {count for *_, count in accepted(engine)} == {1}
 
 
-def test_while_redis_is_full_an_coordinator_waits_and_then_goes_on(
+def test_while_redis_is_full_a_coordinator_waits_and_then_goes_on(
     engine: sa.Engine, make: Callable[[], Coordinator], redis_client: redis.Redis
 ) -> None:
     with full(redis_client):
@@ -402,7 +402,7 @@ def test_after_redis_was_full_workers_have_time_to_renew_their_leases(
     assert set(held).isdisjoint(redis_client.zrange(leases, 0, -1))
 
 
-def test_while_the_artifact_store_is_away_an_coordinator_waits(
+def test_while_the_artifact_store_is_away_a_coordinator_waits(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, aways = FindDbWriter.write, [StoreUnavailable("away")]

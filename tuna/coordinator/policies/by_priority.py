@@ -1,4 +1,4 @@
-"""The policies that serve sessions by priority, and then as their name says: those to tune with."""
+"""Policies for production: sessions by priority first, then by the rule that names the policy."""
 
 from __future__ import annotations
 
