@@ -68,13 +68,13 @@ def kernel_sources(files: Mapping[str, bytes], without: Path) -> bytes:
     lines: dict[str, set[int]] = {}
     for path, line in _PLACE.findall(next(ended, b"")):
         lines.setdefault(path.decode(errors="replace"), set()).add(int(line))
-    found = []
+    sources = []
     for path, used in sorted(lines.items()):
         if without not in Path(path).parents:
             digest, parts = _parts(path)
             taken = _used(parts, used)
-            found.append({"path": path, "sha256": digest, "parts": taken})
-    return json.dumps(found).encode() if found else b""
+            sources.append({"path": path, "sha256": digest, "parts": taken})
+    return json.dumps(sources).encode() if sources else b""
 
 
 def _read_parts(data: bytes) -> list[_Part]:

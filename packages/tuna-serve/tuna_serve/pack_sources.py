@@ -52,8 +52,8 @@ def check(pack: Path, site: Path | None = None, triton_version: str = "") -> Che
     given, are missed too. Raises BadInput for a folder without sources.
     """
     try:
-        found = json.loads(read_plain(pack / SOURCES, _MAX_BYTES))
-        kernels = {str(name): dict(facts) for name, facts in found.items()}
+        document = json.loads(read_plain(pack / SOURCES, _MAX_BYTES))
+        kernels = {str(name): dict(facts) for name, facts in document.items()}
     except (NotPlain, OSError, ValueError, TypeError, AttributeError) as error:
         raise BadInput(
             f"{pack} is not a pack with the sources of its kernels: {error}",

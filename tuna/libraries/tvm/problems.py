@@ -286,13 +286,13 @@ def packed(array: Any, steps: Steps | None) -> Any:
         filled[(own, *others)] = array[own]
     if "transform" in steps:
         return _transformed(filled, steps)
-    found = filled.reshape(steps.get("split", filled.shape))
-    found = found.transpose(steps.get("permuted", range(found.ndim)))
+    values = filled.reshape(steps.get("split", filled.shape))
+    values = values.transpose(steps.get("permuted", range(values.ndim)))
     if "offset" in steps:
-        return np.add(found, steps["offset"], dtype=np.int16).astype(np.uint8)
+        return np.add(values, steps["offset"], dtype=np.int16).astype(np.uint8)
     if "word" not in steps:
-        return np.ascontiguousarray(found)
-    return np.ascontiguousarray(found, np_type(steps["word"])).view(type_of(steps))[..., 0]
+        return np.ascontiguousarray(values)
+    return np.ascontiguousarray(values, np_type(steps["word"])).view(type_of(steps))[..., 0]
 
 
 def _transformed(filled: Any, steps: Steps) -> Any:

@@ -48,7 +48,7 @@ def check(
     Also which of its tasks would run without a kernel of Tuna's. Nothing is built or stored: no
     database is needed.
     """
-    found = api.check_file(
+    checked = api.check_file(
         file,
         batch=batch,
         shapes=dict(map(shape_of, shapes)),
@@ -56,10 +56,10 @@ def check(
         precision=precision,
     )
     if as_json:
-        print_json(api.file_check_document(found))
+        print_json(api.file_check_document(checked))
     else:
-        show_check(file, found)
-    return BadInput.exit_code if found.obstacles else 0
+        show_check(file, checked)
+    return BadInput.exit_code if checked.obstacles else 0
 
 
 def show_check(file: Path, found: api.FileCheck) -> None:

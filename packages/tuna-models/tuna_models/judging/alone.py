@@ -68,17 +68,17 @@ def _fault(
     outputs = [name for name in node.output if name]
     if not inputs or any(subgraphs(node)) or any(name not in values for name in outputs):
         return None
-    found = None
+    answers = None
     # whole numbers may decide a shape; TVM raises whatever it does, the model as a whole is built
     whole = {name: array for name, array in inputs.items() if array.dtype.kind in "iu"}
     for known in ({}, whole):
         rest = {name: array for name, array in inputs.items() if name not in known}
         with contextlib.suppress(Exception):
-            found = _answers(model, node, {**constants, **known}, rest, outputs)
+            answers = _answers(model, node, {**constants, **known}, rest, outputs)
             break
-    if found is None:
+    if answers is None:
         return None
-    for name, ours in zip(outputs, found, strict=False):
+    for name, ours in zip(outputs, answers, strict=False):
         right = np.asarray(values[name])
         if ours.dtype != right.dtype or ours.shape != right.shape:
             return f"{name} is {ours.dtype}{ours.shape}, not {right.dtype}{right.shape}"

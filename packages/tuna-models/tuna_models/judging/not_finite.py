@@ -43,8 +43,8 @@ def _origin(model: Any, inputs: Mapping[str, Any]) -> tuple[str, str]:
     that has some, in words; empty where there is none."""
     if isinstance(model, TorchModel):
         tensors = model.program.state_dict.items()
-        found = ((key, value.detach().float().numpy()) for key, value in tensors)
-        weights = next(filter(None, (_faults(key, values) for key, values in found)), "")
+        arrays = ((key, value.detach().float().numpy()) for key, value in tensors)
+        weights = next(filter(None, (_faults(key, values) for key, values in arrays)), "")
         return "its operators make them of finite numbers", weights
     tensors = constants_of(model.graph)
     constants = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}

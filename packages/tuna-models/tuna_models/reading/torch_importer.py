@@ -74,7 +74,7 @@ class TorchModel:
         they were rounded, in steps."""
         import torch
 
-        module, found = self.program.module(), list[tuple[Any, Any]]()
+        module, pairs = self.program.module(), list[tuple[Any, Any]]()
         nodes = set(torch_quantised.rounding(module.graph))
         names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
         if not nodes:
@@ -87,13 +87,13 @@ class TorchModel:
             answer = run(node)
             if node in nodes:
                 given = interpreter.fetch_args_kwargs_from_env(node)
-                found.append((answer.numpy(), torch_quantised.real_values(node, *given)))
+                pairs.append((answer.numpy(), torch_quantised.real_values(node, *given)))
             return answer
 
         interpreter.run_node = recorded
         with torch.no_grad():
             interpreter.run(*(torch.from_numpy(array) for array in inputs.values()))
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, pairs, strict=True))
 
     def to_relax(self, name: str) -> tvm.IRModule:
         """Convert to Relax; raises BadInput with every operator that cannot be imported.

@@ -126,15 +126,16 @@ def verify(
         return _verify_pack(pack, site, triton, as_json)
     if site is not None or triton:
         raise BadInput("--site and --triton are for a pack.", hint="name it: --pack DIR")
-    found = api.verify_cache(space)
+    report = api.verify_cache(space)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        for one in found.damaged:
+        for one in report.damaged:
             say(f"damaged: {one.space}/{one.key}/{one.file}")
-        good = found.checked - len(found.damaged)
-        say(f"{counted(good, 'file')} good, {size(found.size_bytes)}; {len(found.damaged)} damaged")
-    return 1 if found.damaged else 0
+        damaged = len(report.damaged)
+        good = counted(report.checked - damaged, "file")
+        say(f"{good} good, {size(report.size_bytes)}; {damaged} damaged")
+    return 1 if report.damaged else 0
 
 
 def _verify_pack(pack: Path, site: Path | None, triton: str, as_json: bool) -> int:

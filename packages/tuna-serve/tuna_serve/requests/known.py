@@ -47,7 +47,7 @@ def exact(
 ) -> dict[int, ExactResult]:
     """Return the fastest result of each config in an environment, of sessions and golden versions;
     baselines, and what was simulated for a real device, left out."""
-    found: dict[int, Any] = {}
+    fastest: dict[int, Any] = {}
     columns = ("config_id", *_FIELDS)
     for part in parts(ids):
         for results in BOTH:
@@ -61,10 +61,10 @@ def exact(
             here = results.only(*where, by=("environment", "family", "simulated"))
             mine = here.only(results["config_id"].in_(part))
             for row in connection.execute(mine.fastest(["config_id"], *columns)):
-                before = found.get(row.config_id)
+                before = fastest.get(row.config_id)
                 if before is None or (row.time_ms, row.solver) < (before.time_ms, before.solver):
-                    found[row.config_id] = row
-    return {key: ExactResult(row) for key, row in found.items()}
+                    fastest[row.config_id] = row
+    return {key: ExactResult(row) for key, row in fastest.items()}
 
 
 def stored_ids(connection: sa.Connection, layers: Iterable[Config]) -> dict[str, int]:

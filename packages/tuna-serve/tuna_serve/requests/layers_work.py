@@ -186,10 +186,10 @@ class LayersWork:
         return here.machine_key == self._environment.machine_key
 
     def _finish(self, layers: Mapping[int, tuple[Config, int]], watch: Watch) -> None:
-        found, target_ms = self._exact(layers), self._asked.target_ms
+        results, target_ms = self._exact(layers), self._asked.target_ms
         watch.look()
-        absent = len(layers) - len(found)
-        slow = sum(not one.meets(target_ms) for one in found.values())
+        absent = len(layers) - len(results)
+        slow = sum(not one.meets(target_ms) for one in results.values())
         reasons = [f"the {watch.over} are used up"] if watch.over else []
         if causes := self._causes():
             reasons.append(f"jobs failed: {causes}")
@@ -202,14 +202,14 @@ class LayersWork:
                 f"{slow} of {counted(len(layers), 'layer')} take more than {target_ms:g} ms"
             )
         message = f"{' and '.join(said)}{why}: this is the best so far." if said else ""
-        if not found:
+        if not results:
             message = f"No layer got a result{why}."
         documents = answers.documents_of_layers(
-            self._request, self._environment.arch, layers, found
+            self._request, self._environment.arch, layers, results
         )
-        state = RequestState.BUILT if found else RequestState.FAILED
-        answer = RequestAnswer(state, documents if found else {}, message)
-        answers.finish(watch.request, answer, exact=len(found), complete=not said)
+        state = RequestState.BUILT if results else RequestState.FAILED
+        answer = RequestAnswer(state, documents if results else {}, message)
+        answers.finish(watch.request, answer, exact=len(results), complete=not said)
         set_priority(self._session_id)
 
     def _causes(self) -> str:

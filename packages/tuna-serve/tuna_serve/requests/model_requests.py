@@ -95,7 +95,7 @@ class ModelRequestWork:
                 file.seek(0)
                 ending = ".pt2" if file.read(2) == b"PK" else ".onnx"
             path = path.rename(path.with_name(f"{self._asked.name.replace('/', '-')}{ending}"))
-            found = api_of("models").import_model(
+            imported = api_of("models").import_model(
                 self._asked.name,
                 path,
                 batch=self._asked.batch,
@@ -103,9 +103,9 @@ class ModelRequestWork:
                 work=work,
             )
         with writing(open_database()) as connection:
-            requests.write(connection, self._request.id, tag=found.model.tag)
+            requests.write(connection, self._request.id, tag=imported.model.tag)
         self._request = current(self._request.id)
-        return found
+        return imported
 
     def _tasks(self) -> dict[int, tuple[Config, int]]:
         """Return the tasks of the model that solvers can run, by id, with their counts."""
@@ -184,9 +184,9 @@ class ModelRequestWork:
             checks = models.Checks(rivals=False, untuned=self._asked.untuned)
             built = models.build_model(self._request.tag, path, work=work, checks=checks)
             with reading(open_database()) as connection:
-                found = known.exact(connection, self._environment, list(layers))
+                results = known.exact(connection, self._environment, list(layers))
             arch = self._environment.arch
-            coverage = known.coverage_of(self._request.tag, arch, layers, found)
+            coverage = known.coverage_of(self._request.tag, arch, layers, results)
             documents: dict[str, bytes | Path] = {
                 name: path,
                 f"{name}.json": Path(f"{path}.json"),
@@ -195,8 +195,8 @@ class ModelRequestWork:
             self._watch.look()
             facts: dict[str, object] = {
                 "layers": len(layers),
-                "exact": len(found),
-                "complete": len(found) == len(layers),
+                "exact": len(results),
+                "complete": len(results) == len(layers),
                 "time_ms": built.time_ms,
                 "errors": dict(built.errors),
                 "device": built.device,

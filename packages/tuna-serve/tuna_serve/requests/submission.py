@@ -133,13 +133,13 @@ def find_environment(asked: Asked, kind: Kind) -> Environment:
     with reading(open_database()) as connection:
         if asked.session_id is not None:
             with _as_bad_input():
-                found = sessions.get(connection, asked.session_id).environment
+                environment = sessions.get(connection, asked.session_id).environment
             for name in ("library", "arch"):
-                if getattr(asked, name) not in (None, getattr(found, name)):
+                if getattr(asked, name) not in (None, getattr(environment, name)):
                     raise BadInput(f"Session {asked.session_id} has another {name}.")
-            if kind == "model" and found.library != "tvm":
-                raise BadInput(f"Session {asked.session_id} belongs to {found.library}.")
-            return found
+            if kind == "model" and environment.library != "tvm":
+                raise BadInput(f"Session {asked.session_id} belongs to {environment.library}.")
+            return environment
         query = sa.select(sa.func.max(Session.id)).join(
             EnvironmentRow, EnvironmentRow.id == Session.environment_id
         )

@@ -64,25 +64,25 @@ class Watch:
         """Write down how far the request is; raises RequestCanceled."""
         engine, session_id = open_database(), self.request.session_id or 0
         with reading(engine) as connection:
-            found = requests.get(connection, self.request.id)
-            if found.state is RequestState.CANCELED:
+            request = requests.get(connection, self.request.id)
+            if request.state is RequestState.CANCELED:
                 raise RequestCanceled
-            mine = unfinished(connection, self._library, session_id, found.tag)
+            mine = unfinished(connection, self._library, session_id, request.tag)
             trials = self._trials(connection)
         self._looked_at = time.monotonic()
         self.over = self._used_up(trials)
         numbers = {
-            **found.progress,
+            **request.progress,
             "jobs": mine.total,
             "finished": mine.total - mine.unfinished,
             "errored": mine.errored,
             "trials": trials,
             **more,
         }
-        if numbers != found.progress:
+        if numbers != request.progress:
             with writing(engine) as connection:
-                requests.write(connection, found.id, progress=numbers)
-        self.request = replace(found, progress=numbers)
+                requests.write(connection, request.id, progress=numbers)
+        self.request = replace(request, progress=numbers)
         return mine
 
     @property

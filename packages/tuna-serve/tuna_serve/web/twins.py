@@ -73,8 +73,8 @@ def twin(path: str, menu: str) -> Callable[[Callable[..., Twin]], Callable[..., 
 
             if "csv" in request.query_params.getlist("format"):  # it is streamed to one alone
                 return await to_thread.run_sync(read)
-            found: Response = await request.app.state.shared.ask(str(request.url), read)
-            return found
+            response: Response = await request.app.state.shared.ask(str(request.url), read)
+            return response
 
         async def page(request: Request, visitor: Visitor, **arguments: Any) -> Response:
             def read() -> tuple[Twin, Mapping[str, Any]]:

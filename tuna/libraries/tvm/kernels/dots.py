@@ -117,13 +117,13 @@ def _vector_block(
     taps: bool,
 ) -> Any:
     """The block of all lanes; `begin` returns the sums at the beginning, by index and type."""
-    lanes, (found, call) = dot.lanes, (block.body.value.a, block.body.value.b)
+    lanes, (load, call) = dot.lanes, (block.body.value.a, block.body.value.b)
     _, x, w, *inside = call.args
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
     all_lanes = tirx.Ramp(zero, one, lanes)
-    at = [*found.indices[:-1], all_lanes]
+    at = [*load.indices[:-1], all_lanes]
     weights = tirx.BufferLoad(w.source, [*w.indices[:-1], all_lanes])
-    sums = tirx.BufferLoad(found.source, at)
+    sums = tirx.BufferLoad(load.source, at)
     if taps:
         pixels = tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(zero, one, 4 * lanes)])
         kind = f"int32x{lanes}"
@@ -134,7 +134,7 @@ def _vector_block(
         shared = tirx.reinterpret("int32", tirx.BufferLoad(x.source, [*x.indices[:-1], word]))
         value = total(dot, sums, tirx.Broadcast(shared, lanes), weights)
         imported = dot.text
-    body: Any = tirx.BufferStore(found.source, value, at)
+    body: Any = tirx.BufferStore(load.source, value, at)
     if inside:
         body = tirx.IfThenElse(inside[0], body, None)
     if imported:
@@ -158,7 +158,7 @@ def _vector_block(
         [whole(region) for region in block.writes],
         block.name_hint,
         body,
-        tirx.BufferStore(found.source, begin(at, block.init.value.ty.dtype), at),
+        tirx.BufferStore(load.source, begin(at, block.init.value.ty.dtype), at),
         annotations=block.annotations,
     )
 

@@ -155,8 +155,8 @@ def rounded(value: Any, kind: str, *, in_lanes: bool = False) -> Any:
         bits = tirx.reinterpret("uint32", x)  # without a name: TVM would put the value in its place
         even = bits + (_bits((1 << 15) - 1) + (bits >> _bits(16) & _bits(1)))
         quiet = tirx.Select(x <= _const(math.inf), bits, bits | _bits(1 << 22))
-        found = tirx.Select(tirx.abs(x) <= _const(LARGEST_BF16), even, quiet)
-        return tirx.reinterpret(kind, (found >> _bits(16)).astype("uint16"))
+        word = tirx.Select(tirx.abs(x) <= _const(LARGEST_BF16), even, quiet)
+        return tirx.reinterpret(kind, (word >> _bits(16)).astype("uint16"))
 
     return _let(value, nearest_of)
 

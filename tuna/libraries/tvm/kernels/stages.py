@@ -147,9 +147,9 @@ def padded_copy(
         conditions = inside(shape, (h * sh, w * sw), (ph, pw), extent, step)
         if ragged(layer) and _overhang(shape):
             conditions.append(c * shape.in_block + i < shape.in_channels)
-        found = read(n, c, h * sh - ph, w * sw - pw, i)
-        found = copied(found, layer.types, dot) if dot else found.astype(kind)
-        return where(conditions, found, fill)
+        element = read(n, c, h * sh - ph, w * sw - pw, i)
+        element = copied(element, layer.types, dot) if dot else element.astype(kind)
+        return where(conditions, element, fill)
 
     blocks = shape.group_count * shape.in_blocks
     if shape.row_words:
