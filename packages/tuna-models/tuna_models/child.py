@@ -82,15 +82,18 @@ def inspect(asked: Mapping[str, Any], text: str) -> ReadModel:
     The module's text is written to the file `text`.
     """
     wanted = AskedFile.model_validate(asked)
-    found = file_check.read(wanted, _target(wanted.target))
-    planned, declared_inputs = found.planned, importer.inputs_of(found.model)
+    analysed = file_check.read(wanted, _target(wanted.target))
+    planned, declared_inputs = analysed.planned, importer.inputs_of(analysed.model)
     sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
     kept = wanted.model_dump(include={"path", "values", "precision"})
     _ANALYSED.clear()
-    _ANALYSED[_key(ModelFile(shapes=sizes, **kept), wanted.target)] = found.analysis, found.kernels
+    _ANALYSED[_key(ModelFile(shapes=sizes, **kept), wanted.target)] = (
+        analysed.analysis,
+        analysed.kernels,
+    )
     Path(text).write_text(planned.text)
     return ReadModel(
-        opset=importer.opset(found.model),
+        opset=importer.opset(analysed.model),
         inputs=tuple(
             ModelTensor(
                 **declared,
@@ -98,7 +101,7 @@ def inspect(asked: Mapping[str, Any], text: str) -> ReadModel:
                 parameter=followed["name"] if followed["name"] != declared["name"] else "",
             )
             for declared, followed in zip(
-                declared_inputs, bounds.of(found.analysis.module), strict=True
+                declared_inputs, bounds.of(analysed.analysis.module), strict=True
             )
         ),
         tasks=tuple(

@@ -77,7 +77,7 @@ def check(asked: AskedFile, target: Any) -> FileCheck:
     assumed, is_whole, started = "", True, time.monotonic()
     while True:
         try:
-            found = read(asked, target)
+            analysed = read(asked, target)
         except BadInput as error:
             new = [each for each in _obstacles(error) if each not in refused]
             refused |= dict.fromkeys(new)
@@ -103,7 +103,7 @@ def check(asked: AskedFile, target: Any) -> FileCheck:
                 asked = asked.model_copy(update={"shapes": {}, "batch": None})
         else:
             if is_whole:
-                return _described(found, target, tuple(refused), assumed)
+                return _described(analysed, target, tuple(refused), assumed)
             break
     return FileCheck(obstacles=tuple(refused), assumed=assumed)
 
