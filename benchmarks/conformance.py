@@ -185,9 +185,9 @@ def _refusal(case: Case, error: BadInput) -> Verdict:
 
 def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
     import tvm
-    from tvm import relax
     from tvm.target import codegen
 
+    from tuna.libraries.tvm.whole_models import arrays_of
     from tuna_models.compiler import build, program
     from tuna_models.compiler.build import TaskKernels
     from tuna_models.reading import importer
@@ -206,10 +206,9 @@ def _answers(case: Case, values: Mapping[str, Sequence[float]]) -> list[Any]:
         model = importer.read(path, shapes, None, values)
     module = importer.to_relax(model, path.name)
     planned = build.plan(module, TaskKernels(target, {}), target)
-    made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))
     given = [np.asarray(one) for name, one in case.inputs.items() if name not in values]
-    answer = relax.VirtualMachine(made, tvm.cpu())["main"](*map(tvm.runtime.tensor, given))
-    return [one.numpy() for one in ([answer] if hasattr(answer, "numpy") else answer)]
+    run = program.machine_of(planned, target)["main"]
+    return arrays_of(run(*map(tvm.runtime.tensor, given)))
 
 
 def judged(cases: Sequence[Case]) -> list[Verdict]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from tuna.configs.model import WholeModelConfig
 from tuna.libraries.kernels import KernelJob
@@ -95,9 +94,3 @@ def compile_to(planned: Planned, target: Mapping[str, Any], path: Path) -> None:
         main = Program.of([planned], None, code).write(folder, "predicted")
         objects = whole_models.extract_objects(_built(folder, target), folder)
         program.link(main, objects, target, path)
-
-
-def machine_of(planned: Planned, target: Any) -> Any:
-    """A virtual machine of the model, of which nothing is written."""
-    made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))
-    return relax.VirtualMachine(made, tvm.cpu())

@@ -70,4 +70,4 @@ def test_what_is_no_sweep_is_refused(texts: list[str], said: str) -> None:
 )
 def test_a_gap_in_a_tuple_is_refused(texts: list[str]) -> None:
     with pytest.raises(BadInput, match="is not one tensor, nor a tuple"):
-        arguments.tree([arguments.parse(text) for text in texts], {})
+        arguments.tree([arguments.parse(text) for text in texts], str)

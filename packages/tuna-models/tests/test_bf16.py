@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from nets import NETS, Net
 from shared_data import need
 from tvm import te, tirx
@@ -26,6 +25,7 @@ from tuna_models import child
 from tuna_models.cli.tune import _name_of
 from tuna_models.compiler import blocked, build, precisions
 from tuna_models.compiler.build import Planned, TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging import bounds, inputs, rounding
 from tuna_models.judging.checks import Checked, Checks, judge
 from tuna_models.judging.inputs import largest_error

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from nets import Net
 from onnx import TensorProto
 from shared_data import need
@@ -15,6 +14,7 @@ from test_bf16 import HERE, in_bf16, kinds, names
 
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels import machine
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging.inputs import largest_error
 from tuna_models.reading import onnx_reference
 

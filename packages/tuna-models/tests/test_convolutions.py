@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from nets import Net
 from test_plan import TARGET, epilogues, error_of, planned
 from tvm import relax
@@ -17,6 +16,7 @@ from tuna.configs import ConvConfig
 from tuna.libraries import reference
 from tuna_models.compiler import build
 from tuna_models.compiler.build import Planned, TaskKernels
+from tuna_models.compiler.program import machine_of
 
 
 def cores(found: Planned) -> list[ConvConfig]:

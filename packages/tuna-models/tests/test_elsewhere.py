@@ -16,7 +16,7 @@ import pytest
 import rpc_servers
 import tvm
 from command_lines import Ended
-from compiled import job_of, machine_of, write, write_answers
+from compiled import job_of, write, write_answers
 from nets import Net
 from test_plan import TARGET, planned
 
@@ -30,6 +30,7 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.solvers import MODEL, applicable, unsupported
 from tuna.sandbox.cores import measuring_with
 from tuna_models import api as models_api
+from tuna_models.compiler.program import machine_of
 from tuna_models.work import session as models_work
 from tuna_models.work.choice import ResultScope
 from tuna_remote import board_child

@@ -9,7 +9,7 @@ from pathlib import Path
 import nets
 import pytest
 import tvm
-from compiled import job_of, machine_of, write, write_answers
+from compiled import job_of, write, write_answers
 from nets import Net
 from test_plan import TARGET
 
@@ -18,7 +18,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna_models.compiler import build, choosing, passes
 from tuna_models.compiler.build import Planned, Record, TaskKernels
-from tuna_models.compiler.program import Program
+from tuna_models.compiler.program import Program, machine_of
 from tuna_models.judging import bounds, inputs, runtimes
 from tuna_models.manifest import Class
 from tuna_models.reading import importer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import compile_to, machine_of
+from compiled import compile_to
 from nets import Net
 from onnx import TensorProto
 from tvm import relax
@@ -18,6 +18,7 @@ from tvm.target import codegen
 from tuna.errors import BadInput
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from nets import Net
 from tvm.target import codegen
 
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 
 TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from compiled import machine_of
 from onnx import TensorProto, helper, numpy_helper
 from test_operators import TARGET
 
@@ -18,6 +17,7 @@ from tuna.errors import BadInput
 from tuna_models import manifest
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from compiled import compile_to, machine_of
+from compiled import compile_to
 from nets import Net
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -21,6 +21,7 @@ from tvm.target import codegen
 from tuna.errors import BadInput
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.operators import own_functions
 from tuna_models.reading import converters, importer, onnx_files, onnx_reference
 from tuna_models.reading.bodies import WITH_BODIES

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from onnx import helper
 from test_operators import TARGET, answers, model, of_onnxruntime
 from tvm import relax
@@ -16,6 +15,7 @@ from tvm import relax
 from tuna.errors import BadInput
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 
 FLOATS = ("float16", "float32", "float64")

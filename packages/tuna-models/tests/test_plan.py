@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from compiled import machine_of
 from nets import NETS, Net
 from tvm import relax
 from tvm.target import codegen
@@ -27,6 +26,7 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna_models import names
 from tuna_models.compiler import build, graph
 from tuna_models.compiler.build import Record, TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging import bounds, inputs
 from tuna_models.judging.inputs import largest_error
 from tuna_models.manifest import Class

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from test_operators import BOTH, TARGET, answers, of_onnxruntime, recurrent, same
 
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging import bounds
 from tuna_models.reading import importer, onnx_reference
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from nets import Net
 from quantised_nets import Quantised
 from shared_data import need
@@ -19,6 +18,7 @@ from test_plan import error_of, planned
 
 from tuna.libraries.tvm.kernels import machine
 from tuna_models.compiler.build import Planned
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging.inputs import largest_error
 from tuna_models.reading import onnx_reference
 

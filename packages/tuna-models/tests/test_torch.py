@@ -20,11 +20,11 @@ if find_spec("torch") is None:
 import numpy as np
 import torch
 import tvm
-from compiled import machine_of
 from test_plan import TARGET, error_of, planned
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging import inputs
 from tuna_models.reading import importer
 

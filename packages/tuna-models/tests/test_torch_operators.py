@@ -14,12 +14,12 @@ if find_spec("torch") is None:
 import numpy as np
 import torch
 import tvm
-from compiled import machine_of
 from test_plan import TARGET, planned
 from torch.nn import functional
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
+from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 from tuna_models.reading.torch_importer import TorchModel
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 import tvm
-from compiled import machine_of
 from test_plan import TARGET, planned
 from torch.nn import functional
 
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
+from tuna_models.compiler.program import machine_of
 from tuna_models.judging import rules
 from tuna_models.reading import importer
 from tuna_models.reading.torch_importer import TorchModel

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import machine_of
 from onnx import TensorProto, helper, numpy_helper
 from test_plan import TARGET
 
 from tuna_models.compiler import build
 from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer, onnx_reference
 
 #: Largest distance of an exact value from a tie at which fp32 may take the other side.

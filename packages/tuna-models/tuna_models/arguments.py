@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,20 +123,20 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
     return [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
 
 
-def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, Any]:
-    """Return `[type, shape, bounds, label]` by parameter, or a list of such in `{"tuple": [...]}`.
+def tree(arguments: Sequence[Argument], make: Callable[[Argument], Any]) -> dict[str, Any]:
+    """Return what `make` returns of an argument by its parameter, or `{"tuple": [...]}` of such.
 
     Raises BadInput for a gap in a tuple.
     """
     by_name: dict[str, list[Argument]] = {}
     for argument in arguments:
         by_name.setdefault(argument.name, []).append(argument)
-    return {name: _node(name, parts, 0, values) for name, parts in by_name.items()}
+    return {name: _node(name, parts, 0, make) for name, parts in by_name.items()}
 
 
-def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str, int]) -> Any:
+def _node(name: str, parts: Sequence[Argument], depth: int, make: Callable[[Argument], Any]) -> Any:
     if len(parts) == 1 and len(parts[0].place) == depth:
-        return [parts[0].type, parts[0].shape(values), parts[0].bounds, parts[0].label or name]
+        return make(parts[0])
     numbers = sorted({part.place[depth] for part in parts if len(part.place) > depth})
     if len(parts) != sum(len(part.place) > depth for part in parts) or numbers != list(
         range(len(numbers))
@@ -148,8 +148,8 @@ def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str,
     inner = [[part for part in parts if part.place[depth] == number] for number in numbers]
     return {
         "tuple": [
-            _node(f"{name}.{number}", found, depth + 1, values)
-            for number, found in enumerate(inner)
+            _node(f"{name}.{number}", within, depth + 1, make)
+            for number, within in enumerate(inner)
         ]
     }
 

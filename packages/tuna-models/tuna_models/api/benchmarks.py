@@ -244,29 +244,27 @@ def _call(
     """The file of `Answers.call` with these extents; raises BadInput for inputs that need more
     memory than there is, before they are made."""
     generator, arrays = np.random.default_rng(options.seed), list[Any]()
+    _check_memory(variables, extents, options.memory_mib)
 
-    def placed(name: str, node: Any) -> Any:
-        if isinstance(node, Mapping) and recorded is None:
-            return {"tuple": [placed(name, part) for part in node["tuple"]]}
-        if isinstance(node, Mapping) or (node[0] == arguments.SHAPE and recorded is not None):
-            raise BadInput(f"The input {name} is a tuple or a shape, which no file of arrays has.")
-        kind, shape, bounds, label = node
-        if kind == arguments.SHAPE:
+    def placed(one: Argument) -> Any:
+        shape = one.shape(extents)
+        if recorded is not None and (one.place or one.type == arguments.SHAPE):
+            text = f"The input {one.name} is a tuple or a shape, which no file of arrays has."
+            raise BadInput(text)
+        if one.type == arguments.SHAPE:
             arrays.append(np.array(shape, np.int64))
             return {"shape": len(arrays) - 1}
-        size = math.prod(shape) * np.dtype(kind).itemsize
-        _check_memory(name, size + sum(array.nbytes for array in arrays), options.memory_mib)
         if recorded is None:
-            arrays.append(inputs.draw(kind, shape, bounds, generator))
+            arrays.append(inputs.draw(one.type, shape, one.bounds, generator))
         else:
-            one = {"name": label, "dtype": kind, "shape": shape}
-            arrays.append(inputs.read([one], recorded)[label])
+            name = one.label or one.name
+            array = {"name": name, "dtype": one.type, "shape": shape}
+            arrays.append(inputs.read([array], recorded)[name])
         return len(arrays) - 1
 
-    tree = arguments.tree(variables, extents)
     call = {
         "function": options.function,
-        "arguments": {name: placed(name, node) for name, node in tree.items()},
+        "arguments": arguments.tree(variables, placed),
         "labels": {role: each.label for role, each in zip(_ROLES, libraries, strict=False)},
     }
     with tempfile.NamedTemporaryFile() as file:
@@ -275,21 +273,23 @@ def _call(
         return path.read_bytes()
 
 
-def _check_memory(name: str, size_bytes: int, memory_mib: int | None) -> None:
-    """Raise BadInput for inputs up to this one that need more than they may take on the device, or
-    than this machine has left (MemAvailable of proc(5))."""
-    if memory_mib is not None and size_bytes > memory_mib << 20:
-        raise BadInput(
-            f"The input {name} needs {_gb(size_bytes)} on the board, which has"
-            f" {_gb(memory_mib << 20)} left."
-        )
+def _check_memory(
+    variables: Sequence[Argument], extents: Mapping[str, int], memory_mib: int | None
+) -> None:
+    """Raise BadInput for inputs that need more than they may take on the device, or than this
+    machine has left (MemAvailable of proc(5))."""
+    sizes = (math.prod(one.shape(extents)) for one in variables)
+    kinds = (8 if one.type == arguments.SHAPE else np.dtype(one.type).itemsize for one in variables)
+    needed = sum(size * kind for size, kind in zip(sizes, kinds, strict=True))
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    if size_bytes * _COPIES > int(lines["MemAvailable"].split()[0]) << 10:
-        raise BadInput(f"The input {name} needs more memory than this machine has left to make it.")
-
-
-def _gb(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e7 else f"{size_bytes / 1e6:.3f} MB"
+    for limit, place in (
+        (None if memory_mib is None else memory_mib << 20, "may take on the board"),
+        ((int(lines["MemAvailable"].split()[0]) << 10) // _COPIES, "can have on this machine"),
+    ):
+        if limit is not None and needed > limit:
+            raise BadInput(
+                f"The inputs need {needed / 1e9:.2f} GB, and {place} {limit / 1e9:.2f} GB."
+            )
 
 
 def read_library(path: Path, label: str = "") -> _Library:

@@ -149,6 +149,12 @@ def lowering(target: Any) -> Any:
     )
 
 
+def machine_of(planned: Planned, target: Any) -> Any:
+    """A virtual machine of a planned model, compiled in this process."""
+    made = tvm.compile(planned.module, target, relax_pipeline=lowering(target))
+    return relax.VirtualMachine(made, tvm.cpu())
+
+
 def link(program: Any, functions: Sequence[Path], target: Mapping[str, Any], output: Path) -> None:
     """Link the program of `main` and the object files with its functions into a shared library that
     TVM's Relax virtual machine loads."""

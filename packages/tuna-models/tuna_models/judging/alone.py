@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tvm
 from onnx import helper, inliner, numpy_helper
-from tvm import relax
 from tvm.target import codegen
 
 from tuna.libraries.tvm.model_answers import distance
+from tuna.libraries.tvm.whole_models import arrays_of
 from tuna_models.compiler import build, program
 from tuna_models.compiler.build import TaskKernels
 from tuna_models.compiler.segments import OPERATORS as ROUNDING
@@ -123,8 +123,5 @@ def _answers(
     mcpu = str(codegen.llvm_get_system_cpu())
     target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 1, "opt-level": 0})
     planned = build.plan(importer.to_relax(whole, "alone"), TaskKernels(target, {}), target)
-    made = tvm.compile(planned.module, target, relax_pipeline=program.lowering(target))
-    answer = relax.VirtualMachine(made, tvm.cpu())["main"](
-        *(tvm.runtime.tensor(array) for array in inputs.values())
-    )
-    return [each.numpy() for each in ([answer] if hasattr(answer, "numpy") else answer)]
+    run = program.machine_of(planned, target)["main"]
+    return arrays_of(run(*map(tvm.runtime.tensor, inputs.values())))
