@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +47,29 @@ class _Source:
     library: str = options.option("With --golden: whose version.", default="miopen")
 
 
+@dataclass(frozen=True)
+class FileWishes:
+    """Options of the file that is written, of which each form has some."""
+
+    filename: str | None = options.option(
+        "Base name; default: from architecture and number of compute units."
+    )
+    config_tag: str | None = options.option("Only layers that carry this tag.")
+    top: int | None = options.option(
+        "Solvers kept for a layer; default: 4, json and csv: all.", type=options.COUNT
+    )
+    text: bool = options.option("Write a perf db in text form (.db.txt), not SQLite.")
+    packed: bool = options.option("Pack the file with bzip2.", "--bz2")
+    opencl: bool = options.option("Name a find db after OpenCL instead of HIP.")
+
+
 @click.command(cls=_Export)
 @options.collected(_Source)
 @click.option("--form", required=True, help="Form of the database; see below.")
 @click.option(
     "-d", "--directory", type=options.OUTPUT_FOLDER, default=Path(), help="Output folder."
 )
-@click.option(
-    "--filename", help="Base name; default: from architecture and number of compute units."
-)
-@click.option("--config-tag", help="Only layers that carry this tag.")
-@click.option(
-    "--top", type=options.COUNT, help="Solvers kept for a layer; default: 4, json and csv: all."
-)
-@click.option("--text", is_flag=True, help="Write a perf db in text form (.db.txt), not SQLite.")
-@click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
-@click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
+@options.collected(FileWishes, into="wishes")
 @click.option(
     "--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form."
 )
@@ -71,22 +78,22 @@ def export(
     directory: Path,
     pairs: tuple[str, ...],
     wanted: _Source,
-    **wishes: Any,
+    wishes: FileWishes,
 ) -> None:
     """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, all trials as t4
     or optuna, or a plug-in's own form."""
-    wishes |= options.job_options(pairs)
+    asked = asdict(wishes) | options.job_options(pairs)
     if (wanted.session_id is None) == (wanted.golden is None):
         raise BadInput("Choose the results by either --session-id or --golden.")
     if wanted.session_id is not None:
-        show.exported(api.export(wanted.session_id, form, directory, **wishes))
+        show.exported(api.export(wanted.session_id, form, directory, **asked))
     else:
         device: dict[str, Any] = {
             "arch": wanted.arch or "",
             "num_cu": wanted.num_cu,
             "library": wanted.library,
         }
-        show.exported(api.export_golden(wanted.golden or 0, form, directory, **device, **wishes))
+        show.exported(api.export_golden(wanted.golden or 0, form, directory, **device, **asked))
 
 
 @click.command()

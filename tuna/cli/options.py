@@ -123,12 +123,13 @@ def option(text: str = "", *names: str, **attributes: Any) -> Any:
 
 
 def collected(
-    cls: type, spelling: str = "-", into: str = "wanted"
+    cls: type, spelling: str = "-", into: str = "wanted", **changes: Mapping[str, Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """An option for each field of the dataclass `cls`, which the command gets as parameter `into`.
 
-    The name, and the type of flags, paths and lists, are the field's. `spelling`: the mark between
-    the words of an option.
+    The name, and the type of flags, paths and lists, are the field's; the help is that of `option`,
+    or the field's own. `spelling`: the mark between the words of an option. `changes`: attributes
+    of this command's options by field, such as `type`, or `names` beside the long one.
     """
     types = get_type_hints(cls)
 
@@ -139,12 +140,14 @@ def collected(
             return command(*args, **rest)
 
         for option in reversed(fields(cls)):
-            names, attributes = option.metadata["option"]
+            plain = ((), {"help": option.metadata.get("help"), "default": option.default})
+            names, attributes = option.metadata.get("option", plain)
+            own = {**_of_type(types[option.name]), **attributes, **changes.get(option.name, {})}
+            names = own.pop("names", names)
             if not any(name.startswith("--") for name in names):
                 names = (*names, f"--{option.name.replace('_', spelling)}")
-            attributes = {**_of_type(types[option.name]), **attributes}
-            attributes.setdefault("show_default", attributes.get("default") is not None)
-            wrapped = click.option(*names, option.name, **attributes)(wrapped)
+            own.setdefault("show_default", own.get("default") not in (None, ()))
+            wrapped = click.option(*names, option.name, **own)(wrapped)
         return wrapped
 
     return decorate

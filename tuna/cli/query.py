@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
 
 import click
 
@@ -19,7 +19,7 @@ from tuna.cli.report import marked_ms, noisy_times
 from tuna.common import formats
 from tuna.common.messages import counted
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.results.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
+from tuna.results.result_rows import MAX_LIMIT, ResultFilter, moment
 from tuna.vocabulary import PREDICTED
 
 #: Maximum of layers without a need for trials that are named one by one
@@ -27,7 +27,6 @@ _MAX_KNOWN = 20
 #: Maximum of layers named as the source of a prediction
 _NEAREST = 3
 
-_arch = click.option("--arch", help="Architecture, such as gfx90a.")
 _device = click.option("--device", help="Text in the name of the device.")
 _of_library = click.option("--library", help="Only results of this library.")
 
@@ -38,38 +37,14 @@ def since(_context: click.Context, _param: click.Parameter, text: str | None) ->
 
 
 @click.command()
-@click.option("--model", help="Only layers of this model or network: NAME or NAME@VERSION.")
-@click.option("-t", "--tag", help="Only layers that carry this tag.")
-@click.option("--layer", help="One layer: key, label, driver command or JSON.")
-@click.option("--op", help="Kind of layer, also at the core of a task: convolution, gemm, ...")
-@click.option(
-    "--shape",
-    multiple=True,
-    metavar="FIELD=N|TEXT",
-    help="A field, or part of the label: 64x56x56.",
-)
-@click.option("--dtype", help="Data type, such as fp32.")
-@_of_library
-@_arch
-@_device
-@click.option("--environment", help="Key of an environment, or its beginning.")
-@click.option("--solver", help="Only results of this solver.")
-@click.option("--session-id", type=options.ID, help="Only results of this session.")
-@click.option(
-    "--since",
-    callback=since,
-    metavar="TIME",
-    help="Only results measured since 2026-03-31, or 7d: seven days ago.",
-)
-@click.option(
-    "--n-best", type=options.COUNT, help="Fastest N trials of each layer, solver and environment."
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(1, MAX_LIMIT),
-    default=DEFAULT_LIMIT,
-    show_default=True,
-    help="Rows.",
+@options.collected(
+    ResultFilter,
+    tag={"names": ["-t"]},
+    shape={"metavar": "FIELD=N|TEXT"},
+    session_id={"type": options.ID},
+    since={"callback": since, "metavar": "TIME"},
+    n_best={"type": options.COUNT},
+    limit={"type": click.IntRange(1, MAX_LIMIT)},
 )
 @click.option(
     "--predict",
@@ -84,8 +59,7 @@ def query(
     explain: bool,
     as_json: bool,
     as_csv: bool,
-    shape: tuple[str, ...],
-    **wanted: Any,
+    wanted: ResultFilter,
 ) -> None:
     """Print results of all sessions, golden versions and imported databases that meet all that is
     asked for.
@@ -96,15 +70,13 @@ def query(
     if explain + as_json + as_csv > 1:
         raise BadInput("Choose one of --explain, --json and --csv.")
     if predict is not None:
-        scope = {name: wanted.pop(name) for name in ("arch", "device", "library")}
-        others = {**wanted, "shape": shape, "explain": explain, "csv": as_csv, "limit": None}
+        others = {**asdict(wanted), "explain": explain, "csv": as_csv, "limit": None}
+        scope = {name: others.pop(name) for name in ("arch", "device", "library")}
         if unused := [f"--{name.replace('_', '-')}" for name, value in others.items() if value]:
             raise BadInput(f"--predict takes --arch, --device, --library, not {unused[0]}.")
         _print_best(*api.best([predict], **scope, predict=True), as_json=as_json)
         return
-    rows = api.query(
-        ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv
-    )
+    rows = api.query(wanted, with_commands=explain or as_json or as_csv)
     if as_json:
         print_json(rows.rows)
     elif as_csv:

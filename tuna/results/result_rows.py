@@ -21,31 +21,32 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
 
 
+def _condition(text: str, default: Any = None) -> Any:
+    """A field whose description is also the help of its option."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class ResultFilter:
     """Which results: those that meet all conditions that are given."""
 
-    #: model or network, `NAME` (the latest of that name) or `NAME@VERSION`
-    model: str | None = None
-    tag: str | None = None
-    #: config key (8 digits or more), label, problem key, driver command or JSON object
-    layer: str | None = None
-    op: str | None = None  #: kind of config, also that of a task's core
-    #: `FIELD=VALUE` of the config, or text that its label contains, such as `64x56x56`
-    shape: tuple[str, ...] = ()
-    dtype: str | None = None
-    library: str | None = None
-    arch: str | None = None
-    #: text in the environment's device, or the full name of the device that measured
-    device: str | None = None
-    environment: str | None = None  #: environment's key, or its beginning
-    solver: str | None = None
-    session_id: int | None = None
-    since: datetime | None = None  #: earliest time of the measurement or import
-    #: number of trials to show instead of results: the fastest of each config, solver and
-    #: environment
-    n_best: int | None = None
-    limit: int = DEFAULT_LIMIT
+    model: str | None = _condition("Only layers of this model or network: NAME or NAME@VERSION.")
+    tag: str | None = _condition("Only layers that carry this tag.")
+    layer: str | None = _condition("One layer: key, label, driver command or JSON.")
+    op: str | None = _condition("Kind of layer, also at the core of a task: convolution, gemm, ...")
+    shape: tuple[str, ...] = _condition("A field, or part of the label: 64x56x56.", ())
+    dtype: str | None = _condition("Data type, such as fp32.")
+    library: str | None = _condition("Only results of this library.")
+    arch: str | None = _condition("Architecture, such as gfx90a.")
+    device: str | None = _condition("Text in the name of the device.")
+    environment: str | None = _condition("Key of an environment, or its beginning.")
+    solver: str | None = _condition("Only results of this solver.")
+    session_id: int | None = _condition("Only results of this session.")
+    since: datetime | None = _condition(
+        "Only results measured since 2026-03-31, or 7d: seven days ago."
+    )
+    n_best: int | None = _condition("Fastest N trials of each layer, solver and environment.")
+    limit: int = _condition("Rows.", DEFAULT_LIMIT)
 
 
 @dataclass(frozen=True)

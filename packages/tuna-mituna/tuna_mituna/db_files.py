@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,11 @@ import click
 
 from tuna import api
 from tuna.cli import options, seeds, show
+from tuna.cli.databases import FileWishes
 from tuna.cli.golden import KINDS, Accepted, print_build
 from tuna.errors import BadInput
 
 _PATH = click.Path(path_type=Path)
-
-
-@dataclass(frozen=True)
-class _Wishes:
-    """Options of the file that is written."""
-
-    opencl: bool = options.option("Name the find db after OpenCL instead of HIP.", "-c")
-    text: bool = options.option("With -p: MIOpen's text form (.db.txt) instead of SQLite.")
-    packed: bool = options.option("Pack the file with bzip2.", "--bz2")
-    filename: str | None = options.option("Base name of the file.")
-    config_tag: str | None = options.option("Only layers that carry this tag.")
-    top: int = options.option("Solvers kept for a layer.", type=options.COUNT, default=4)
 
 
 @click.command(context_settings=seeds.CONTEXT)
@@ -39,7 +28,12 @@ class _Wishes:
 @click.option("--tvm_db", "form", flag_value="tvm", help="Export TVM's own JSON database.")
 @seeds.arch
 @seeds.num_cu
-@options.collected(_Wishes, "_")
+@options.collected(
+    FileWishes,
+    "_",
+    opencl={"names": ["-c"]},
+    top={"default": 4, "help": "Solvers kept for a layer."},
+)
 @seeds.debug
 def export_db(
     session_id: int | None,
@@ -47,7 +41,7 @@ def export_db(
     form: str | None,
     arch: str | None,
     num_cu: int | None,
-    wanted: _Wishes,
+    wanted: FileWishes,
 ) -> int:
     """Export results; the last line printed is the path."""
     if form is None:
