@@ -24,10 +24,6 @@ EXCEPTIONS = {
         artifacts.store sandbox.box sandbox.cores sandbox.forks sandbox.processes
         sandbox.seccomp sandbox.self_limits workers.devices workers.launch
     """,
-    "tuna_noise": """
-        artifacts.files artifacts.store sandbox.core_lending sandbox.cores
-        sandbox.process_tree sandbox.processes
-    """,
     "tuna_onednn": "sandbox.cores sandbox.discovery sandbox.processes",
     "tuna_remote": """
         archives.restore artifacts.copies artifacts.store

@@ -187,12 +187,11 @@ class Settings(_FileAndVariables):
             " last core"
         ),
     )
-    quiet: Literal["auto", "yes", "no"] = Field(
-        "auto",
+    quiet: Literal["yes", "no", "auto"] = Field(
+        "no",
         description=(
-            "whether this user's workers on this machine stop building while it measures. auto:"
-            " where the last `tuna doctor --noise` found that builds disturb measurements on its"
-            " cores"
+            "whether this user's workers on this machine stop building while it measures: yes or"
+            " no; auto, of earlier releases, is no"
         ),
     )
     rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")

@@ -23,8 +23,6 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.overview import Overview
-from tuna.libraries import noise_records
-from tuna.libraries.noise_records import NoiseRecord, machine_identity
 from tuna.libraries.registry import names
 from tuna.libraries.steps import command_line
 from tuna.settings import Settings, get_settings
@@ -274,35 +272,14 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
 
 
 @pytest.mark.service
-def test_the_doctor_measures_noise_and_says_what_follows(
+def test_the_doctor_says_that_auto_no_longer_decides_whether_builds_stop(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(settings: Settings, pairs: int, on_pair: Callable[[int], None]) -> NoiseRecord:
-        on_pair(pairs)
-        found = {"memory": {"cpu": 0.042}}
-        return NoiseRecord(
-            "2026-11-22T10:00:00+00:00", machine_identity(settings), "tvm", 1, pairs, found
-        )
-
-    monkeypatch.setattr(noise_records, "measure", measure)
-    quiet = {
-        finding["what"]: finding["text"]
-        for finding in json.loads(type_in("tuna", "doctor", "--json").out)
-    }["quiet"]
-    assert quiet.endswith(
-        "go on while cores are measured: TUNA_QUIET=auto, and `tuna doctor --noise` was not run on"
-        " this machine"
-    )
-    ended = type_in("tuna", "doctor", "--noise", "--pairs", "3")
-    assert (ended.code, "+4.2%" in ended.out, "builds stop: TUNA_QUIET=auto" in ended.out) == (
-        0,
-        True,
-        True,
-    )
-    assert ended.err.endswith("noise: 3/3 measurements\n")
-    found = json.loads(type_in("tuna", "doctor", "--noise", "--json").out)
-    assert (found["noisy"], found["quiet"]["needed"], found["pairs"]) == (True, True, 15)
-    assert "builds stop while cores are measured" in type_in("tuna", "doctor").out
+    monkeypatch.setenv("TUNA_QUIET", "auto")
+    get_settings.cache_clear()
+    findings = json.loads(type_in("tuna", "doctor", "--json").out)
+    (text,) = (finding["text"] for finding in findings if finding["what"] == "quiet")
+    assert text.startswith("builds go on while devices are measured: TUNA_QUIET=auto is read as no")
 
 
 @pytest.mark.service
@@ -344,5 +321,5 @@ def test_a_run_says_that_its_builds_stop_while_it_measures(
     for quiet in ("yes", "no"):
         monkeypatch.setenv("TUNA_QUIET", quiet)
         get_settings.cache_clear()
-        said.append("Builds stop while cores are measured: TUNA_QUIET=yes." in work._notice())
+        said.append("Builds stop while devices are measured: TUNA_QUIET=yes." in work._notice())
     assert said == [True, False]

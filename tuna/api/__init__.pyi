@@ -2,7 +2,6 @@
 
 from tuna.api import golden as golden
 from tuna.api.checks import doctor as doctor
-from tuna.api.checks import measure_noise as measure_noise
 from tuna.api.checks.findings import Finding as Finding
 from tuna.api.configs import ImportedConfigs as ImportedConfigs
 from tuna.api.configs import Network as Network
@@ -125,9 +124,6 @@ from tuna.exports.registry import exporters as exporters
 from tuna.jobs.history import WarmStart as WarmStart
 from tuna.libraries.boards import WorkerBoards as WorkerBoards
 from tuna.libraries.items import StepResult as StepResult
-from tuna.libraries.noise_records import NoiseRecord as NoiseRecord
-from tuna.libraries.noise_records import Quiet as Quiet
-from tuna.libraries.noise_records import quiet_needed as quiet_needed
 from tuna.libraries.options import Condition as Condition
 from tuna.libraries.registry import get_library as get_library
 from tuna.queue.heartbeat import WorkerStatus as WorkerStatus

@@ -263,25 +263,6 @@ def findings(found: Sequence[api.Finding]) -> None:
     print_table(("", "what", "found"), rows, width=_PROSE_WIDTH)
 
 
-def noise(found: api.NoiseRecord, quiet: api.Quiet) -> None:
-    """Print the findings of `tuna doctor --noise`, and what follows."""
-    rows = [
-        (
-            kernel,
-            *(f"{clocks[clock]:+.1%}" if clock in clocks else "-" for clock in ("cpu", "wall")),
-        )
-        for kernel, clocks in found.differences.items()
-    ]
-    builds = counted(found.builds, "build")
-    title = (
-        f"Beside {builds} of {found.library} at a time, median of"
-        f" {counted(found.pairs, 'measurement')}"
-    )
-    print_table(("kernel", "CPU time", "wall time"), rows, right=(1, 2), title=title)
-    say(f"Builds {'disturb' if found.noisy else 'do not disturb'} measurements on this machine.")
-    say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
-
-
 def _verdict(finding: api.Finding) -> str:
     if finding.absent:
         return "absent"

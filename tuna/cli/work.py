@@ -158,8 +158,8 @@ def _end(session_id: int, end: Progress) -> str:
 
 def _notice() -> str:
     """Return the reasons why this machine's workers are slower than they could be; "" if none."""
-    quiet = api.quiet_needed(get_settings())
-    stops = f"Builds stop while cores are measured: {quiet.reason}." if quiet.needed else ""
+    quiet = get_settings().quiet == "yes"
+    stops = "Builds stop while devices are measured: TUNA_QUIET=yes." if quiet else ""
     return " ".join(filter(None, (load().advice, stops)))
 
 

@@ -184,11 +184,6 @@ def measuring(
         yield
 
 
-def builds() -> int:
-    """Return the number of running builds."""
-    return sum(map(_is_locked, _folder().glob("build-*")))
-
-
 def move(pid: int, core: int, cpus: Sequence[int]) -> bool:
     """Move all threads below `pid` from `core` to `cpus`; False if one remains there."""
     for _ in range(_PASSES):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,16 +92,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 def session_cpu_s(session: int) -> float:
     """Return the CPU seconds of a session's live processes and of their reaped children."""
-    return _cpu_s(fields for _, fields in _stats() if int(fields[_SESSION]) == session)
-
-
-def tree_cpu_s(pid: int) -> float:
-    """Return the same of all live processes below `pid`."""
-    below = descendants(pid)
-    return _cpu_s(fields for process, fields in _stats() if process in below)
-
-
-def _cpu_s(stats: Iterable[list[str]]) -> float:
+    stats = (fields for _, fields in _stats() if int(fields[_SESSION]) == session)
     return sum(sum(map(int, fields[_TIMES])) for fields in stats) * _TICK_S
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle
-from tuna.libraries.noise_records import quiet_needed
 from tuna.sandbox import discovery
 from tuna.sandbox.core_lending import measuring
 from tuna.sandbox.cores import eval_cpus
@@ -68,12 +67,12 @@ def measuring_on(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
     """Have the device and its cores for a measurement; this machine builds nothing meanwhile where
-    that disturbs (TUNA_QUIET).
+    TUNA_QUIET says so.
 
     Raises DeviceBusy as `device_lock` does. Builds on the cores are moved away, and with quiet are
     waited for.
     """
-    quiet = bool(device.cpus) and quiet_needed(get_settings(), cores_only=device.cores_only).needed
+    quiet = bool(device.cpus) and get_settings().quiet == "yes"
     with (
         device_lock(device.locks, wait_s, cancelled),
         measuring(device.cpus, quiet=quiet, cancelled=cancelled),

@@ -16,18 +16,15 @@ from sqlalchemy.exc import DBAPIError
 from tuna.api.checks.findings import Finding, judge
 from tuna.api.checks.machine import of_machine
 from tuna.api.checks.servers import broker_is_apart, of_artifacts, of_broker, of_redis, of_sql
-from tuna.common.files import make_home, system_message
+from tuna.common.files import system_message
 from tuna.common.messages import install_extra
 from tuna.common.version import DISTRIBUTION, __version__
 from tuna.db.database import open_database
 from tuna.errors import LibraryMissing, ServiceError, TunaError
-from tuna.libraries import noise_records
-from tuna.libraries.noise_records import NoiseRecord, quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
 from tuna.plugins import PluginFailed, broken_plugins, foreign_code
 from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
-from tuna.sandbox.device_lock import device_lock
 from tuna.services.embedded_redis import copy_in_path
 from tuna.settings import Settings, get_settings, misspelt
 
@@ -165,8 +162,11 @@ def of_cores() -> Iterator[Finding]:
         text,
         "compiling disturbs measuring here: use a machine with two cores or more",
     )
-    quiet = quiet_needed(get_settings())
-    text = f"builds {'stop' if quiet.needed else 'go on'} while cores are measured: {quiet.reason}"
+    quiet = get_settings().quiet
+    text = f"builds {'stop' if quiet == 'yes' else 'go on'} while devices are measured"
+    text += f": TUNA_QUIET={quiet}"
+    if quiet == "auto":
+        text += " is read as no, since the measurement that decided it was removed"
     yield Finding("quiet", True, text)
 
 
@@ -216,20 +216,3 @@ def of_library(name: str) -> Finding:
 
 def _broken(name: str, text: str) -> Finding:
     return Finding(name, False, text, "mend the package that brings it, or uninstall it")
-
-
-def measure_noise(
-    pairs: int = 15, *, on_pair: Callable[[int], None] = lambda _: None
-) -> NoiseRecord:
-    """Measure what builds on the other cores do to fixed kernels on a measuring core, and keep it
-    for TUNA_QUIET=auto.
-
-    Waits while this machine measures. `on_pair` is called with the number of each pair. Takes one
-    to three seconds a pair.
-    """
-    settings = get_settings()
-    make_home(settings.home)
-    with device_lock(f"cpu{cpu}" for cpu in eval_cpus(settings)):
-        found = noise_records.measure(settings, pairs, on_pair)
-    noise_records.store(found, settings)
-    return found
