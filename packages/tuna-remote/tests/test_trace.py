@@ -19,9 +19,9 @@ from little_memory import little_memory
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, KernelRow, Session, SolverRow, TrialRow
 from tuna.errors import BadInput
-from tuna.vocabulary import State
+from tuna.vocabulary import END_STATES, State
 from tuna_remote.master import MasterPlan, _default_trace
-from tuna_remote.trace import ENDED, Trace, packed
+from tuna_remote.trace import Trace, packed
 from tuna_remote.trace_restore import restore, session_of
 
 
@@ -73,7 +73,7 @@ def test_a_session_is_restored_from_its_trace(
 ) -> None:
     with writing(source) as connection:  # a job that had not ended would be new again
         ended = {"state": State.ERRORED.value, "cause": "infra", "chunk": None, "leased_at": None}
-        connection.execute(sa.update(Job).where(Job.state.not_in(ENDED)).values(**ended))
+        connection.execute(sa.update(Job).where(Job.state.not_in(END_STATES)).values(**ended))
     copy_solvers(source, sqlite_engine)
     trace = traced(source, tmp_path / "trace", session_id)
     kept: list[bytes] = []

@@ -29,8 +29,9 @@ from tuna.libraries.base import FINALS
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import toolchain
+from tuna.vocabulary import END_STATES
 from tuna_remote.commit import Commit, commit
-from tuna_remote.trace import ENDED, Trace, header_of
+from tuna_remote.trace import Trace, header_of
 from tuna_remote.trace_restore import restore, session_of
 
 #: Characters of a target that its folder of logs has not, and number of those that it has
@@ -97,7 +98,7 @@ class Master:
         )
         with reading(self.engine) as connection:
             total = connection.execute(distinct).scalar_one()
-            still = connection.execute(distinct.where(Job.state.not_in(ENDED))).scalar_one()
+            still = connection.execute(distinct.where(Job.state.not_in(END_STATES))).scalar_one()
         return LayerCounts(total - still, total, count_workers(self.session_id))
 
     def run(self, on_counts: Callable[[LayerCounts], None]) -> None:
@@ -137,7 +138,7 @@ class Master:
             self.logs.add(job_ids)
 
     def _ended(self) -> Sequence[int]:
-        mine = (Job.session_id == self.session_id, Job.state.in_(ENDED))
+        mine = (Job.session_id == self.session_id, Job.state.in_(END_STATES))
         with reading(self.engine) as connection:
             return connection.execute(sa.select(Job.id).where(*mine)).scalars().all()
 

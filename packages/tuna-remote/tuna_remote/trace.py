@@ -45,12 +45,10 @@ from tuna.common.files import bounded_lines
 from tuna.common.version import __version__
 from tuna.errors import BadInput, StorageFull
 from tuna.libraries.base import FINALS, Environment
-from tuna.vocabulary import IN_FLIGHT, State
+from tuna.vocabulary import END_STATES, IN_FLIGHT
 
 FORMAT, VERSION = "tuna-trace", 1
 _HEAD = f'{{"format":"{FORMAT}"'.encode()
-#: Final states of a job, with or without success.
-ENDED = frozenset({State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value})
 #: Columns that distinguish the jobs of a config and solver.
 OF_JOB = ("steps", "round", "part")
 _PASSING = frozenset(state.value for state in IN_FLIGHT)
@@ -183,7 +181,9 @@ class Trace:
                 if job["state"] in _PASSING or self._written.get(name) == state:
                     continue
                 result = (
-                    self._result(connection, job, config, solver) if job["state"] in ENDED else None
+                    self._result(connection, job, config, solver)
+                    if job["state"] in END_STATES
+                    else None
                 )
                 kept = {key: job[key] for key in (*OF_JOB, "reason", "options")}
                 named = {

@@ -15,8 +15,8 @@ from tuna.api.rows import Search, Session, SolverRow, configs, sessions, tables,
 from tuna.archives.restore import Restoration, restoring
 from tuna.configs import from_json
 from tuna.errors import BadInput
-from tuna.vocabulary import SEARCH, State
-from tuna_remote.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, TraceHeader, job_name, job_of
+from tuna.vocabulary import END_STATES, SEARCH, State
+from tuna_remote.trace import LOCAL, OF_JOB, JobName, Trace, TraceHeader, job_name, job_of
 
 #: Largest artifact that is unpacked.
 _MAX_ARTIFACT_BYTES = 256 << 20
@@ -119,7 +119,7 @@ class _TraceRows:
         row = {
             **{"id": name, "steps": name.steps, "step": step, "state": State.NEW.value},
             **{"attempt": 0, "updated_at": utc_now(), "round": name.round, "part": name.part},
-            **(_read("job", result["job"]) if line["state"] in ENDED else {}),
+            **(_read("job", result["job"]) if line["state"] in END_STATES else {}),
             **{"search_id": None, **pair, **about},
         }
         if step == SEARCH:
