@@ -30,15 +30,10 @@ CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16", "to_fp32": "float32"}
 #: that is computed, with those that fill up a vector; sums of weights; a tensor of the answer's
 #: shape
 CHANNELS, LANES, WEIGHT_SUMS, ANSWER = "channels", "lanes", "weight sums", "answer"
-#: Kinds of values that an epilogue begins with, and kinds of steps: activations, casts, and the sum
-#: of two tensors of bytes with its rounding
+#: Kinds of values that an epilogue begins with, and kinds of steps beside their names: the sum of
+#: two tensors of bytes is rounded in any case
 SUM, WHOLE_SUM = "sum", "integer sum"
-_ACTIVATION, _CAST, ADDITION, _ROUNDED_ADDITION = (
-    "activation",
-    "cast",
-    "addition",
-    "rounded addition",
-)
+_ACTIVATION, _CAST, ADDITION, _ROUNDED_SUM = "activation", "cast", "addition", "rounded addition"
 
 
 @dataclass(frozen=True)
@@ -64,22 +59,29 @@ class Step:
 
     name: str
     after: tuple[str, ...]  #: kinds of the values and steps that may come before it
+    #: expression of its values, by functions that are called as NumPy's, the values before it, its
+    #: arguments and numbers
+    definition: Callable[..., Any] = lambda np, x: x
     arguments: tuple[Argument, ...] = ()
-    #: NumPy's expression of it, by the module, the values before it and its arguments
-    definition: Callable[..., Any] | None = None
     kind: str = ""  #: kind of the step, of which an epilogue has one; by default its name
     numbers: tuple[str, ...] = ()  #: numbers that it reads in the argument SCALARS
     writes: str = ""  #: NumPy's name of the type of the answer; empty: as it would be without it
     renews: bool = False  #: whether what comes before it does not matter for what comes after it
-    ends: bool = True  #: whether an epilogue may end with it
 
 
 def _activation(name: str, definition: Callable[..., Any], *arguments: Argument) -> Step:
-    return Step(name, (SUM, BIAS, RESIDUAL, DEQUANTIZE), arguments, definition, _ACTIVATION)
+    return Step(name, (SUM, BIAS, RESIDUAL, DEQUANTIZE), definition, arguments, _ACTIVATION)
 
 
-def _erf(np: Any, x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
+def _quantize(after: tuple[str, ...], kind: str) -> Step:
+    """To the nearest whole numbers. Their limits are without the zero point, which is added to what
+    is written."""
+    numbers = ("low", "high", "zero")
+    return Step(QUANTIZE, after, _rounded, (), kind, numbers, "uint8", renews=True)
+
+
+def _rounded(np: Any, x: Any, low: Any, high: Any, zero: Any) -> Any:
+    return np.clip(np.rint(x), low, high)
 
 
 def _sigmoid(np: Any, x: Any) -> Any:
@@ -95,19 +97,19 @@ def _gelu_tanh(np: Any, x: Any) -> Any:
 
 
 STEPS = (
-    Step(BIAS, (SUM,), (Argument(BIAS, "B"),), lambda np, x, bias: x + bias),
+    Step(BIAS, (SUM,), lambda np, x, bias: x + bias, (Argument(BIAS, "B"),)),
     Step(
         RESIDUAL,
         (SUM, BIAS, _ACTIVATION, DEQUANTIZE),
-        (Argument(RESIDUAL, "R", ANSWER, "real"),),
         lambda np, x, residual: x + residual,
+        (Argument(RESIDUAL, "R", ANSWER, "real"),),
     ),
     _activation(RELU, lambda np, x: np.maximum(x, 0.0)),
     _activation(RELU6, lambda np, x: np.clip(x, 0.0, 6.0)),
     _activation(SIGMOID, _sigmoid),
     _activation(TANH, lambda np, x: np.tanh(x)),
     _activation(SILU, lambda np, x: x * _sigmoid(np, x)),
-    _activation(GELU, lambda np, x: 0.5 * x * (1.0 + _erf(np, x * math.sqrt(0.5)))),
+    _activation(GELU, lambda np, x: 0.5 * x * (1.0 + np.erf(x * math.sqrt(0.5)))),
     _activation(GELU_TANH, _gelu_tanh),
     _activation(HARD_SIGMOID, _hard_sigmoid),
     _activation(HARD_SWISH, lambda np, x: x * _hard_sigmoid(np, x)),
@@ -120,45 +122,37 @@ STEPS = (
     Step(
         DEQUANTIZE,
         (WHOLE_SUM,),
-        (START, Argument("factor", "M"), Argument("offset", "B")),
         lambda np, x, start, factor, offset: (x + start) * factor + offset,
+        (START, Argument("factor", "M"), Argument("offset", "B")),
         writes="float32",
         renews=True,
     ),
-    # To the nearest whole numbers, to which the zero point is added where this is the last step
-    Step(
-        QUANTIZE,
-        (DEQUANTIZE, RESIDUAL, _ACTIVATION),
-        (),
-        lambda np, x, low, high, zero: np.clip(np.rint(x), low, high),
-        numbers=("low", "high", "zero"),
-        writes="uint8",
-        renews=True,
-    ),
-    # The sum with a tensor of bytes; whole numbers are without their zero point, bytes with it
+    _quantize((DEQUANTIZE, RESIDUAL, _ACTIVATION), QUANTIZE),
+    # The sum with a tensor of bytes: x is without its zero point, the other one is not
     Step(
         RESIDUAL,
         (QUANTIZE,),
-        (Argument(RESIDUAL, "R", ANSWER, "input"),),
         lambda np, x, r, factor, residual_factor, offset: x * factor + r * residual_factor + offset,
+        (Argument(RESIDUAL, "R", ANSWER, "input"),),
         ADDITION,
-        numbers=("factor", "residual_factor", "offset"),
+        ("factor", "residual_factor", "offset"),
         renews=True,
-        ends=False,
     ),
-    Step(
-        QUANTIZE,
-        (ADDITION,),
-        (),
-        lambda np, x, low, high, zero: np.clip(np.rint(x), low, high),
-        _ROUNDED_ADDITION,
-        numbers=("low", "high", "zero"),
-    ),
+    _quantize((ADDITION,), _ROUNDED_SUM),
     # The only step of a layer of signed bytes that is not a task
-    Step(COMPENSATION, (), (Argument(COMPENSATION, "Z", WEIGHT_SUMS, "sums"),)),
+    Step(
+        COMPENSATION,
+        (),
+        lambda np, x, compensation: x + compensation,
+        (Argument(COMPENSATION, "Z", WEIGHT_SUMS, "sums"),),
+    ),
 )
 #: Names of the steps that apply a function to each value
 ACTIVATIONS = tuple(step.name for step in STEPS if step.kind == _ACTIVATION)
+#: Definitions of those without arguments
+DEFINITIONS = {
+    step.name: step.definition for step in STEPS if step.kind == _ACTIVATION and not step.arguments
+}
 #: Argument that holds the numbers of all steps, behind the value of the padding
 SCALARS = Argument("scalars", "P", "scalars")
 
@@ -178,7 +172,7 @@ def steps_of(epilogue: Sequence[str], first: str = "") -> list[Step]:
             )
         rows.append(row)
         before = {row.kind or name} if row.renews else {*before, row.kind or name}
-    if rows and not rows[-1].ends:
+    if ADDITION in before:
         raise BadInput(f"an epilogue cannot end with {'+'.join(epilogue)}: {QUANTIZE} follows it")
     return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ from tuna.libraries.reference import (
     random,
 )
 
+#: Functions that the definitions of steps call
+FUNCTIONS = SimpleNamespace(
+    **{name: getattr(np, name) for name in ("clip", "exp", "maximum", "rint", "tanh", "where")},
+    erf=np.vectorize(math.erf, otypes=[np.float64]),
+)
 #: Magnitude of an answer that an activation cuts or flattens at most, before bias and residual
 _REACH = 12.0
 _FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
@@ -164,15 +170,13 @@ def _after(
     **numbers: float,
 ) -> Any:
     """The answer after a step, whose arguments are among the tensors."""
-    if step.definition is None:
-        return answer
     arguments = [
         tensors[argument.role].astype(np.float64)
         if argument.form == ANSWER
         else _by_channel(core, tensors[argument.role], answer)
         for argument in step.arguments
     ]
-    return step.definition(np, answer, *arguments, **numbers)
+    return step.definition(FUNCTIONS, answer, *arguments, **numbers)
 
 
 def _bytes(core: ConvConfig | GemmConfig, seed: int) -> tuple[Any, Any]:

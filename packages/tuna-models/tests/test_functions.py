@@ -14,18 +14,15 @@ from tvm import te, tirx, topi
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.target import codegen
 
-from tuna.configs.task import ACTIVATIONS, STEPS
+from tuna.configs.task import DEFINITIONS
+from tuna.libraries.task_reference import FUNCTIONS
 from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.epilogue import TIR
 from tuna_models.compiler import blocked
 
 #: NumPy's definition of each activation of a value alone
-FUNCTIONS = {
-    step.name: functools.partial(step.definition, np)
-    for step in STEPS
-    if step.name in ACTIVATIONS and step.definition and not step.arguments
-}
+RIGHT = {name: functools.partial(one, FUNCTIONS) for name, one in DEFINITIONS.items()}
 
 
 def target(cores: int = 1) -> Any:
@@ -143,10 +140,10 @@ def of_odd_values(function: Any, values: Any) -> Any:
     ("operator", "right"),
     [
         (topi.exp, np.exp),
-        (topi.sigmoid, FUNCTIONS["sigmoid"]),
+        (topi.sigmoid, RIGHT["sigmoid"]),
         (topi.tanh, np.tanh),
         (topi.erf, np.vectorize(math.erf)),
-        (topi.nn.relu, FUNCTIONS["relu"]),
+        (topi.nn.relu, RIGHT["relu"]),
         (lambda x: topi.clip(x, -1.0, 6.0), lambda x: np.clip(x, -1.0, 6.0)),
         (lambda x: topi.maximum(x, -x), lambda x: np.maximum(x, -x)),
     ],
@@ -195,7 +192,7 @@ def test_pooling_in_blocks_keeps_infinite_values_and_nan() -> None:
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", RIGHT)
 def test_an_epilogue_keeps_infinite_values_and_nan(name: str) -> None:
     given = te.placeholder((len(ODD),), name="X")
     made = te.compute((len(ODD),), lambda i: TIR[name](given[i]), name="Y")
@@ -203,7 +200,7 @@ def test_an_epilogue_keeps_infinite_values_and_nan(name: str) -> None:
     found = tvm.runtime.tensor(np.zeros(len(ODD), np.float32))
     run(tvm.runtime.tensor(ODD), found)
     with np.errstate(all="ignore"):
-        expected = FUNCTIONS[name](ODD.astype(np.float64)).astype(np.float32)
+        expected = RIGHT[name](ODD.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(found.numpy(), expected, rtol=3e-7, atol=3e-7)
 
 

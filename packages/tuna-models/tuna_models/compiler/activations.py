@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from tvm import relax
 
-from tuna.configs import task
+from tuna.configs.task import DEFINITIONS
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 
 #: Operators from which exporters make an activation. GELU by tanh has nine.
@@ -276,39 +278,42 @@ def _clipped(form: Form, low: float, high: float) -> Form | None:
     return _add(_scaled(inner, factor), _constant(offset))
 
 
-def _gelu(form: Form) -> Form | None:
-    half = _scaled(form, 0.5)
-    return _multiply(half, _add(_ONE, _erf(_scaled(form, math.sqrt(0.5)))))
+@dataclass(frozen=True)
+class _Symbol:
+    """A form as the argument of a definition; without one where the definition has none."""
+
+    form: Form | None
+
+    def __add__(self, other: Any) -> _Symbol:
+        return _applied("add", self, other)
+
+    def __mul__(self, other: Any) -> _Symbol:
+        return _applied("multiply", self, other)
+
+    def __truediv__(self, other: Any) -> _Symbol:
+        return _applied("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> _Symbol:
+        return _applied("divide", other, self)
+
+    def __pow__(self, other: Any) -> _Symbol:
+        return _applied("power", self, other)
+
+    def __neg__(self) -> _Symbol:
+        return _applied("negative", self)
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
-def _gelu_tanh(form: Form) -> Form | None:
-    cube = _power(form, _constant(3.0))
-    if cube is None:
-        return None
-    inner = _scaled(_add(form, _scaled(cube, 0.044715)), math.sqrt(2.0 / math.pi))
-    return _multiply(_scaled(form, 0.5), _add(_ONE, _tanh(inner)))
+def _applied(operator: str, *args: Any) -> _Symbol:
+    forms = [arg.form if isinstance(arg, _Symbol) else _constant(arg) for arg in args]
+    return _Symbol(None if None in forms else _OPERATORS[operator](*forms))
 
 
-def _silu(form: Form) -> Form | None:
-    return _multiply(form, _sigmoid(form))
-
-
-def _relu(form: Form) -> Form | None:
-    return _clipped(form, 0.0, math.inf)
-
-
-def _relu6(form: Form) -> Form | None:
-    return _clipped(form, 0.0, 6.0)
-
-
-def _hard_sigmoid(form: Form) -> Form | None:
-    bounded = _relu6(_add(form, _constant(3.0)))
-    return bounded and _scaled(bounded, 1.0 / 6.0)
-
-
-def _hard_swish(form: Form) -> Form | None:
-    gate = _hard_sigmoid(form)
-    return gate and _multiply(form, gate)
+def _defined(name: str, form: Form) -> Form | None:
+    """Return the form of an activation of a form, by its definition."""
+    symbol: _Symbol = DEFINITIONS[name](_FUNCTIONS, _Symbol(form))
+    return symbol.form
 
 
 #: The form of each operator's answer, None if it has none, by those of its arguments.
@@ -326,24 +331,14 @@ _OPERATORS: Mapping[str, Callable[..., Form | None]] = {
     "tanh": _tanh,
     "erf": _erf,
     "sigmoid": _sigmoid,
-    "nn.relu": _relu,
-    "nn.relu6": _relu6,
-    "nn.silu": _silu,
-    "nn.gelu": _gelu,
-    "nn.gelu_tanh": _gelu_tanh,
+    **{f"nn.{name}": partial(_defined, name) for name in ("relu", "relu6", "silu")},
+    **{f"nn.{name}": partial(_defined, name) for name in ("gelu", "gelu_tanh")},
 }
-_FUNCTIONS: Mapping[str, Callable[[Form], Form | None]] = {
-    task.RELU: _relu,
-    task.RELU6: _relu6,
-    task.SIGMOID: _sigmoid,
-    task.TANH: _tanh,
-    task.SILU: _silu,
-    task.GELU: _gelu,
-    task.GELU_TANH: _gelu_tanh,
-    task.HARD_SIGMOID: _hard_sigmoid,
-    task.HARD_SWISH: _hard_swish,
-}
+#: Functions that definitions call
+_FUNCTIONS = SimpleNamespace(
+    **{name: partial(_applied, name) for name in ("exp", "tanh", "erf", "maximum", "clip")}
+)
 #: The form of each activation's definition.
 _ACTIVATIONS: Mapping[str, Form] = {
-    name: form for name, function in _FUNCTIONS.items() if (form := function(_X)) is not None
+    name: form for name in DEFINITIONS if (form := _defined(name, _X)) is not None
 }
