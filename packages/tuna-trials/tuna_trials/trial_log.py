@@ -182,7 +182,8 @@ class _Journal:
         if not self._items:
             self._read_at = time.monotonic()
         with reading(engine) as connection:
-            self._items += self._form.read(connection, jobs)
+            items = [*self._form.read(connection, jobs)]
+        self._items += items  # all of them or, after an error, none
         self._read = max(jobs.values()) + 1
         for job_id in jobs:
             del self.pending[job_id]
@@ -210,12 +211,10 @@ class _Journal:
 
     def remove(self) -> None:
         """Delete the files."""
-        for path, file in (
-            (self.path, self._jobs),
-            (self.path.with_suffix(".cursor"), self._cursor),
-        ):
+        for path in (self.path, self.path.with_suffix(".cursor")):
             path.unlink(missing_ok=True)
-            file.close()
+        self._jobs.close()
+        self._cursor.close()
 
 
 class Sender:
