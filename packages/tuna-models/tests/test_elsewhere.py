@@ -32,7 +32,7 @@ from tuna.sandbox.cores import measuring_with
 from tuna_models import api as models_api
 from tuna_models.compiler.program import machine_of
 from tuna_models.work import session as models_work
-from tuna_models.work.choice import ResultScope
+from tuna_models.work.known_kernels import ResultScope
 from tuna_remote import board_child
 
 #: Of another machine with this one's linker, so that no cross compiler is needed.

@@ -16,7 +16,7 @@ from tuna_models.limits import ModelLimits
 from tuna_models.manifest import Precision
 from tuna_models.work import checked_build
 from tuna_models.work.checked_build import BuildFacts, Verdict
-from tuna_models.work.whole_job import MeasuredModel
+from tuna_models.work.model_job import MeasuredModel
 
 PLAN = Plan(classes={}, functions={}, calls={}, places={}, refused_records={}, operations=0)
 FAILED = "AxisError: axis 3 is out of bounds"
@@ -139,8 +139,8 @@ class Scene:
         """The verdict on the model's answer, of a build in the folder."""
         facts = {"opset": "17", "tasks": (), "inputs": (), "shapes": {}, "values": {}}
         manifest = SimpleNamespace(**facts, precision=Precision.FP32, digest="1")
-        workshop = SimpleNamespace(file_of=lambda _: folder / "net.onnx")
-        work = SimpleNamespace(workshop=workshop)
+        workspace = SimpleNamespace(file_of=lambda _: folder / "net.onnx")
+        work = SimpleNamespace(workspace=workspace)
         build = SimpleNamespace(
             checks=Checks(), manifest=manifest, winograd=True, work=work, model=None
         )

@@ -17,7 +17,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import ConfigRow, Job
 from tuna.errors import BadInput, NotFound
 from tuna_models.manifest import Manifest, ManifestTask
-from tuna_models.work import store, whole_job
+from tuna_models.work import model_job, store
 
 
 def manifest(*tasks: TaskConfig, target: str = '{"kind":"llvm"}') -> Manifest:
@@ -97,7 +97,7 @@ def test_the_program_of_a_build_goes_with_its_job_unless_another_needs_it() -> N
         with writing(open_database()) as connection:
             ended = sa.update(Job).where(Job.config_id == config_id).values(state="evaluated")
             connection.execute(ended)
-        whole_job._remove_data("mine@1")
+        model_job._remove_data("mine@1")
         return [store_.is_whole(digest) for digest in (program, answers, others)]
 
     with writing(open_database()) as connection:

@@ -133,11 +133,6 @@ class Manifest(_Data):
         """The cores of the target."""
         return int(json.loads(self.target).get("num-cores", 1))
 
-    def for_cores(self, number: int) -> Manifest:
-        """The same import for a target with another number of cores."""
-        target = {**json.loads(self.target), "num-cores": number}
-        return self.model_copy(update={"target": json.dumps(target, sort_keys=True)})
-
     @property
     def whole_numbers(self) -> int:
         """Number of calls of convolutions and products that sum whole numbers."""

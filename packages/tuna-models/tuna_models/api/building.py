@@ -22,12 +22,12 @@ from tuna.errors import BadInput
 from tuna.libraries.repeats import timing
 from tuna_models.judging.checks import Checks
 from tuna_models.manifest import Class
-from tuna_models.work import choice
+from tuna_models.work import known_kernels
 from tuna_models.work.checked_build import Build, BuildFacts
-from tuna_models.work.choice import Winner
+from tuna_models.work.known_kernels import Winner
+from tuna_models.work.model_job import MeasuredModel
 from tuna_models.work.session import ModelWork, find_model, open_work, planned_for
 from tuna_models.work.store import StoredModel
-from tuna_models.work.whole_job import MeasuredModel
 
 #: Parts of a measured model: its run as a whole, and TVM's of it (`whole_models`).
 _TIMED, _UNTUNED = "timed_0", "untuned"
@@ -117,15 +117,15 @@ def build_model(
             release = None if golden is None else find(connection, golden, "tvm").id
             source = opened.scope(winograd=winograd, session_id=session_id, golden_id=release)
             started = time.perf_counter()
-            known = choice.finalists(connection, manifest, source)
-            alike = choice.nearest(connection, manifest, source, known)
+            known = known_kernels.finalists(connection, manifest, source)
+            alike = known_kernels.nearest(connection, manifest, source, known)
             lookup_s = time.perf_counter() - started
         records = {
             key: [(winner.solver, winner.params, False) for winner in winners]
             for key, winners in known.items()
         }
         records |= {key: [(winner.solver, winner.params, True)] for key, winner in alike.items()}
-        with opened.workshop.new_folder() as folder:
+        with opened.workspace.new_folder() as folder:
             temporary = Path(folder) / "new.so"
             build = Build(opened, model, manifest, records, winograd, checks)
             facts = build.run(temporary)
@@ -152,7 +152,7 @@ def check_model(
 
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
-    with _opened(work, name, session_id) as opened, opened.workshop.new_folder() as folder:
+    with _opened(work, name, session_id) as opened, opened.workspace.new_folder() as folder:
         model = find_model(name, opened)
         checks = replace(checks, untuned=False)
         manifest = planned_for(model.manifest, opened)

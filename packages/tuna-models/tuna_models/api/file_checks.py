@@ -18,7 +18,7 @@ from tuna_models.child_answers import AskedFile, FileCheck, Obstacle
 from tuna_models.manifest import Precision
 from tuna_models.work import store
 from tuna_models.work.files import BuildCache, key_of
-from tuna_models.work.workshop import Workshop
+from tuna_models.work.session import Workspace
 
 
 def check_file(
@@ -38,10 +38,10 @@ def check_file(
     """
     toolchain.tvm_version()
     data = read_model(path)
-    with Workshop() as workshop:
+    with Workspace() as workspace:
         try:
-            process = workshop.process(_target(), path.name)
-            copy = workshop.folder / "model" / path.name
+            process = workspace.process(_target(), path.name)
+            copy = workspace.folder / "model" / path.name
             lay_out(process, path, data, copy)
             asked = AskedFile(
                 path=str(copy),
@@ -69,20 +69,20 @@ def check_import(name: str) -> FileCheck:
     manifest = model.manifest
     cache = BuildCache(get_settings().home / "cache" / "checks", ".txt")
     key = key_of({"check": manifest.digest})
-    with Workshop() as workshop:
-        file = workshop.folder / "check.txt"
+    with Workspace() as workspace:
+        file = workspace.folder / "check.txt"
         kept = cache.find(key, file)
         if kept is not None:
             return FileCheck.model_validate(kept)
         toolchain.tvm_version()
         asked = AskedFile(
-            path=str(workshop.file_of(model)),
+            path=str(workspace.file_of(model)),
             target=manifest.target,
             shapes=manifest.shapes,
             values=manifest.values,
             precision=manifest.precision,
         )
-        check = workshop.process(manifest.target, model.name).call(
+        check = workspace.process(manifest.target, model.name).call(
             FileCheck, "check_file", asked=asked.model_dump(mode="json")
         )
         for obstacle in check.obstacles:

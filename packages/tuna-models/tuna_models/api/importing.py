@@ -19,8 +19,8 @@ from tuna_models.child_answers import AskedFile, ReadModel, WeightFiles
 from tuna_models.manifest import Manifest, Precision
 from tuna_models.process import ModelProcess
 from tuna_models.source import MODEL_ENDINGS
-from tuna_models.work import choice, files, store
-from tuna_models.work.choice import Winner
+from tuna_models.work import files, known_kernels, store
+from tuna_models.work.known_kernels import Winner
 from tuna_models.work.session import ModelWork, open_work
 from tuna_models.work.store import StoredModel
 
@@ -78,7 +78,7 @@ def import_model(
         opened = work or stack.enter_context(open_work(session_id, model=""))
         process = opened.process(path.name)
         engine = open_database()
-        folder = Path(tempfile.mkdtemp(dir=opened.workshop.folder))
+        folder = Path(tempfile.mkdtemp(dir=opened.workspace.folder))
         text, copy = folder / "module.py", folder / "model" / path.name
         beside = lay_out(process, path, data, copy)
         del data  # the child needs the memory
@@ -113,7 +113,7 @@ def import_model(
             left_in_fp32=contents.left_in_fp32,
             precision=Precision(precision),
         )
-        opened.workshop.keep(manifest.digest, copy)
+        opened.workspace.keep(manifest.digest, copy)
     bodies = {digest: body.encode() for digest, body in contents.bodies.items()}
     assert all(hashlib.sha256(body).hexdigest() == digest for digest, body in bodies.items())
     with writing(engine) as connection:
@@ -147,7 +147,7 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         winners, shared = (
-            choice.winners(connection, model.manifest, choice.ResultScope()),
+            known_kernels.winners(connection, model.manifest, known_kernels.ResultScope()),
             store.counts(connection, model),
         )
     tasks = []

@@ -18,8 +18,8 @@ from tuna.libraries.registry import get_library
 from tuna_models.api.building import BuiltModel, build_model
 from tuna_models.child_answers import Estimates
 from tuna_models.judging.checks import Checks
-from tuna_models.work import choice, store, tuning_order
-from tuna_models.work.choice import Winner
+from tuna_models.work import known_kernels, store, tuning_order
+from tuna_models.work.known_kernels import Winner
 from tuna_models.work.session import SESSION, ModelWork, find_model, open_work, planned_for
 from tuna_models.work.store import StoredModel
 from tuna_models.work.tuning_order import Tunable, Wanted
@@ -178,7 +178,7 @@ class _Tuning:
     def _built(self, latency: Latency) -> BuiltModel:
         """The model with the best kernels that are known, measured."""
         checks = replace(latency.checks, rivals=False, untuned=False)
-        with self._work.workshop.new_folder() as folder:
+        with self._work.workspace.new_folder() as folder:
             return build_model(
                 f"{self._model.name}@{self._model.version}",
                 Path(folder) / f"{self._model.name.replace('/', '-')}.so",
@@ -239,12 +239,12 @@ class _Tuning:
     def _winners(self) -> dict[str, Winner]:
         source = self._work.scope(winograd=self._winograd)
         with reading(open_database()) as connection:
-            return choice.winners(connection, self._manifest, source)
+            return known_kernels.winners(connection, self._manifest, source)
 
     def _work_through(self, first: int) -> None:
         """Load the `first` jobs, and work until all are done, or it is to stop."""
         self._load(first)
-        self._work.workshop.end_process()  # its memory is needed for longer than it is
+        self._work.workspace.end_process()  # its memory is needed for longer than it is
         if self._tasks:
             with contextlib.suppress(RunStopped):
                 self._work.run(self._follow)
@@ -294,7 +294,7 @@ class _Tuning:
             tunable = store.tunable(
                 connection, self._model, self._session_id, winograd=self._winograd
             )
-            won = choice.warm_starts(connection, manifest, source)
+            won = known_kernels.warm_starts(connection, manifest, source)
             wanted = [entry for entry in manifest.tasks if entry.task.key in tunable]
             digests = [entry.task.body for entry in wanted if entry.task.body]
             bodies = {digest: configs.body(connection, digest).decode() for digest in digests}

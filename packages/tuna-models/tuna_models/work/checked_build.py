@@ -41,9 +41,9 @@ from tuna_models.judging.checks import (
 from tuna_models.manifest import Class, Manifest, Precision
 from tuna_models.process import ModelProcess
 from tuna_models.work.files import BuildCache, key_of
+from tuna_models.work.model_job import MeasuredModel, compiled_functions, measure
 from tuna_models.work.session import ModelWork
 from tuna_models.work.store import StoredModel
-from tuna_models.work.whole_job import MeasuredModel, compiled_functions, measure
 
 #: Candidate kernels of a task, the best first: solver, params, and whether of a similar task.
 Records = Mapping[str, Sequence[tuple[str, str, bool]]]
@@ -173,7 +173,7 @@ class Build:
         cpus = some_cpus(min(cores, len(available_cpus()))) if cores > 1 else None
         # Another child: it has only what a user's program has.
         with ModelProcess(
-            self.manifest.target, self.model.name, readable=[self.work.workshop.folder], cpus=cpus
+            self.manifest.target, self.model.name, readable=[self.work.workspace.folder], cpus=cpus
         ) as process:
             return process.call(
                 Contenders,
@@ -196,7 +196,7 @@ class _Draft:
         """
         manifest, checks = build.manifest, build.checks
         self._build, self._process, self._folder = build, process, folder
-        path = build.work.workshop.file_of(build.model)
+        path = build.work.workspace.file_of(build.model)
         file = ModelFile(
             path=str(path),
             shapes=manifest.shapes,

@@ -10,8 +10,14 @@ from builders import START, DatabaseBuilder, memory
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models
 from tuna_models.manifest import Manifest, ManifestTask
-from tuna_models.work import choice
-from tuna_models.work.choice import ResultScope
+from tuna_models.work.known_kernels import (
+    ResultScope,
+    Winner,
+    finalists,
+    nearest,
+    warm_starts,
+    winners,
+)
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))
@@ -43,7 +49,7 @@ def cold(build: DatabaseBuilder) -> int:
     return build.session(reason="models", conditions={"caches": "cold"})
 
 
-def names(found: list[choice.Winner]) -> list[str]:
+def names(found: list[Winner]) -> list[str]:
     return [one.params for one in found]
 
 
@@ -63,29 +69,26 @@ def test_the_best_of_each_solver_comes_first_and_then_what_was_close(
     ):
         build.trial(job.job_id, number, time_ms, params=params)
     build.trial(job.job_id, 9, None, params="failed", cause="wrong_result")
-    found = choice.finalists(build.connection, manifest(TASK, NAMED), EVERYTHING)
+    found = finalists(build.connection, manifest(TASK, NAMED), EVERYTHING)
     assert {key: names(each) for key, each in found.items()} == {TASK.key: ["f4", "f2", "f4b"]}
-    direct = choice.finalists(build.connection, manifest(TASK), ResultScope(winograd=False))
+    direct = finalists(build.connection, manifest(TASK), ResultScope(winograd=False))
     assert names(direct[TASK.key]) == ["tile"]
 
 
 def test_results_of_other_versions_of_the_kernels_are_not_used(build: DatabaseBuilder) -> None:
     old = build.session(reason="models", toolchain="tvm-0.27.0.post1-kernels-0")
     build.winner(old, build.config(TASK), build.solver("Tile"), 1.0, params="stale")
-    assert choice.finalists(build.connection, manifest(TASK), EVERYTHING) == {}
-    assert choice.nearest(build.connection, manifest(LARGER), EVERYTHING, ()) == {}
+    assert finalists(build.connection, manifest(TASK), EVERYTHING) == {}
+    assert nearest(build.connection, manifest(LARGER), EVERYTHING, ()) == {}
 
 
 def test_results_with_emptied_caches_are_not_compared_with_others(build: DatabaseBuilder) -> None:
     warm, task = build.session(), build.config(TASK)
     build.winner(warm, task, build.solver("Tile"), 0.1, params="warm")
-    assert choice.winners(build.connection, manifest(TASK), EVERYTHING)[TASK.key].params == "warm"
+    assert winners(build.connection, manifest(TASK), EVERYTHING)[TASK.key].params == "warm"
     build.winner(cold(build), task, build.solver("Tile"), 0.2, params="cold")
-    assert choice.winners(build.connection, manifest(TASK), EVERYTHING)[TASK.key].params == "cold"
-    assert (
-        choice.winners(build.connection, manifest(TASK), ResultScope(warm))[TASK.key].params
-        == "warm"
-    )
+    assert winners(build.connection, manifest(TASK), EVERYTHING)[TASK.key].params == "cold"
+    assert winners(build.connection, manifest(TASK), ResultScope(warm))[TASK.key].params == "warm"
 
 
 def test_other_machines_versions_and_simulated_times_do_not_count(build: DatabaseBuilder) -> None:
@@ -95,7 +98,7 @@ def test_other_machines_versions_and_simulated_times_do_not_count(build: Databas
     )
     build.winner(build.session(reason="old", library_version="0.26"), task, solver, 1.0)
     build.winner(build.session(reason="simulated"), task, solver, 1.0, simulated=True)
-    assert choice.winners(build.connection, manifest(TASK), EVERYTHING) == {}
+    assert winners(build.connection, manifest(TASK), EVERYTHING) == {}
 
 
 def test_a_golden_version_counts_alone(build: DatabaseBuilder) -> None:
@@ -120,20 +123,20 @@ def test_a_golden_version_counts_alone(build: DatabaseBuilder) -> None:
     }
     build.insert(models.GoldenEntry, golden_id=golden, time_ms=2.0, params="golden", **entry)
     assert names(
-        choice.finalists(build.connection, manifest(TASK), ResultScope(golden_id=golden))[TASK.key]
+        finalists(build.connection, manifest(TASK), ResultScope(golden_id=golden))[TASK.key]
     ) == ["golden"]
 
 
 def test_the_same_layer_lends_its_params_before_one_of_another_size(build: DatabaseBuilder) -> None:
     session, solver = cold(build), build.solver("Tile")
     wanted = manifest(TASK)
-    assert choice.nearest(build.connection, wanted, EVERYTHING, ()) == {}
+    assert nearest(build.connection, wanted, EVERYTHING, ()) == {}
     build.winner(session, build.config(LARGER), solver, 1.0, params="larger")
-    assert choice.nearest(build.connection, wanted, EVERYTHING, ())[TASK.key].params == "larger"
+    assert nearest(build.connection, wanted, EVERYTHING, ())[TASK.key].params == "larger"
     native = build.session(reason="layers", conditions={"layouts": "native"})
     build.winner(native, build.config(CORE), solver, 1.0, params="bare")
-    assert choice.nearest(build.connection, wanted, EVERYTHING, ())[TASK.key].params == "bare"
-    assert choice.nearest(build.connection, wanted, EVERYTHING, {TASK.key}) == {}
+    assert nearest(build.connection, wanted, EVERYTHING, ())[TASK.key].params == "bare"
+    assert nearest(build.connection, wanted, EVERYTHING, {TASK.key}) == {}
 
 
 def test_what_won_for_the_bare_layer_is_the_warm_start_in_whatever_layouts(
@@ -142,17 +145,14 @@ def test_what_won_for_the_bare_layer_is_the_warm_start_in_whatever_layouts(
     session, layers = cold(build), build.session(reason="layers")
     tile, winograd = build.solver("Tile"), build.solver("F4", algorithm="Winograd")
     build.winner(session, build.config(LARGER), tile, 1.0, params="larger")
-    assert choice.warm_starts(build.connection, manifest(TASK, NAMED), EVERYTHING) == {
+    assert warm_starts(build.connection, manifest(TASK, NAMED), EVERYTHING) == {
         TASK.key: {"Tile": "larger"}
     }
     bare = build.config(CORE)
     build.winner(layers, bare, tile, 2.0, params="tile")
     build.winner(layers, bare, winograd, 1.0, params="f4")
-    found = choice.warm_starts(build.connection, manifest(TASK), EVERYTHING)
+    found = warm_starts(build.connection, manifest(TASK), EVERYTHING)
     assert [*found[TASK.key].items()] == [("F4", "f4"), ("Tile", "tile")]
-    assert (
-        choice.nearest(build.connection, manifest(TASK), EVERYTHING, ())[TASK.key].params
-        == "larger"
-    )
-    direct = choice.warm_starts(build.connection, manifest(TASK), ResultScope(winograd=False))
+    assert nearest(build.connection, manifest(TASK), EVERYTHING, ())[TASK.key].params == "larger"
+    direct = warm_starts(build.connection, manifest(TASK), ResultScope(winograd=False))
     assert direct == {TASK.key: {"Tile": "tile"}}

@@ -23,7 +23,8 @@ from tuna_models import child
 from tuna_models.api import building
 from tuna_models.process import ModelProcess
 from tuna_models.reading import importer
-from tuna_models.work import whole_job, workshop
+from tuna_models.work import model_job
+from tuna_models.work import session as model_session
 
 TARGET = '{"kind": "llvm", "mcpu": "x86-64-v3"}'
 GIVEN = {
@@ -114,7 +115,7 @@ def test_a_model_is_imported_planned_and_linked_by_one_child(
             super().__init__(*given, **options)
             made.append(self)
 
-    monkeypatch.setattr(workshop, "ModelProcess", Counted)
+    monkeypatch.setattr(model_session, "ModelProcess", Counted)
     library = tmp_path / "out" / "net.so"
     library.parent.mkdir()
     ended = type_in("tuna", "tune", residual, "--minutes", 0, "-o", library, "--no-rivals")
@@ -128,9 +129,9 @@ def test_the_progress_of_a_build_is_that_of_the_job_of_the_model(
 ) -> None:
     seen: list[Progress] = []
     work = SimpleNamespace(session_id=lambda: 1, events=RunEvents(seen.append))
-    following = whole_job._Following(work, None)  # type: ignore[arg-type]
+    following = model_job._Following(work, None)  # type: ignore[arg-type]
     states = iter([State.COMPILING, State.EVALUATED])
-    monkeypatch.setattr(whole_job, "_outcome", lambda *_: SimpleNamespace(state=next(states)))
+    monkeypatch.setattr(model_job, "_outcome", lambda *_: SimpleNamespace(state=next(states)))
     for _ in range(2):  # asked again only if the session has gone on
         following.follow(Progress({"compiling": 1, "new": 8}, 9, 9, 0))
     with pytest.raises(RunStopped):
