@@ -57,8 +57,8 @@ _MAX_ROW_BYTES, _MAX_BYTES = 8 << 20, 64 << 30
 #: Beginning of an artifact's row, and maximum of its values: JSON values take fifty times the
 #: memory of their text, a string takes no more than it
 _KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
-#: Number of configs in a batch, and of rows that are in memory together
-_CONFIGS, _FETCH_ROWS = 50, 1000
+#: Number of configs in a batch
+_CONFIGS = 50
 _OF_SOLVERS = (SolverApplicability, Job, FindDb)
 _OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 #: Tables of a batch in their order, with the column that has ids of a table before
@@ -288,10 +288,8 @@ def _write(connection: sa.Connection, session_id: int, file: _Writer, seen: _See
 
     def put(name: str, *where: Any) -> list[int]:
         """Write rows, and return their ids, or what else is their first column."""
-        table = tables.table(name)
-        query = sa.select(table).where(*where).order_by(*table.primary_key.columns)
         ids = []
-        for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
+        for row in tables.rows(connection, name, *where):
             file.line(name, tables.values(row))
             ids.append(row[0])
         return ids

@@ -27,6 +27,8 @@ OWN = (
     *("step_result", "trial", "find_db", "find_db_kernel", "warm_start"),
 )
 _INT64 = 1 << 63
+#: Number of rows of a table that are in memory together
+_FETCH_ROWS = 1000
 #: Tables whose ids are the session's own
 WITH_IDS = ("search", "job", "step_result", "trial", "find_db")
 
@@ -34,6 +36,30 @@ WITH_IDS = ("search", "job", "step_result", "trial", "find_db")
 def table(name: str) -> sa.Table:
     """A table of the schema."""
     return Base.metadata.tables[name]
+
+
+def rows(connection: sa.Connection, name: str, *where: Any, more: Sequence[Any] = ()) -> Any:
+    """Yield rows of a table, with `more` columns, by its primary key."""
+    query = sa.select(table(name), *more).where(*where)
+    query = query.order_by(*table(name).primary_key.columns)
+    return connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
+
+
+def jobs(connection: sa.Connection, *where: Any) -> Sequence[sa.Row[Any]]:
+    """Jobs by id, each with `uuid` of its session, `key`, `json`, `body` and `label` of its layer,
+    `solver`, and `search_stopped`: why its search ended."""
+    job, session, search = table("job"), table("session"), table("search")
+    config, solver = table("config"), table("solver")
+    of_layer = (config.c.key, config.c.json, config.c.body, config.c.label)
+    others = (session.c.uuid, search.c.stopped.label("search_stopped"))
+    query = (
+        sa.select(job, *of_layer, solver.c.name.label("solver"), *others)
+        .join(session, session.c.id == job.c.session_id)
+        .join(config, config.c.id == job.c.config_id)
+        .join(solver, solver.c.id == job.c.solver_id)
+        .outerjoin(search, search.c.id == job.c.search_id)
+    )
+    return connection.execute(query.where(*where).order_by(job.c.id)).all()
 
 
 def columns() -> dict[str, list[str]]:

@@ -26,12 +26,10 @@ import sqlalchemy as sa
 
 from tuna.api.rows import (
     SESSION_UUID,
-    ConfigRow,
     FindDb,
     FindDbKernel,
     Job,
     KernelRow,
-    Search,
     Session,
     SolverRow,
     StepResultRow,
@@ -175,32 +173,19 @@ class Trace:
         with self._lock, reading(engine) as connection:
             assert self.header is not None
             lines, ended = [], []
-            for job, config, solver in _jobs(connection, session_id, job_ids):
-                name = JobName(config.key, solver, *(job[key] for key in OF_JOB))
+            for job, about in _jobs(connection, session_id, job_ids):
+                name = JobName(about.key, about.solver, *(job[key] for key in OF_JOB))
                 state = (job["state"], job["attempt"])
                 if job["state"] in _PASSING or self._written.get(name) == state:
                     continue
-                result = (
-                    self._result(connection, job, config, solver)
-                    if job["state"] in END_STATES
-                    else None
-                )
-                kept = {key: job[key] for key in (*OF_JOB, "reason", "options")}
-                named = {
-                    "config": json.loads(config.json),
-                    "key": config.key,
-                    "solver": solver,
-                    **kept,
-                }
-                line = {
-                    "session": self.header.uuid,
-                    "job": named,
-                    "state": state[0],
-                    "attempt": state[1],
-                }
-                lines.append({**line, "result": result})
+                has_ended = job["state"] in END_STATES
+                result = self._result(connection, job, about.body) if has_ended else None
+                named = {"config": json.loads(about.json), "key": about.key, "solver": about.solver}
+                named |= {key: job[key] for key in (*OF_JOB, "reason", "options")}
+                line = {"session": self.header.uuid, "job": named}
+                lines.append({**line, "state": state[0], "attempt": state[1], "result": result})
                 self._written[name] = state
-                ended += [job["id"]] if result is not None else []
+                ended += [job["id"]] if has_ended else []
             self._append(lines)
         return ended
 
@@ -231,7 +216,7 @@ class Trace:
             ) from None
 
     def _result(
-        self, connection: sa.Connection, job: Mapping[str, Any], config: Any, solver: str
+        self, connection: sa.Connection, job: Mapping[str, Any], body: str | None
     ) -> dict[str, Any]:
         of_job = TrialRow.job_id == job["id"]
         best = [FindDb.session_id == job["session_id"], FindDb.config_id == job["config_id"]]
@@ -243,18 +228,14 @@ class Trace:
             of_job = sa.exists().where(measured, *best)
         else:
             best.append(FindDb.job_id == job["id"])
-        rows = (
-            connection.execute(sa.select(FindDb.__table__).where(*best).order_by(FindDb.id))
-            .mappings()
-            .all()
-        )
+        rows = tables.rows(connection, "find_db", *best).mappings().all()
         result: dict[str, Any] = {
             "job": plain("job", job),
-            "step_result": _rows(connection, StepResultRow, StepResultRow.job_id == job["id"]),
-            "trial": _rows(connection, TrialRow, of_job, _owner(TrialRow.job_id)),
+            "step_result": _rows(connection, "step_result", StepResultRow.job_id == job["id"]),
+            "trial": _rows(connection, "trial", of_job, _owner(TrialRow.job_id)),
             "find_db": [self._best(connection, dict(row)) for row in rows],
         }
-        needed = {job["workload"], config.body, *(row["workload"] for row in rows)}
+        needed = {job["workload"], body, *(row["workload"] for row in rows)}
         needed |= {code["kernel"] for row in result["find_db"] for code in row["kernels"]}
         new = sorted(digest for digest in needed - {None} - self._artifacts)
         kernels = sa.select(KernelRow.digest, KernelRow.blob)
@@ -268,7 +249,7 @@ class Trace:
 
     def _best(self, connection: sa.Connection, row: Mapping[str, Any]) -> dict[str, Any]:
         """A find-db row with names in place of ids."""
-        code = _rows(connection, FindDbKernel, FindDbKernel.find_db_id == row["id"])
+        code = _rows(connection, "find_db_kernel", FindDbKernel.find_db_id == row["id"])
         jobs = {name: _owner_of(connection, row[f"{name}_id"]) for name in ("job", "final_job")}
         return {**plain("find_db", row), **jobs, "kernels": code}
 
@@ -322,28 +303,16 @@ def _header(path: Path, line: Mapping[str, Any]) -> TraceHeader:
 
 def _jobs(
     connection: sa.Connection, session_id: int, job_ids: Collection[int] | None
-) -> Iterator[tuple[Mapping[str, Any], Any, str]]:
-    """Each job's row, its config and the name of its solver, by id; the row of a search's first
-    round says why that ended."""
-    of_search = sa.and_(Job.search_id.is_not(None), Job.round == 0)
-    stopped = sa.case((of_search, Search.stopped), else_=Job.stopped).label("stopped_for")
-    query = (
-        sa.select(
-            Job.__table__, ConfigRow.key, ConfigRow.json, ConfigRow.body, stopped, SolverRow.name
-        )
-        .outerjoin(Search, Search.id == Job.search_id)
-        .join(ConfigRow, ConfigRow.id == Job.config_id)
-        .join(SolverRow, SolverRow.id == Job.solver_id)
-        .where(Job.session_id == session_id)
-        .order_by(Job.id)
-    )
-    columns = [column.name for column in Job.__table__.columns]
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each job's row, by id, and what `tables.jobs` has beside; the row of a search's first round
+    says why that ended."""
+    names = [column.name for column in tables.table("job").columns]
     for part in [None] if job_ids is None else parts(sorted(job_ids)):
-        for row in connection.execute(
-            query if part is None else query.where(Job.id.in_(part))
-        ).all():
-            job = dict(zip(columns, row, strict=False))
-            yield job | {"stopped": row.stopped_for}, row, row[-1]
+        chosen = () if part is None else (Job.id.in_(part),)
+        for row in tables.jobs(connection, Job.session_id == session_id, *chosen):
+            job = dict(zip(names, row, strict=False))
+            is_first = row.search_id is not None and row.round == 0
+            yield job | ({"stopped": row.search_stopped} if is_first else {}), row
 
 
 def _owner(job_id: Any) -> Sequence[Any]:
@@ -365,11 +334,7 @@ def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None
 
 
 def _rows(
-    connection: sa.Connection,
-    model: type[Any],
-    where: sa.ColumnElement[bool],
-    more: Sequence[Any] = (),
+    connection: sa.Connection, name: str, where: sa.ColumnElement[bool], more: Sequence[Any] = ()
 ) -> list[dict[str, Any]]:
-    table = model.__table__
-    query = sa.select(table, *more).where(where).order_by(*table.primary_key.columns)
-    return [plain(table.name, dict(row)) for row in connection.execute(query).mappings()]
+    found = tables.rows(connection, name, where, more=more)
+    return [plain(name, dict(row)) for row in found.mappings()]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.api.rows import ConfigRow, FindDb, Job, Session, SolverRow, TrialRow
+from tuna.api.rows import FindDb, Job, TrialRow, tables
 from tuna.libraries.base import FINALS
 from tuna.vocabulary import State
 
@@ -76,16 +76,8 @@ def _job_files(connection: sa.Connection, jobs: Collection[int]) -> Iterator[Log
 
 
 def _jobs(connection: sa.Connection, *where: Any) -> dict[int, Any]:
-    """Jobs, without finals, by id, with their session, layer and solver."""
-    columns = (Job.id, Job.options, Job.session_id, Job.config_id, Job.solver_id, Session.uuid)
-    query = (
-        sa.select(*columns, ConfigRow.key, ConfigRow.json, ConfigRow.label, SolverRow.name)
-        .join(Session, Session.id == Job.session_id)
-        .join(ConfigRow, ConfigRow.id == Job.config_id)
-        .join(SolverRow, SolverRow.id == Job.solver_id)
-    )
-    rows = connection.execute(query.where(Job.steps != FINALS, *where).order_by(Job.id))
-    return {row.id: row for row in rows}
+    """Jobs, without finals, by id."""
+    return {job.id: job for job in tables.jobs(connection, Job.steps != FINALS, *where)}
 
 
 def _trials(connection: sa.Connection, jobs: Collection[int]) -> Iterator[Mapping[str, Any]]:
@@ -105,7 +97,7 @@ def _lines(
     jobs = _jobs(connection, Job.id.in_(job_ids), Job.state.in_(_ENDED))
     for job_id, rows in itertools.groupby(_trials(connection, [*jobs]), lambda row: row["job_id"]):
         job = jobs[job_id]
-        named = {"session": job.uuid, "job": job_id, "label": job.label, "solver": job.name}
+        named = {"session": job.uuid, "job": job_id, "label": job.label, "solver": job.solver}
         start = json.dumps({**named, "options": job.options})[:-1]
         for row in rows:  # JSON as it is stored, and then the rest
             stored = f'"config": {job.json}, "times_ms": {row["times_ms"]}'
@@ -116,7 +108,7 @@ def _lines(
 
 def _job_file(connection: sa.Connection, job: Any) -> LogFile:
     """A line for each trial, by job and number; equal trials give equal bytes."""
-    about = {"config": json.loads(job.json), "label": job.label, "solver": job.name}
+    about = {"config": json.loads(job.json), "label": job.label, "solver": job.solver}
     names = ("session_id", "config_id", "solver_id")
     jobs = _jobs(connection, *(getattr(Job, name) == getattr(job, name) for name in names))
     lines = []
@@ -125,7 +117,7 @@ def _job_file(connection: sa.Connection, job: Any) -> LogFile:
         times_ms = json.loads(row["times_ms"])
         lines.append(json.dumps({**about, "options": options, **own, "times_ms": times_ms}))
     data = gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
-    return LogFile(f"{job.key}-{_UNSAFE.sub('_', job.name)}.jsonl.gz", data, len(lines))
+    return LogFile(f"{job.key}-{_UNSAFE.sub('_', job.solver)}.jsonl.gz", data, len(lines))
 
 
 #: A file for many trials of any jobs
