@@ -26,7 +26,9 @@ def axes_out_of_range(rng: random.Random) -> Specimen:
     if operator in ("Squeeze", "ReduceMean", "CumSum"):
         return graph.specimen(graph.node(operator, [x, graph.constant([axis])]))
     if operator == "Unsqueeze":
-        return graph.specimen(graph.node(operator, [x, graph.constant([axis + 5])]))
+        return graph.specimen(
+            graph.node(operator, [x, graph.constant([axis + (5 if axis > 0 else -5)])])
+        )
     more = {"Concat": [x], "Gather": [graph.constant([0])], "TopK": [graph.constant([1])]}
     inputs = [x, *more.get(operator, [])]
     extra = {"num_outputs": 2} if operator == "Split" else {}

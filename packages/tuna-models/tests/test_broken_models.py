@@ -291,6 +291,45 @@ BROKEN: dict[str, tuple[Any, str]] = {
         made(node("QuantizeLinear", "x s z", axis=1), s=filled(2), z=np.zeros(2, np.uint8)),
         "QuantizeLinear (n): its scale has the shape [2], which is not one for each of the 3",
     ),
+    "another kernel": (
+        made(node("Conv", "x w", kernel_shape=[5, 5]), x=IMAGE, w=filled(2, 3, 3, 3)),
+        "Conv (n): its kernel_shape is [5, 5], and its weights have [3, 3]",
+    ),
+    "a pool beyond its input": (
+        made(node("MaxPool", "x", kernel_shape=[9, 9]), x=IMAGE),
+        "MaxPool (n): its kernel reaches over 9 values, and its padded input has 8",
+    ),
+    "padding that there is not": (
+        made(node("MaxPool", "x", kernel_shape=[2, 2], auto_pad="SOME"), x=IMAGE),
+        "MaxPool (n): its auto_pad is 'SOME'",
+    ),
+    "a layout that there is not": (
+        made(node("RNN", "x w r", hidden_size=4, layout=2), w=filled(1, 4, 3), r=filled(1, 4, 4)),
+        "RNN (n): its layout is 2",
+    ),
+    "activations of more layers": (
+        made(
+            node("RNN", "x w r", hidden_size=4, activations=["Tanh", "Tanh"]),
+            x=(5, 1, 3),
+            w=filled(1, 4, 3),
+            r=filled(1, 4, 4),
+        ),
+        "RNN (n): it has 2 activations, and 1 are its number",
+    ),
+    "a state of another batch": (
+        made(
+            helper.make_node("RNN", ["x", "w", "r", "", "", "h"], ["y"], "n", hidden_size=4),
+            x=(5, 1, 3),
+            w=filled(1, 4, 3),
+            r=filled(1, 4, 4),
+            h=filled(1, 2, 4),
+        ),
+        "RNN (n): its input 'h' has the shape [1, 2, 4], not [1, 1, 4]",
+    ),
+    "more parts than it says": (
+        made(node("Split", "x", "y z", num_outputs=3)),
+        "Split (n): its num_outputs are 3, and it has 2 outputs",
+    ),
     "another hidden size": (
         made(
             node("RNN", "x w r", hidden_size=5), x=(5, 1, 3), w=filled(1, 4, 3), r=filled(1, 4, 4)
@@ -425,8 +464,8 @@ def test_an_answer_that_is_an_input_or_a_constant_is_imported(tmp_path: Path, an
 
 #: Modules that read a stranger's model.
 READERS = """
-costs file_kinds fold functions importer inference misfits obstacles onnx_files opsets qoperators
-torch_importer torch_packages wellformed
+costs file_kinds fold functions importer inference known misfits obstacles onnx_files opsets
+operator_forms qoperators torch_importer torch_packages wellformed
 """
 
 

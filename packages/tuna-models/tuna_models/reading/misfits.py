@@ -16,8 +16,8 @@ from tuna_models.reading.known import UNKNOWN, Value
 from tuna_models.refusals import CHANGE_HINT, Refusal
 
 _QUANTISE_HINT = "quantise the model again, on inputs that are finite and not all 0"
-#: Modes of GridSample, in all opsets
-_SAMPLING = ("linear", "bilinear", "nearest", "cubic", "bicubic")
+#: Gates of recurrent operators, and activations of a direction
+_GATES = {"GRU": (3, 2), "LSTM": (4, 3), "RNN": (1, 1)}
 #: Most tensors that one operator splits a tensor into
 _MAX_PARTS = 1 << 12
 
@@ -63,12 +63,17 @@ def check(node: Any, inputs: Sequence[Value | None]) -> None:
 
 
 def _convolution(call: _Call) -> Iterator[str]:
-    values, weights, bias = (call.shape(place) for place in range(3))
+    weights, bias = call.shape(1), call.shape(2)
     if weights is None:
         return
     if bias is not None and bias != weights[:1]:
         yield f"its bias has the shape {list(bias)}, and its weights have {weights[0]} channels"
-    sides = weights[2:]
+    yield from _reach(call, weights[2:])
+
+
+def _reach(call: _Call, sides: Sequence[int]) -> Iterator[str]:
+    """Kernels larger than their padded input."""
+    values = call.shape(0)
     if values is None or call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return
     pads = call.attributes.get("pads", [0] * 2 * len(sides))
@@ -78,6 +83,16 @@ def _convolution(call: _Call) -> Iterator[str]:
         padded, reach = extent + sum(pads[side :: len(sides)]), (kernel - 1) * dilation + 1
         if not 0 < reach <= padded:
             yield f"its kernel reaches over {reach} values, and its padded input has {padded}"
+
+
+def _pool(call: _Call) -> Iterator[str]:
+    return _reach(call, call.attributes["kernel_shape"])
+
+
+def _sides(call: _Call) -> Iterator[str]:
+    extents = call.attributes.get("output_shape", ())
+    if extents and min(extents) < 1:
+        yield f"its output_shape is {list(extents)}"
 
 
 def _kernel(call: _Call) -> Iterator[str]:
@@ -134,28 +149,36 @@ def _zero_kind(call: _Call) -> Iterator[str]:
         yield f"its zero point is of type {words[0]}, and its input of {words[1]}"
 
 
-def _directions(call: _Call) -> Iterator[str]:
-    direction = call.text("direction", "forward")
-    if direction not in ("forward", "reverse", "bidirectional"):
-        yield f"its direction is {quoted(direction)}"
-    count = 2 if direction == "bidirectional" else 1
+def _recurrent(call: _Call) -> Iterator[str]:
+    count = 2 if call.text("direction", "forward") == "bidirectional" else 1
     for shape in map(call.shape, (1, 2)):
         if shape is not None and shape[:1] != (count,):
             yield f"its weights of the shape {list(shape)} are not for {count} direction(s)"
-    again = call.shape(2)
-    if again is not None and (size := call.attributes.get("hidden_size", again[-1])) != again[-1]:
-        yield f"its hidden size is {size}, and its weights are for {again[-1]}"
+    again, values = call.shape(2), call.shape(0)
+    if again is None or values is None or len(values) != 3:
+        return
+    if (hidden := call.attributes.get("hidden_size", again[-1])) != again[-1]:
+        yield f"its hidden size is {hidden}, and its weights are for {again[-1]}"
+    gates, functions = _GATES[call.node.op_type]
+    rows, batch = gates * hidden, values[0 if call.attributes.get("layout") else 1]
+    state = (batch, count, hidden) if call.attributes.get("layout") else (count, batch, hidden)
+    shapes = (
+        *((count, rows, values[2]), (count, rows, hidden), (count, 2 * rows), (batch,)),
+        *(state, state, (count, 3 * hidden)),
+    )
+    for place, right in enumerate(shapes, 1):
+        if call.shape(place) not in (None, right):
+            name = quoted(call.node.input[place])
+            yield f"its input {name} has the shape {list(call.shape(place) or ())}, not {[*right]}"
+    names = call.attributes.get("activations", ())
+    if names and len(names) != count * functions:
+        yield f"it has {len(names)} activations, and {count * functions} are its number"
 
 
 def _blocks(call: _Call) -> Iterator[str]:
     values, size = call.shape(0), call.attributes.get("blocksize", 0)
     if values is not None and len(values) == 4 and size > 0 and values[1] % (size * size):
         yield f"its input has {values[1]} channels, which is no multiple of {size} x {size}"
-
-
-def _sampling(call: _Call) -> Iterator[str]:
-    if (mode := call.text("mode", "linear")) not in _SAMPLING:
-        yield f"its mode is {quoted(mode)}"
 
 
 def _slope(call: _Call) -> Iterator[str]:
@@ -189,8 +212,9 @@ def _places(call: _Call) -> Iterator[str]:
 
 def _batches(call: _Call) -> Iterator[str]:
     """A number that onnx's inference takes as it is."""
-    if (count := call.attributes.get("batch_dims", 0)) < 0:
-        yield f"its batch_dims are {count}"
+    count, ranks = call.attributes.get("batch_dims", 0), [len(call.shape(n) or ()) for n in (0, 1)]
+    if count and not 0 < count < min(ranks):
+        yield f"its batch_dims are {count}, and its inputs have {ranks[0]} and {ranks[1]} axes"
 
 
 def _parts(call: _Call) -> Iterator[str]:
@@ -225,14 +249,14 @@ _SCALED = (_scale_values, _scales)
 #: Checks of the operators that have some, in their order
 _CHECKS: Mapping[str, Sequence[Callable[[_Call], Iterator[str]]]] = {
     "Conv": (_convolution, _kernel),
-    "ConvTranspose": (_kernel,),
+    "ConvTranspose": (_kernel, _sides),
     "CumSum": (_places,),
     "DepthToSpace": (_blocks,),
     "DequantizeLinear": (*_SCALED, _zero_kind),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), (_directions,)),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), (_recurrent,)),
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (_pool,)),
     **dict.fromkeys(("Gather", "GatherElements", "ScatterElements", "ScatterND"), (_places,)),
     "GatherND": (_batches, _places),
-    "GridSample": (_sampling,),
     "PRelu": (_slope,),
     **dict.fromkeys(("QLinearConv", "QLinearMatMul"), (_scale_values,)),
     "QuantizeLinear": _SCALED,

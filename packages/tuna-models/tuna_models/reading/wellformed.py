@@ -1,22 +1,21 @@
 """Faults of an ONNX graph that are seen without inference: values that nothing makes or that are
-made twice, numbers of inputs and outputs, attributes, constants, functions. Imports onnx."""
+made twice, constants, functions, operators that are not as ONNX defines them. Imports onnx."""
 
 from __future__ import annotations
 
 import graphlib
 import math
-import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, TensorProto, defs, helper
+from onnx import TensorProto, helper
 
-from tuna.common.messages import counted
 from tuna_models.names import OWN_DOMAINS, operator_name, quoted, title
+from tuna_models.reading import operator_forms
 from tuna_models.reading.bodies import all_nodes, subgraphs, version_of
 from tuna_models.reading.known import BITS
 from tuna_models.refusals import DAMAGED, Refusal
@@ -35,12 +34,6 @@ _TYPES = {
     for name, number in TensorProto.DataType.items()
     if number
 }
-#: A term of an Einsum's equation
-_TERM = re.compile(r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?")
-#: More axes than a tensor has: NumPy does not end for some far larger numbers
-_MAX_AXES = 64
-#: A number of inputs or outputs that stands for any number
-_ANY = 1 << 30
 
 
 def check(model: Any) -> None:
@@ -188,8 +181,9 @@ class _Checker:
             raise Refusal(f"its node{title(node)} names no operator", DAMAGED)
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
-            _check_count(node, "input", len(node.input), 0, len(function.input))
-            _check_count(node, "output", len(node.output), 0, len(function.output))
+            inputs, outputs = (0, len(function.input)), (0, len(function.output))
+            for why in operator_forms.check_counts(node, inputs, outputs):
+                raise Refusal.of(node, why, DAMAGED)
             return
         for attribute in node.attribute:
             if attribute.ref_attr_name and not isinstance(self.scope, onnx.FunctionProto):
@@ -200,91 +194,8 @@ class _Checker:
                     raise Refusal.of(
                         node, f"its attribute {quoted(attribute.name)} {fault}", DAMAGED
                     )
-        if node.domain not in OWN_DOMAINS:
-            return
-        form = _form(node.op_type, self.opset)
-        if form is not None:
-            form.check(node)
-            if node.op_type in _ARITIES:
-                _ARITIES[node.op_type](node)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The inputs, outputs and attributes of an operator in an opset."""
-
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    needed: tuple[tuple[int, str], ...]  #: places and names of the inputs that cannot be absent
-    #: place and name of the first of any number of inputs, none of which can be absent
-    variadic: tuple[int, str] | None
-    attributes: Mapping[str, int]  #: types by name
-    required: frozenset[str]
-
-    def check(self, node: Any) -> None:
-        """Raise Refusal for another number of inputs or outputs, and other attributes."""
-        _check_count(node, "input", len(node.input), *self.inputs)
-        _check_count(node, "output", len(node.output), *self.outputs)
-        for place, name in self.needed:
-            if not node.input[place]:
-                raise Refusal.of(node, f"its input {name} is absent", DAMAGED)
-        if self.variadic and "" in node.input[self.variadic[0] :]:
-            raise Refusal.of(node, f"one of its inputs {self.variadic[1]} is absent", DAMAGED)
-        for attribute in node.attribute:
-            name, kind = attribute.name, self.attributes.get(attribute.name)
-            if kind is None and not name.startswith("__"):  # those are for tools
-                why = f"it has the attribute {quoted(name)}, which this operator has not"
-                raise Refusal.of(node, why, "remove it, or correct its name")
-            if kind is not None and attribute.type not in (0, kind):
-                words = AttributeProto.AttributeType.Name
-                why = f"its attribute {name} is of type {words(attribute.type)}, not {words(kind)}"
-                raise Refusal.of(node, why, DAMAGED)
-            if name in ("axis", "axes") and any(
-                abs(axis) > _MAX_AXES for axis in (attribute.i, *attribute.ints)
-            ):
-                raise Refusal.of(node, f"its {name} is no axis that a tensor has", DAMAGED)
-        missing = self.required and self.required - {each.name for each in node.attribute}
-        if missing:
-            raise Refusal.of(node, f"it lacks the attribute {min(missing)}", DAMAGED)
-        if node.op_type == "Constant" and len(node.attribute) != 1:
-            has = counted(len(node.attribute), "value")
-            raise Refusal.of(node, f"it has {has}, and a constant has one", DAMAGED)
-
-
-@cache
-def _form(operator: str, opset: int) -> _Form | None:
-    """The form of one of ONNX's own operators; None where the opset has it not."""
-    try:
-        schema = defs.get_schema(operator, opset)
-    except defs.SchemaError:
-        return None
-    options = defs.OpSchema.FormalParameterOption
-    # onnxruntime's tools write DequantizeLinear with an axis in opsets before those that have it
-    attributes = {**defs.get_schema(operator).attributes, **schema.attributes}
-    return _Form(
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        tuple(
-            (place, given.name)
-            for place, given in enumerate(schema.inputs[: schema.min_input])
-            if given.option == options.Single
-        ),
-        next(
-            (
-                (place, given.name)
-                for place, given in enumerate(schema.inputs)
-                if given.option == options.Variadic
-            ),
-            None,
-        ),
-        {name: _number(each.type) for name, each in attributes.items()},
-        frozenset(name for name, each in schema.attributes.items() if each.required),
-    )
-
-
-def _number(kind: Any) -> int:
-    """The number of an attribute's type, as nodes have it."""
-    return int(kind.value)
+        if node.domain in OWN_DOMAINS:
+            operator_forms.check(node, self.opset)
 
 
 def _add(makers: dict[str, Any], name: str, maker: Any) -> None:
@@ -322,75 +233,3 @@ def _check_defaults(graph: Any) -> None:
                 f" {name(tensor.data_type)}",
                 _RENAME,
             )
-
-
-def _check_count(node: Any, noun: str, given: int, least: int, most: int) -> None:
-    """Refuse another number of inputs or outputs than an operator takes."""
-    if not least <= given <= most:
-        words = str(least) if least == most else f"{least} to {most}"
-        words = f"{least} or more" if most > _ANY else words
-        raise Refusal.of(node, f"it has {counted(given, noun)}, and this operator {words}", DAMAGED)
-
-
-def _graph_of(node: Any, name: str) -> Any:
-    return next(attribute.g for attribute in node.attribute if attribute.name == name)
-
-
-def _branches(node: Any) -> None:
-    for name in ("then_branch", "else_branch"):
-        given = len(_graph_of(node, name).output)
-        if given != len(node.output):
-            why = f"its {name} returns {counted(given, 'value')}, and it has {len(node.output)}"
-            raise Refusal.of(node, why, DAMAGED)
-
-
-def _loop(node: Any) -> None:
-    body, states = _graph_of(node, "body"), max(len(node.input) - 2, 0)
-    _check_body(node, body, 2 + states, 1 + len(node.output), states <= len(node.output))
-
-
-def _scan(node: Any) -> None:
-    body = _graph_of(node, "body")
-    scanned = next(each.i for each in node.attribute if each.name == "num_scan_inputs")
-    # before opset 9 the first input are lengths of sequences
-    inputs = len(node.input)
-    _check_body(
-        node,
-        body,
-        len(body.input) if inputs == len(body.input) + 1 else inputs,
-        len(node.output),
-        0 < scanned <= inputs,
-    )
-
-
-def _check_body(node: Any, body: Any, inputs: int, outputs: int, fits: bool) -> None:
-    if not fits or (len(body.input), len(body.output)) != (inputs, outputs):
-        raise Refusal.of(
-            node,
-            f"its body takes {counted(len(body.input), 'value')} and returns"
-            f" {len(body.output)}, which do not fit its {counted(len(node.input), 'input')} and"
-            f" {counted(len(node.output), 'output')}",
-            DAMAGED,
-        )
-
-
-def _equation(node: Any) -> None:
-    text = next(each.s for each in node.attribute if each.name == "equation").decode(
-        errors="replace"
-    )
-    left, _, right = text.partition("->")
-    terms = left.split(",")
-    if not all(_TERM.fullmatch(term) for term in (*terms, right)):
-        why = (
-            f"its equation {quoted(text)} has more than letters, commas, one -> and dots in threes"
-        )
-        raise Refusal.of(node, why, "write it as 'ij,jk->ik'")
-    _check_count(node, "input", len(node.input), len(terms), len(terms))
-
-
-_ARITIES: Mapping[str, Callable[[Any], None]] = {
-    "Einsum": _equation,
-    "If": _branches,
-    "Loop": _loop,
-    "Scan": _scan,
-}
