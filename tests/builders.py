@@ -323,7 +323,7 @@ def tuned_network(build: DatabaseBuilder, trials: int = 24) -> int:
     build.job(
         session,
         last,
-        build.solver("TvmConvWinograd", algorithm="Winograd"),
+        build.solver("TvmConvWinogradF4", algorithm="Winograd"),
         state="new",
         step="compile",
     )

@@ -178,7 +178,7 @@ def test_what_tells_nothing_of_devices_or_too_little_is_left_out(room: Room) -> 
     for number, facts in enumerate(
         (
             {"simulated": True},
-            {"solver": "TvmConvWinograd"},
+            {"solver": "TvmConvNCHWc"},
             {"times": [1.0] * 7 + [None] * 9},
         )
     ):

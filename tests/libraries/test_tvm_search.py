@@ -37,7 +37,7 @@ from tuna.libraries.tvm.schedules import ScheduleSpace
 from tuna.vocabulary import Cause
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
-DIRECT, WINOGRAD = "TvmConvDirectNCHW", "TvmConvWinograd"
+DIRECT = "TvmConvDirectNCHW"
 #: Reads params from stdin, prints a digest of the module that they become.
 REBUILD = """
 import hashlib, json, sys, tvm
@@ -58,8 +58,8 @@ def job(solver: str = DIRECT, count: int = 1) -> KernelJob:
     return KernelJob(gemm() if solver == "TvmGemmTile" else conv(), solver, CPU, count=count)
 
 
-def searched_space(solver: str = DIRECT) -> ScheduleSpace:
-    return space_of(job(solver))
+def searched_space() -> ScheduleSpace:
+    return space_of(job(DIRECT))
 
 
 def as_if_measured(params: str) -> Past:
@@ -91,11 +91,10 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
     assert json.loads(proposed) == batch
 
 
-@pytest.mark.parametrize("solver", [DIRECT, WINOGRAD])
 def test_a_search_of_three_rounds_repeats_nothing_and_learns(
-    solver: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    space, history = searched_space(solver), []
+    space, history = searched_space(), []
     monkeypatch.setattr(space, "prior", None)  # it knows nothing of times that were made up
     for _ in range(3):
         history += map(as_if_measured, propose(space, history, count=8, seed=1))
@@ -124,8 +123,7 @@ def test_hundreds_of_unrolled_statements_count_as_effort() -> None:
 def test_params_are_the_same_after_a_rebuild() -> None:
     families = ("TvmConvTile", "TvmGemmTile", "TvmUntuned")
     proposed = {solver: TvmBuilder().propose(job(solver, count=3)) for solver in families}
-    for solver in (DIRECT, WINOGRAD):
-        proposed[solver] = propose(searched_space(solver), [], count=3, seed=5)
+    proposed[DIRECT] = propose(searched_space(), [], count=3, seed=5)
     for solver, candidates in proposed.items():
         module = module_of(job(solver))
         for params in candidates:

@@ -222,15 +222,6 @@ def _blocked(config: Config, mode: Mode) -> bool:
     return _plain_2d(config, mode) and block_of(config) is not None
 
 
-def _winograd(config: Config, mode: Mode) -> bool:
-    """F(4, 3): its transforms lose too many digits for half precision, and do not exist in whole
-    numbers."""
-    if not _plain_2d(config, mode) or config.data_type is not DataType.FP32:
-        return False
-    steps = (config.conv_stride_h, config.conv_stride_w, config.dilation_h, config.dilation_w)
-    return (config.fil_h, config.fil_w) == (3, 3) and steps == (1, 1, 1, 1)
-
-
 def _gemm(config: Config, mode: Mode) -> bool:
     return isinstance(config, GemmConfig) and config.is_plain
 
@@ -265,7 +256,6 @@ SEARCHED: tuple[TvmSolver, ...] = (
     _searched("TvmConvNCHWc", "convolution", "Direct", _blocked),
     _searched("TvmConvIm2colGemm", "convolution", "GEMM", _plain_2d),
     _searched("TvmConv1x1Gemm", "convolution", "GEMM", _pointwise),
-    _searched("TvmConvWinograd", "convolution", "Winograd", _winograd),
     _searched("TvmGemmDirect", "gemm", "GEMM", _gemm),
 )
 #: Baseline: TVM's code for a layer without a tuning database, in the layer's own layouts

@@ -19,8 +19,6 @@ from tuna.libraries.tvm.kernels.stages import module_of
 from tuna.libraries.tvm.solvers import SEARCHED, UNTUNED, block_of
 
 _Builder = Callable[[Any], list[Any]]
-#: Number of outputs that TOPI's winograd computes at once along each axis
-_TILE = 4
 
 
 def make(solver: str, config: Config) -> Any:
@@ -175,24 +173,6 @@ def pointwise(config: ConvConfig) -> list[Any]:
     return [x, w, _cast(y, config)]
 
 
-def winograd(config: ConvConfig) -> list[Any]:
-    """TOPI's winograd F(4x4, 3x3) in NCHW, with the transform of the weight.
-
-    Where the output is not whole tiles, TOPI reads past its padded input: what lies there cancels
-    out when it is small, and ruins the answer when it is large or NaN. So the padding is extended
-    to whole tiles, and the answer is cut.
-    """
-    x, w = _arguments(config)
-    height, width = config.output_size
-    after = config.pad_h + -height % _TILE, config.pad_w + -width % _TILE
-    pads = (config.pad_h, config.pad_w, *after)
-    first, weight = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
-    y = topi.nn.conv2d_winograd_nchw(first, weight, (1, 1), pads, (1, 1), "float32")
-    if height % _TILE or width % _TILE:
-        return [x, w, _cast(_like_output(config, lambda n, k, h, w: y[n, k, h, w], "cut"), config)]
-    return [x, w, _answer(y, config)]
-
-
 def gemm(config: GemmConfig) -> list[Any]:
     """C[b, i, j] = sum over r of A[b, i, r] * B[b, r, j], with A or B stored transposed; no batch
     axis for one product."""
@@ -290,7 +270,6 @@ _BUILDERS: Mapping[str, _Builder] = {
     "TvmConvNCHWc": blocked,
     "TvmConvIm2colGemm": im2col,
     "TvmConv1x1Gemm": pointwise,
-    "TvmConvWinograd": winograd,
     "TvmGemmDirect": gemm,
     "TvmUntuned": untuned,
 }
