@@ -187,14 +187,13 @@ def _write_down(outcome: Outcome, found: LayerResult) -> None:
 def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned:
     """Build the first `count` candidates and take a quick look at each."""
     from tuna.libraries import reference
-    from tuna.libraries.tvm.kernels.epilogue import Epilogue
     from tuna.libraries.tvm.kernels.shape import Mode
     from tuna.libraries.tvm.problems import FamilyProblem, layer_of, ranked
 
     started = time.perf_counter()
     target = host_target(contest.cores)
     epilogue = epilogue_of(config.data_type)
-    layer = layer_of(config, Mode(mode), target, Epilogue(epilogue))
+    layer = layer_of(config, Mode(mode), target, epilogue)
     assert layer is not None
     problem = reference.make(TaskConfig(core=config, layouts=mode, epilogue=epilogue))
     looks: list[tuple[float, int, Contestant]] = []

@@ -23,7 +23,6 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape, signature
-from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import (
     FAMILIES,
     GEMM,
@@ -103,7 +102,7 @@ class FamilyProblem:
             self.family,
             layer.mode,
             layer.machine.floats,
-            layer.epilogue.parts,
+            layer.epilogue,
             layer.dot.weights if layer.dot else "",
         )
 
@@ -162,7 +161,7 @@ def of(job: KernelJob) -> FamilyProblem | None:
 def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyProblem | None:
     """The problem of a layer or task for the family of that name, None where it cannot take it. A
     task has its own mode."""
-    epilogue, core = Epilogue(parts_of(config)), config
+    epilogue, core = parts_of(config), config
     if isinstance(config, TaskConfig) and config.core is not None:
         core, mode = config.core, Mode(config.layouts)
     if isinstance(core, GemmConfig) and family == GEMM.name:
@@ -181,7 +180,9 @@ def target_of(text: str) -> Any:
     return tvm.target.Target(json.loads(text))
 
 
-def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHING) -> Layer | None:
+def layer_of(
+    config: Config, mode: Mode, target: Any, epilogue: tuple[str, ...] = ()
+) -> Layer | None:
     """Return the layer that the families of convolutions take for `config`, None where they take
     none (`shape.supported`)."""
     if not shape.supported(config):
@@ -237,7 +238,7 @@ def refusal(task: TaskConfig, target: Any) -> str:
     if isinstance(core, GemmConfig):
         problem = with_family(task, GEMM.name, Mode(task.layouts), target)
         return "" if problem is not None else "no kernel of the target takes it"
-    layer = layer_of(core, Mode(task.layouts), target, Epilogue(task.epilogue)) if core else None
+    layer = layer_of(core, Mode(task.layouts), target, task.epilogue) if core else None
     if layer is not None and any(_fits(family, layer) for family in FAMILIES.values()):
         return ""
     return "no kernel of the target takes it"

@@ -22,7 +22,6 @@ from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.functions import to_text
 from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -302,7 +301,7 @@ def _best(task: TaskConfig, target: Any, winograd: bool) -> tuple[str, int] | No
         return None
     if isinstance(task.core, GemmConfig):
         return GEMM.name, 0
-    layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
+    layer = layer_of(task.core, Mode(task.layouts), target, task.epilogue)
     assert layer is not None
     families = [family for family in FAMILIES.values() if winograd or not family.outputs]
     (family, index), *_ = ranked(layer, families, cold_weights=True)

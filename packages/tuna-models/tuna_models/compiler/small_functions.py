@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 
 from tuna.configs.task import QUANTIZE, RESIDUAL, SCALARS, scalar_count, scalar_values
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.epilogue import Epilogue
+from tuna.libraries.tvm.kernels.epilogue import applied
 from tuna.libraries.tvm.kernels.types import INT8
 from tuna_models.compiler.blocked import BF16, BYTE, FP32, opaque
 
@@ -56,7 +56,7 @@ def byte_sum(extents: tuple[int, ...]) -> Any:
     def value(*at: Any) -> Any:
         arguments = {SCALARS.role: [p[place] for place in range(numbers)], RESIDUAL: r[at]}
         total = tirx.Cast(FP32, x[at]) - p[0]
-        return Epilogue(_STEPS).apply(total, arguments.__getitem__, INT8)
+        return applied(_STEPS, total, arguments.__getitem__, INT8)
 
     schedule = Schedule(stages.module_of([x, r, p, te.compute(extents, value, name=_OUT)]))
     *_, lanes = schedule.get_loops(schedule.get_sblock(_OUT))

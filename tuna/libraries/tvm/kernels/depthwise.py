@@ -26,6 +26,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
+from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import Work
@@ -77,7 +78,7 @@ def workload(layer: Layer) -> tvm.IRModule:
 
     extents = (shape.batch, shape.out_blocks, height, width, shape.block)
     sums = te.compute(extents, term, name=_SUMS)
-    started = bool(words) and layer.epilogue.starts
+    started = bool(words) and DEQUANTIZE in layer.epilogue
     arguments = [x, w, *stages.answer(sums, layer, scalars=scalars, started=started)]
     if not layer.dot or not words:
         return stages.module_of(arguments)

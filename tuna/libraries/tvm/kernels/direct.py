@@ -42,6 +42,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
+from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, stages
 from tuna.libraries.tvm.kernels.direct_space import (
     BLOCKS_OUTSIDE,
@@ -129,7 +130,7 @@ def workload(layer: Layer) -> tvm.IRModule:
         count = shape.in_blocks // length
         parts = te.compute((shape.batch, count, *extents), term, name=_PARTS)
     sums = te.compute((shape.batch, *extents), sum_of_parts, name=_SUMS)
-    started = bool(dot) and layer.epilogue.starts
+    started = bool(dot) and DEQUANTIZE in layer.epilogue
     arguments = [x, w, *stages.answer(sums, layer, row.merged, scalars, started=started)]
     following = functools.partial(_following, layer)
 

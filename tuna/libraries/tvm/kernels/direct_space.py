@@ -122,7 +122,7 @@ def leaves_out_taps(layer: Layer) -> bool:
     shape, dot = layer.shape, layer.dot
     if dot is None or not shape.pad[0] or rows_of(layer).merged > 1:
         return False
-    if layer.types is INT8 and DEQUANTIZE not in layer.epilogue.parts:  # the padding is not zero
+    if layer.types is INT8 and DEQUANTIZE not in layer.epilogue:  # the padding is not zero
         return False
     return shape.out_size[0] <= _FEW_ROWS and (dot.word > 2 or not asks_ahead(layer))
 

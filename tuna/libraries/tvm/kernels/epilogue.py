@@ -9,8 +9,7 @@ does; TIR's own `max` and `min` drop NaN where it is their first operand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -80,49 +79,36 @@ _ERF_Q = (
 )
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """The steps in order, by their names (`configs.task.STEPS`)."""
+def has_constants(epilogue: Sequence[str]) -> bool:
+    """Whether an activation wants registers for constants."""
+    return not {RELU, PRELU}.issuperset(step for step in epilogue if step in ACTIVATIONS)
 
-    parts: tuple[str, ...] = ()
 
-    @property
-    def has_constants(self) -> bool:
-        """Whether an activation wants registers for constants."""
-        return not {RELU, PRELU}.issuperset(part for part in self.parts if part in ACTIVATIONS)
-
-    @property
-    def starts(self) -> bool:
-        """Whether a kernel takes what its sums start with."""
-        return DEQUANTIZE in self.parts
-
-    def apply(
-        self,
-        value: Any,
-        given: Callable[[str], Any],
-        types: Types = FP32,
-        *,
-        in_lanes: bool = False,
-    ) -> Any:
-        """The value that is written for a sum. `given` returns the value of an argument
-        (`configs.task.arguments_of`) for it by its role, of the scalars all of them, and None for
-        the start of a sum that began with it. `in_lanes`: see `rounded`."""
-        scalars = iter(given(SCALARS.role)[1:] if QUANTIZE in self.parts else ())
-        steps = steps_of(self.parts)
-        for step in steps:
-            arguments = [given(argument.role) for argument in step.arguments]
-            numbers = {name: next(scalars) for name in step.numbers}
-            value = TIR[_key(step)](value, *arguments, **numbers)
-            if step.name == QUANTIZE:
-                value = nearest(value) if step is not steps[-1] else _byte(value, numbers["zero"])
-        return rounded(value, signature.answer_type(self.parts, types), in_lanes=in_lanes)
+def applied(
+    epilogue: Sequence[str],
+    value: Any,
+    given: Callable[[str], Any],
+    types: Types = FP32,
+    *,
+    rounding: str = "",
+) -> Any:
+    """The value that is written for a sum. `given` returns the value of an argument
+    (`configs.task.arguments_of`) for it by its role, of the scalars all of them, and None for the
+    start of a sum that began with it. `rounding`: see `rounded`."""
+    scalars = iter(given(SCALARS.role)[1:] if QUANTIZE in epilogue else ())
+    steps = steps_of(epilogue)
+    for step in steps:
+        arguments = [given(argument.role) for argument in step.arguments]
+        numbers = {name: next(scalars) for name in step.numbers}
+        value = TIR[_key(step)](value, *arguments, **numbers)
+        if step.name == QUANTIZE:
+            value = nearest(value) if step is not steps[-1] else _byte(value, numbers["zero"])
+    return rounded(value, signature.answer_type(epilogue, types), rounding)
 
 
 _BF16 = "bfloat16"
 #: The largest finite bfloat16
 LARGEST_BF16 = 255.0 * 2.0**120
-#: Epilogue that keeps the sum itself
-NOTHING = Epilogue()
 
 
 def in_fp32(value: Any) -> Any:
@@ -135,21 +121,20 @@ def in_fp32(value: Any) -> Any:
     return tirx.reinterpret("float32", upper)
 
 
-def rounded(value: Any, kind: str, *, in_lanes: bool = False) -> Any:
+def rounded(value: Any, kind: str, rounding: str = "") -> Any:
     """The value as one of type `kind`: the nearest bfloat16, a tie to the even one. NaN stays NaN,
     and a finite value beyond the largest bfloat16 becomes that one.
 
     TVM's own rounding makes numbers of some NaN, and repeats the value, which fails where that has
-    names for its parts. `in_lanes`: the loop of the value becomes a vector of 16 lanes, for a CPU
-    with avx512_bf16. Its one instruction makes denormals 0, and infinities of finite values that
-    are nearer to 2^128 than to the largest bfloat16.
+    names for its parts. `rounding` is LLVM's intrinsic for it, of vectors: the loop of the value
+    becomes one. That of avx512_bf16 makes denormals 0, and infinities of finite values that are
+    nearer to 2^128 than to the largest bfloat16.
     """
     value = tirx.convert(value)
     if kind != _BF16 or str(value.ty) != "float32":
         return value.astype(kind)
-    if in_lanes:
-        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-        return tirx.reinterpret(kind, tirx.call_llvm_pure_intrin("uint16", name, value))
+    if rounding:
+        return tirx.reinterpret(kind, tirx.call_llvm_pure_intrin("uint16", rounding, value))
 
     def nearest_of(x: Any) -> Any:
         bits = tirx.reinterpret("uint32", x)  # without a name: TVM would put the value in its place

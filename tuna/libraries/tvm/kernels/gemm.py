@@ -36,8 +36,9 @@ import tvm
 from tvm import te, tirx
 
 from tuna.configs import GemmConfig
+from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, signature, stages
-from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
+from tuna.libraries.tvm.kernels.epilogue import has_constants
 from tuna.libraries.tvm.kernels.instructions import STORED, Dot
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
@@ -64,7 +65,7 @@ class Product:
     #: layouts. NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
     mode: Mode
     machine: Machine
-    epilogue: Epilogue = NOTHING  #: epilogue, whose bias is a value for each column
+    epilogue: tuple[str, ...] = ()  #: steps of `configs.task`
     types: Types = FP32
 
     @property
@@ -144,12 +145,13 @@ def workload(product: Product) -> tvm.IRModule:
         extents = (*batch, steps // length, high, blocks, size)
         parts = te.compute(extents, term, name=_PARTS)
     sums = te.compute((*batch, high, blocks, size), sum_of_parts, name=_SUMS)
-    wanted, extents = product.epilogue, (*batch, config.m, config.n)
-    scalars = stages.scalars_of(wanted)
-    started = (blocks, size) if dot and wanted.starts else ()
-    in_lanes = types is BF16 and (blocks * size == config.n or _rounds_first(product))
+    epilogue, extents = product.epilogue, (*batch, config.m, config.n)
+    scalars = stages.scalars_of(epilogue)
+    started = (blocks, size) if dot and DEQUANTIZE in epilogue else ()
+    in_vectors = blocks * size == config.n or _rounds_first(product)
     added, value = stages.epilogue_arguments(
-        wanted, types, (config.n,), extents, scalars, started, in_lanes=in_lanes
+        *(epilogue, types, (config.n,), extents, scalars, started),
+        rounding=dot.rounding if dot and in_vectors else "",
     )
 
     def bits(*at: Any) -> Any:
@@ -165,7 +167,7 @@ def workload(product: Product) -> tvm.IRModule:
 
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
     if dot is None:
-        fences = wanted.has_constants and length == steps  # sums in blocks end with their block
+        fences = has_constants(epilogue) and length == steps  # sums in blocks end with their block
         change = functools.partial(stages.fenced, name=_OUT) if fences else None
         return stages.module_of(arguments, change)
     lanes = functools.partial(
@@ -263,8 +265,8 @@ def _rounds_first(product: Product) -> bool:
     """Whether a stage rounds whole vectors to bfloat16, of which the columns are copied: these fill
     none, and read no arguments. Rounded in the copy 1500 x 1500 x 64 takes 1.12 of the time."""
     size, columns, epilogue = product.machine.floats, product.config.n, product.epilogue
-    narrow = product.types is BF16 and signature.answer_type(epilogue.parts, BF16) == BF16.input
-    added = signature.added(epilogue.parts, BF16, padded=False)
+    narrow = product.types is BF16 and signature.answer_type(epilogue, BF16) == BF16.input
+    added = signature.added(epilogue, BF16, padded=False)
     return narrow and not added and column_blocks(columns, size) * size != columns
 
 

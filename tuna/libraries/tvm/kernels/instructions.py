@@ -41,6 +41,7 @@ class Dot:
     build: str  #: LLVM's intrinsic, or the function of `text`
     adds: bool = True  #: whether it adds to the sums
     text: str = ""  #: LLVM's text of a function, where TIR cannot call the intrinsic
+    rounding: str = ""  #: LLVM's intrinsic that rounds a vector of its sums to bfloat16
     #: type as which words of weights are stored: where one word holds them all, nothing else tells
     #: bytes from numbers of 16 bits
     stored: str = "int32"
@@ -84,6 +85,7 @@ define linkonce_odr <16 x float> @tuna_dpbf16(<16 x float> %sums, <16 x i32> %x,
   ret <16 x float> %found
 }
 """
+_ROUNDING = "llvm.x86.avx512bf16.cvtneps2bf16.512"
 _bytes = partial(Dot, data_type=DataType.INT8, reads="uint8", weights="int8")
 #: Bytes of twice their size, since the older instruction for bytes saturates
 _madd = partial(
@@ -101,7 +103,15 @@ _madd = partial(
 #: type is the oldest of all
 DOTS = (
     Dot(
-        "bf16", AVX512, "avx512bf16", DataType.BF16, "uint16", "bfloat16", "tuna_dpbf16", text=_BF16
+        "bf16",
+        AVX512,
+        "avx512bf16",
+        DataType.BF16,
+        "uint16",
+        "bfloat16",
+        "tuna_dpbf16",
+        text=_BF16,
+        rounding=_ROUNDING,
     ),
     _bytes("vnni", AVX512, "avx512vnni", build="llvm.x86.avx512.vpdpbusd.512"),
     _bytes("vnni", AVX, "avxvnni", build="llvm.x86.avx512.vpdpbusd.256"),

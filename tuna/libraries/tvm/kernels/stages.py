@@ -12,9 +12,10 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 
 from tuna.configs.task import ANSWER, COMPENSATION, LANES, SCALARS, scalar_count
+from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.dots import copied
-from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
+from tuna.libraries.tvm.kernels.epilogue import applied
 from tuna.libraries.tvm.kernels.instructions import Dot
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
@@ -55,7 +56,7 @@ class Layer:
     shape: ConvShape
     mode: Mode
     machine: Machine
-    epilogue: Epilogue = NOTHING
+    epilogue: tuple[str, ...] = ()  #: steps of `configs.task`
     types: Types = FP32
 
     @property
@@ -64,9 +65,11 @@ class Layer:
         return self.machine.dot_of(self.types.data_type)
 
     @property
-    def in_lanes(self) -> bool:
-        """Whether the answer is written in vectors of a CPU that rounds them to bfloat16."""
-        return self.mode is Mode.NATIVE and "bf16" in self.machine.words
+    def rounding(self) -> str:
+        """LLVM's intrinsic that rounds the answer to bfloat16; empty where it is not written in
+        vectors or the CPU has none."""
+        dot = self.machine.dot_of(DataType.BF16) if self.mode is Mode.NATIVE else None
+        return dot.rounding if dot else ""
 
     @property
     def data_bytes(self) -> int:
@@ -176,40 +179,40 @@ def inside(
     return found
 
 
-def scalars_of(epilogue: Epilogue, *, pads: bool = False) -> Any:
+def scalars_of(epilogue: Sequence[str], *, pads: bool = False) -> Any:
     """The placeholder of the scalars of an epilogue, None where it has none."""
-    if SCALARS not in signature.added(epilogue.parts, FP32, padded=pads):
+    if SCALARS not in signature.added(epilogue, FP32, padded=pads):
         return None
-    count = scalar_count(epilogue.parts)
+    count = scalar_count(epilogue)
     return te.placeholder((count,), name=SCALARS.letter, dtype=SCALARS.type)
 
 
 def padding_of(layer: Layer, scalars: Any, kind: str) -> Any:
     """The value around an input, as type `kind`: what stands for zero."""
     if scalars is None:
-        return tirx.const(SIGN if COMPENSATION in layer.epilogue.parts else 0, kind)
+        return tirx.const(SIGN if COMPENSATION in layer.epilogue else 0, kind)
     return scalars[0].astype(kind)
 
 
 def epilogue_arguments(
-    wanted: Epilogue,
+    epilogue: Sequence[str],
     types: Types,
     channels: Sequence[int],
     extents: Sequence[int],
     scalars: Any,
     started: Sequence[int] = (),
     *,
-    in_lanes: bool,
+    rounding: str,
 ) -> tuple[list[Any], Callable[..., Any]]:
     """The placeholders of an epilogue, for `channels` and an answer of `extents`, and a function
     that returns a value of the answer from its sum, its index, and that of its channel.
 
     Sums that were `started` (`dots.in_vectors`) began with an argument of these extents.
-    `in_lanes`: see `epilogue.rounded`.
+    `rounding`: see `epilogue.rounded`.
     """
     arguments = dict[str, Any]()
     axes = {ANSWER: tuple(extents), LANES: tuple(started or channels)}
-    added = signature.added(wanted.parts, types, padded=scalars is not None)
+    added = signature.added(epilogue, types, padded=scalars is not None)
     for argument in added:
         sizes = axes.get(argument.form, tuple(channels))
         tensor = te.placeholder(sizes, name=argument.letter, dtype=argument.type)
@@ -225,7 +228,7 @@ def epilogue_arguments(
                 return None
             return tensor[tuple(index if forms[role] == ANSWER else channel)]
 
-        return wanted.apply(found, of, types, in_lanes=in_lanes)
+        return applied(epilogue, found, of, types, rounding=rounding)
 
     return list(arguments.values()), value
 
@@ -247,7 +250,7 @@ def finished(
         extents,
         scalars,
         channels if started else (),
-        in_lanes=layer.in_lanes,
+        rounding=layer.rounding,
     )
 
     def value(index: tuple[Any, ...], found: Any) -> Any:
