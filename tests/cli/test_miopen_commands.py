@@ -243,30 +243,6 @@ def test_status(fish: TypeIn) -> None:
     assert "reason" in ended.out
 
 
-@pytest.mark.usefixtures("forked")
-def test_exec(fish: TypeIn) -> None:
-    def type_in_a_process_of_its_own(command: str) -> subprocess.CompletedProcess[str]:
-        # Celery keeps the broker of the first command in a process.
-        words = [sys.executable, str(ROOT / "go_fish.py"), "miopen", "-e", command]
-        return subprocess.run(words, capture_output=True, text=True, check=False)
-
-    good = type_in_a_process_of_its_own("echo 'a  b'")
-    assert (good.returncode, "a  b" in good.stdout) == (0, True)
-    assert type_in_a_process_of_its_own("false").returncode == 1
-    assert type_in_a_process_of_its_own("'").returncode == 2
-
-
-def test_exec_says_so_when_the_broker_is_away(
-    fish: TypeIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
-    get_settings.cache_clear()
-    ended = fish("go_fish", "miopen", "-e", "true")
-    assert ended.code == 5
-    assert ended.err.startswith("Error: The broker, redis at 127.0.0.1, does not answer: ")
-    assert "hunter2" not in ended.err
-
-
 def test_tables_are_added_twice_without_harm(home: Path, type_in: TypeIn) -> None:
     for _ in range(2):
         ended = type_in("go_fish", "miopen", "--add_tables")
