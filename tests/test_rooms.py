@@ -22,7 +22,7 @@ PUBLIC = frozenset(
 EXCEPTIONS = {
     "tuna_models": """
         artifacts.store sandbox.box sandbox.cores sandbox.forks sandbox.processes
-        sandbox.seccomp sandbox.self_limits workers.devices workers.launch
+        workers.launch
     """,
     "tuna_onednn": "sandbox.cores sandbox.discovery sandbox.processes",
     "tuna_remote": """
@@ -128,4 +128,4 @@ def test_packages_import_public_rooms_of_the_core_and_counted_exceptions() -> No
         if name.startswith("tuna.") and name.split(".")[1] not in PUBLIC
     }
     assert imported - listed == set()
-    assert len({name for _, name in listed}) <= 43
+    assert len({name for _, name in listed}) <= 38

@@ -1,4 +1,4 @@
-"""Names of a package that are imported from their modules when they are used first."""
+"""Names of a package or module that are imported from their modules when they are used first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 def attach(
     package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], tuple[str, ...]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
+    """Return `__getattr__`, `__dir__` and `__all__` of the package or module in `file`.
 
-    Its names are those that `__init__.pyi` beside it, which type checkers read, imports.
+    Its names are those that the .pyi beside it, which type checkers read, imports.
     """
     modules = {
         alias.name: str(node.module)
@@ -27,10 +27,14 @@ def attach(
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if modules[name] == package:  # a module of the package, such as `golden`
-            value: Any = importlib.import_module(f"{package}.{name}")
-        else:
-            value = getattr(importlib.import_module(modules[name]), name)
+        module = importlib.import_module(modules[name])
+        # a module, such as `golden`, is no attribute before it is imported
+        is_module = module.__name__ == package or not hasattr(module, name)
+        value: Any = (
+            importlib.import_module(f"{module.__name__}.{name}")
+            if is_module
+            else getattr(module, name)
+        )
         setattr(sys.modules[package], name, value)
         return value
 

@@ -2,85 +2,12 @@
 
 A package that keeps or reads rows imports them from here, so that it depends on no room below.
 Classes are the tables as the ORM knows them, lower-case nouns as Core alone does, which costs no
-start of mappers; plural nouns are modules of functions of one table.
+start of mappers; plural nouns are modules of functions of one table. The names are those that
+`rows.pyi` imports; each is imported when it is used first.
 """
 
-from tuna.archives import tables as tables
-from tuna.archives.archive import SESSION_UUID as SESSION_UUID
-from tuna.db import access_tokens as access_tokens
-from tuna.db import benchmarks as benchmarks
-from tuna.db import configs as configs
-from tuna.db import jobs as jobs
-from tuna.db import joined_workers as joined_workers
-from tuna.db import networks as networks
-from tuna.db import server_errors as server_errors
-from tuna.db import sessions as sessions
-from tuna.db.access_tokens import check_space as check_space
-from tuna.db.benchmarks import ModelTime as ModelTime
-from tuna.db.bulk import RowPage as RowPage
-from tuna.db.bulk import parts as parts
-from tuna.db.bulk import rows_among as rows_among
-from tuna.db.bulk import upsert as upsert
-from tuna.db.bulk import values_among as values_among
-from tuna.db.database import connect_database as connect_database
-from tuna.db.database import keeping_open as keeping_open
-from tuna.db.database import open_database as open_database
-from tuna.db.engine import Changes as Changes
-from tuna.db.engine import reading as reading
-from tuna.db.engine import transaction as transaction
-from tuna.db.engine import writing as writing
-from tuna.db.jobs import Only as Only
-from tuna.db.joined_workers import NewWorker as NewWorker
-from tuna.db.joined_workers import RemoteWorker as RemoteWorker
-from tuna.db.models import ActionRow as ActionRow
-from tuna.db.models import CacheEntryRow as CacheEntryRow
-from tuna.db.models import CacheHoldRow as CacheHoldRow
-from tuna.db.models import ConfigRow as ConfigRow
-from tuna.db.models import ConfigTag as ConfigTag
-from tuna.db.models import EnvironmentRow as EnvironmentRow
-from tuna.db.models import FindDb as FindDb
-from tuna.db.models import FindDbKernel as FindDbKernel
-from tuna.db.models import Framework as Framework
-from tuna.db.models import GoldenEntry as GoldenEntry
-from tuna.db.models import Installation as Installation
-from tuna.db.models import Job as Job
-from tuna.db.models import KernelRow as KernelRow
-from tuna.db.models import Model as Model
-from tuna.db.models import ModelConfig as ModelConfig
-from tuna.db.models import PredictorRow as PredictorRow
-from tuna.db.models import RequestRow as RequestRow
-from tuna.db.models import Search as Search
-from tuna.db.models import Session as Session
-from tuna.db.models import SolverApplicability as SolverApplicability
-from tuna.db.models import SolverRow as SolverRow
-from tuna.db.models import StepResultRow as StepResultRow
-from tuna.db.models import TokenRow as TokenRow
-from tuna.db.models import TrialRow as TrialRow
-from tuna.db.models import WorkerRow as WorkerRow
-from tuna.db.searches import begin_as_recorded as begin_as_recorded
-from tuna.db.types import UtcDateTime as UtcDateTime
-from tuna.db.types import timed as timed
-from tuna.db.types import utc_now as utc_now
-from tuna.results.best import MAX_LAYERS as MAX_LAYERS
-from tuna.results.best import LayerIndex as LayerIndex
-from tuna.results.best import read_configs as read_configs
-from tuna.results.best import result_document as result_document
-from tuna.results.core_tables import config as config
-from tuna.results.core_tables import environment as environment
-from tuna.results.core_tables import find_db as find_db
-from tuna.results.core_tables import job as job
-from tuna.results.core_tables import kernel as kernel
-from tuna.results.core_tables import predictor as predictor
-from tuna.results.core_tables import session as session
-from tuna.results.core_tables import solver as solver
-from tuna.results.core_tables import trial as trial
-from tuna.results.coverage import Coverage as Coverage
-from tuna.results.coverage import covered as covered
-from tuna.results.result_rows import DEFAULT_LIMIT as DEFAULT_LIMIT
-from tuna.results.result_rows import ResultFilter as ResultFilter
-from tuna.results.result_rows import moment as moment
-from tuna.results.selectable import BOTH as BOTH
-from tuna.results.selectable import RELEASES as RELEASES
-from tuna.results.selectable import SESSIONS as SESSIONS
-from tuna.results.selectable import TRIALS as TRIALS
-from tuna.results.selectable import Results as Results
+from __future__ import annotations
+
+from tuna.api.lazy_names import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
