@@ -123,14 +123,14 @@ def test_a_merge_never_touches_what_it_reads(
     before = find.read_text(), mine.read_text()
     out = tmp_path / "out"
     words = {
-        "tuna": ("merge-db", find, mine, "-d", out, "--keep-keys"),
+        "tuna": ("merge", find, mine, "-d", out, "--keep-keys"),
         "go_fish": ("miopen", "merge_db", "-m", find, "-t", mine, "--output", out, "--keep_keys"),
     }
     ended = type_in(program, *words[program])
     assert (ended.code, ended.err) == (0, "")
     assert (out / find.name).read_text() == f"{KEY}=C:1,0,{FWD};A:1.5,64,{FWD};B:2,0,{FWD}\n"
     assert (find.read_text(), mine.read_text()) == before
-    assert type_in("tuna", "merge-db", find, mine, "-d", find.parent).code == 2
+    assert type_in("tuna", "merge", find, mine, "-d", find.parent).code == 2
 
 
 def test_broken_rules_are_told_and_give_an_exit_code(type_in: TypeIn, tmp_path: Path) -> None:

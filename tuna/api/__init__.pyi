@@ -31,9 +31,6 @@ from tuna.api.jobs import reproduce as reproduce
 from tuna.api.jobs import reproduce_trial as reproduce_trial
 from tuna.api.jobs import retry as retry
 from tuna.api.jobs import session_library as session_library
-from tuna.api.lookups import known_sessions as known_sessions
-from tuna.api.lookups import known_solvers as known_solvers
-from tuna.api.lookups import known_tags as known_tags
 from tuna.api.lookups import list_sessions as list_sessions
 from tuna.api.lookups import query as query
 from tuna.api.lookups import require_session as require_session

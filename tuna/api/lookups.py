@@ -3,30 +3,21 @@ as the rest of such a command."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 
 from tuna import api
 from tuna.archives import sizes
 from tuna.archives.sizes import SessionSize
 from tuna.db import overview
 from tuna.db.bulk import RowPage
-from tuna.db.database import connect_database, open_database
+from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.db.known_sessions import require
 from tuna.db.overview import Overview
-from tuna.errors import TunaError
 from tuna.results import result_query, untried
-from tuna.results.core_tables import config_tag, environment, session, solver
+from tuna.results.core_tables import session
 from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultRows
 from tuna.results.untried import LayerWithoutSolver, TargetMet
-from tuna.settings import get_settings
-
-#: Maximum of names that a shell offers
-_MAX_NAMES = 200
 
 
 def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
@@ -122,38 +113,3 @@ def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithout
     their import."""
     with reading(open_database()) as connection:
         return untried.without_solver(connection, session_id, tag)
-
-
-def known_sessions() -> list[tuple[str, str]]:
-    """The latest sessions, each with its library and reason, for the completion of a shell."""
-    found = (
-        sa.select(session.c.id, environment.c.library, session.c.reason)
-        .join(environment, environment.c.id == session.c.environment_id)
-        .order_by(session.c.id.desc())
-    )
-    return [(str(number), f"{library}: {reason}") for number, library, reason in _rows(found)]
-
-
-def known_tags() -> list[str]:
-    """The tags of layers."""
-    tag = config_tag.c.tag
-    return [name for (name,) in _rows(sa.select(tag).distinct().order_by(tag))]
-
-
-def known_solvers(library: str | None = None) -> list[str]:
-    """The stored solvers, of one library or of all."""
-    found = sa.select(solver.c.name).distinct().order_by(solver.c.name)
-    wanted = found if library is None else found.where(solver.c.library == library)
-    return [name for (name,) in _rows(wanted)]
-
-
-def _rows(query: sa.Select[Any]) -> Sequence[Any]:
-    """The first rows; none without a database that can be read."""
-    settings = get_settings()
-    if settings.embedded_db and not (settings.home / "tuna.sqlite").exists():
-        return []
-    try:
-        with reading(connect_database()) as connection:
-            return connection.execute(query.limit(_MAX_NAMES)).all()
-    except (TunaError, DBAPIError):
-        return []

@@ -85,8 +85,6 @@ _DISTRIBUTIONS = {
     "simulate": "tuna-simulate",
     "tune-rpc": "tuna-remote",
 }
-#: Former names of commands
-_ALIASES = {"merge-db": "merge"}
 #: Tables like `_CORE` of other distributions, whose modules have full names
 _PACKAGES: Plugins[dict[str, tuple[str, str]]] = Plugins("tuna.commands", "set of commands", dict)
 
@@ -122,13 +120,9 @@ class _Lazy(click.Group):
         return list(commands())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        name = _ALIASES.get(name, name)
         if _module(name) is None:
             return None
-        command = load_command(name)
-        if ctx.resilient_parsing:  # a shell asks for completions
-            importlib.import_module("tuna.cli.options").attach(command)
-        return command
+        return load_command(name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands and options, without loading any command."""
@@ -142,13 +136,13 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = _ALIASES.get(args[0], args[0])
+        name = args[0]
         known = name.startswith("-") or _module(name) is not None
         if not known and name in _DISTRIBUTIONS:
             package = _DISTRIBUTIONS[name]
             raise click.UsageError(f"{name} needs the package {package}: pip install {package}")
         if not known and not ctx.resilient_parsing:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=commands(), ctx=ctx)
+            raise click.exceptions.NoSuchCommand(name, possibilities=commands(), ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -177,7 +171,6 @@ def check_words(words: Sequence[str]) -> None:
 
 def _takes_any(name: str) -> bool:
     """Whether the words behind a command are another program's."""
-    name = _ALIASES.get(name, name)
     if _module(name) is None:
         return False
     return bool(load_command(name).context_settings.get("ignore_unknown_options"))
