@@ -8,9 +8,8 @@ from typing import Any
 
 from builders import DRIVERS, workload
 
-from tuna.configs import parse_line
+from tuna.configs import parse_line, problem
 from tuna.exports.database_files import diff
-from tuna.libraries.miopen import problem
 from tuna.testing.exporter_contract import ExporterContract, SampleResult, sample_record
 
 LAYERS = [parse_line(driver)[0] for driver in DRIVERS[:3]]

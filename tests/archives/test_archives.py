@@ -19,6 +19,7 @@ from tuna.archives import tables
 from tuna.archives.archive import archive, verify
 from tuna.archives.restore import restore
 from tuna.configs import Config, ConvConfig, from_json_text, parse_line
+from tuna.configs.problem import text_of
 from tuna.db import configs
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import (
@@ -32,7 +33,6 @@ from tuna.db.models import (
 )
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
-from tuna.libraries.miopen.problem import text_of
 
 LAYER = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -F 1"
 ENVIRONMENT = Environment("tvm", "0.27.0", "znver5", 2, "tvm-0.27.0")

@@ -16,10 +16,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from shared_data import shared_data
 
-from tuna.configs import ConvConfig, DataType, Direction, parse_file, parse_line, parse_lines
-from tuna.errors import BadInput
-from tuna.libraries.miopen import problem, problem_key
-from tuna.libraries.miopen.problem_key import (
+from tuna.configs import (
+    ConvConfig,
+    DataType,
+    Direction,
+    parse_file,
+    parse_line,
+    parse_lines,
+    problem,
+    problem_key,
+)
+from tuna.configs.problem_key import (
     PERF_FIELDS,
     NoKey,
     PerfKey,
@@ -27,6 +34,7 @@ from tuna.libraries.miopen.problem_key import (
     from_conv,
     to_conv,
 )
+from tuna.errors import BadInput
 
 KEY = "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
 COMMAND = (

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_data import shared_data
 
-from tuna.configs import ConvConfig, DataType, Direction, parse_line
+from tuna.configs import ConvConfig, DataType, Direction, parse_line, problem_key
+from tuna.configs.problem_key import NoKey, ProblemKey
 from tuna.errors import BadInput
-from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import perf_db
-from tuna.libraries.miopen.problem_key import NoKey, ProblemKey
 
 counts = st.integers(1, 2**31 - 1)
 

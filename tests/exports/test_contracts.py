@@ -12,11 +12,10 @@ from typing import Any
 from builders import DRIVERS, schedule
 from exporter_samples import LAYERS, TIMES, Ours
 
-from tuna.configs import parse_line
+from tuna.configs import parse_line, problem_key
 from tuna.exports.csv_table import CsvExporter
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries.exporter import Entry
-from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats.exporters import FindExporter, KernelExporter, PerfExporter
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.tvm.tvm_db import TvmDatabaseExporter

@@ -12,18 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_data import shared_data
 
+from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports.database_files import check as check_known
 from tuna.exports.database_files import diff, diff_line, merge
 from tuna.exports.registry import exporter_of
 from tuna.libraries import compressed
 from tuna.libraries.exporter import CheckFacts, Findings, Pair, base_name
+from tuna.libraries.imported_records import FindItem, PerfRecord
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
-from tuna.libraries.miopen.formats.find_db import FindItem
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
-from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.library import MiopenLibrary
-from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import KernelOf
 
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"

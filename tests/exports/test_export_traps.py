@@ -14,12 +14,12 @@ from builders import DRIVERS, DatabaseBuilder, tuned_network
 from databases import SqliteTemplate
 from shared_data import shared_data
 
+from tuna.configs import problem_key
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.errors import NotFound
 from tuna.exports import export
 from tuna.exports.importer import import_db
-from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import database_file, find_db, perf_db
 from tuna.libraries.results import NO_TIME
 

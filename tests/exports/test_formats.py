@@ -15,12 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_data import shared_data
 
+from tuna.configs.problem_key import PERF_FIELDS, PerfKey
 from tuna.errors import BadInput
+from tuna.libraries.imported_records import FindItem, FindRecord, PerfRecord
 from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
-from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
-from tuna.libraries.miopen.formats.perf_db import PerfRecord
-from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 from tuna.libraries.tvm import tvm_db
 from tuna.libraries.tvm.tvm_db import TunedLayer, TunedRecord
 

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from shared_data import DRILLS, shared_data
 
+from tuna.configs import problem_key
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
@@ -18,7 +19,6 @@ from tuna.exports import export
 from tuna.exports.database_files import diff
 from tuna.exports.importer import import_db
 from tuna.libraries.base import Environment
-from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import find_db, perf_db
 
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"

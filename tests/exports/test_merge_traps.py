@@ -11,8 +11,8 @@ from shared_data import shared_data
 
 from tuna.errors import BadInput
 from tuna.exports.database_files import merge
+from tuna.libraries.imported_records import FindItem, FindRecord
 from tuna.libraries.miopen.formats import find_db
-from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 
 KEYS = [f"64-{size}-28-3x3-64-{size}-28-16-1x1-1x1-1x1-0-NCHW-FP32-F" for size in range(8, 14)]
 DIRECT, GEMM = "miopenConvolutionFwdAlgoDirect", "miopenConvolutionFwdAlgoGEMM"

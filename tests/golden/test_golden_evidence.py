@@ -12,13 +12,13 @@ import sqlalchemy as sa
 from golden_scene import ASM, GEMM, A, B, Scene
 
 from tuna.configs import parse_line
+from tuna.configs.problem import text_of
 from tuna.db import models
 from tuna.db.engine import reading
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import line_names
 from tuna.exports.write import export_golden
 from tuna.golden import explain_line, promote, to_markdown
-from tuna.libraries.miopen.problem import text_of
 from tuna.queue.work_items import seed
 
 pytestmark = pytest.mark.both_databases_in_drills

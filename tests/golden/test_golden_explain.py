@@ -10,9 +10,9 @@ from builders import DatabaseBuilder
 from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.configs import parse_line
+from tuna.configs.problem import text_of
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.miopen.problem import text_of
 
 pytestmark = pytest.mark.both_databases_in_drills
 

@@ -14,9 +14,9 @@ from fin_double import fin_params, fin_problem, fin_solvers
 from shared_data import shared_data
 
 from tuna.artifacts.store import Artifacts
-from tuna.configs import ConvConfig, from_json, parse_line
+from tuna.configs import ConvConfig, from_json, parse_line, problem
 from tuna.configs.conv import COMMANDS
-from tuna.libraries.miopen import fin_protocol, kernel_objects, problem
+from tuna.libraries.miopen import fin_protocol, kernel_objects
 from tuna.libraries.miopen.fin_protocol import BadAnswer
 from tuna.libraries.miopen.formats import perf_db
 from tuna.libraries.miopen.kernel_objects import BadKernel

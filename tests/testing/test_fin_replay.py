@@ -21,8 +21,8 @@ from fin_calls import ABORTED, Fin, code_of, record, succeeded
 from fin_double.fin_problem import Problem
 from shared_data import shared_data
 
+from tuna.configs import problem_key
 from tuna.configs.conv import COMMANDS, ConvConfig
-from tuna.libraries.miopen import problem_key
 
 RECORDED = [
     *(

@@ -21,7 +21,7 @@ from tuna.exports.registry import exporter_of
 from tuna.exports.write import kernels_of
 from tuna.libraries.abilities import environment_of
 from tuna.libraries.exporter import CheckFacts, Findings, Pair
-from tuna.libraries.miopen.formats.database_file import parse_name
+from tuna.libraries.imported_records import ImportedResult
 from tuna.libraries.registry import get_library
 
 
@@ -98,13 +98,13 @@ def import_database(
     """
     engine = open_database()
     exporter = exporter_of(path)
-    if session_id is None and exporter.importable:
+    if session_id is None and exporter.imports is ImportedResult:
         raise BadInput(
             f"A {exporter.title} can be imported into an existing session only.",
             hint="give it with --session-id",
         )
     if session_id is None:
-        arch, num_cu = parse_name(path.name)
+        arch, num_cu = exporter.made_for(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
         for name, flag in (
             ("rocm_v", "--rocm-version"),

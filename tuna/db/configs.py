@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from tuna.common.messages import choices
 from tuna.configs import Config, from_json_text
+from tuna.configs.problem import text_of
 from tuna.db.bulk import upsert
 from tuna.db.models import (
     CONFIG_CHARS,
@@ -24,7 +25,6 @@ from tuna.db.models import (
     KernelRow,
 )
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.miopen.problem import text_of
 
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.

@@ -223,7 +223,7 @@ def check(directory: Path, known: CheckFacts) -> Findings:
     """Check all databases in a folder: by the format's own rules, else that they are readable and
     have no duplicates.
 
-    MIOpen's rules are at `libraries.miopen.formats.check`. Raises BadInput if the folder has no
+    The rules are those of `Exporter.checker`. Raises BadInput if the folder has no
     database.
     """
     endings = sorted({ending for exporter in registry.exporters() for ending in exporter.endings})

@@ -1,4 +1,4 @@
-"""Import a database file into a session: our exports, and the files that MIOpen ships."""
+"""Import a database file into a session: our exports, and the files that libraries ship."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from tuna.configs import KINDS, Config, ConvConfig, read_one
+from tuna.configs import KINDS, Config, ConvConfig, problem_key, read_one
+from tuna.configs.problem import ProblemConfig
+from tuna.configs.problem_key import PerfKey
 from tuna.db import sessions
 from tuna.db.bulk import upsert
 from tuna.db.engine import reading, writing
@@ -18,20 +20,10 @@ from tuna.db.models import ConfigRow, FindDb, SolverRow
 from tuna.errors import BadInput
 from tuna.exports import registry
 from tuna.exports.intake import Batch, ImportReport, ImportRun, identified, source_of
-from tuna.libraries.exporter import ImportedResult
-from tuna.libraries.miopen import problem_key
-from tuna.libraries.miopen.formats import find_db, perf_db
-from tuna.libraries.miopen.formats.find_db import FindRecord
-from tuna.libraries.miopen.formats.perf_db import PerfRecord
-from tuna.libraries.miopen.problem import ProblemConfig
-from tuna.libraries.miopen.problem_key import PerfKey
+from tuna.libraries.imported_records import FindRecord, ImportedResult, PerfRecord
 from tuna.libraries.results import NO_TIME, is_time
 from tuna.vocabulary import canonical_name
 
-#: Functions that read the records of a file, and that store them
-_Reading: TypeAlias = tuple[
-    Callable[[Path], Iterator[Any]], Callable[[ImportRun, Iterator[Any]], None]
-]
 _Key = TypeVar("_Key")
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
@@ -54,22 +46,14 @@ def import_db(
     """
     source = source_of(path)
     exporter = registry.exporter_of(path)
-    # A key of MIOpen's stands for several layers; a row of another form is one layer.
-    readers: dict[str, _Reading] = {
-        "find": (find_db.read, _import_find),
-        "perf": (perf_db.read, _import_perf),
-    }
-    if exporter.form not in readers and not exporter.importable:
-        others = (other.form for other in registry.exporters() if other.importable)
-        able = sorted({*readers, *others})
+    if exporter.imports is None:
+        able = sorted({other.form for other in registry.exporters() if other.imports})
         raise BadInput(
             f"{path} is a {exporter.title}, which cannot be imported.",
             hint=f"these can: {', '.join(able)}",
         )
-    read, store = readers.get(
-        exporter.form, (lambda path: identified(engine, exporter.imported(path)), _import_results)
-    )
-    wanted = _survey(read(path))
+    store = _STORES[exporter.imports]
+    wanted = _survey(_read(engine, exporter, path))
     with writing(engine) as connection:
         session_id = session_id if isinstance(session_id, int) else session_id(connection)[0]
         where = sessions.get(connection, session_id).environment
@@ -78,8 +62,13 @@ def import_db(
             raise BadInput(f"The records of a {exporter.title} have no target.")
         solvers, new_solvers = _add_solvers(connection, where.library, wanted)
     task = ImportRun(engine, session_id, source, solvers, new_solvers, wanted_target)
-    store(task, read(path))
+    store(task, _read(engine, exporter, path))
     return task.report()
+
+
+def _read(engine: sa.Engine, exporter: registry.AnyExporter, path: Path) -> Iterator[Any]:
+    records = exporter.imported(path)
+    return identified(engine, records) if exporter.imports is ImportedResult else records
 
 
 @dataclass
@@ -107,8 +96,7 @@ def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict
                 wanted.tunable = wanted.tunable or bool(item.params)
                 wanted.kinds |= {item.kind} & set(KINDS.names())
             else:
-                family = item.algorithm.partition("Algo")[2].lower()
-                wanted.family = wanted.family or find_db.ALGORITHMS.get(family, "")
+                wanted.family = wanted.family or item.family
     return found
 
 
@@ -373,3 +361,12 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
         if record.workload:
             values["workload"] = batch.keep(record.workload)
         batch.put([ids[record.config]], solver_id, values)
+
+
+#: Function that stores the records of a file, by their type: a key of a find or perf db stands for
+#: several layers, a row of another form is one layer
+_STORES: dict[type[Any], Callable[[ImportRun, Iterator[Any]], None]] = {
+    FindRecord: _import_find,
+    PerfRecord: _import_perf,
+    ImportedResult: _import_results,
+}

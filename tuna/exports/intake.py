@@ -21,7 +21,7 @@ from tuna.db.engine import reading, transaction
 from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.libraries.exporter import ImportedResult
+from tuna.libraries.imported_records import ImportedResult
 from tuna.results.selectable import SESSIONS
 from tuna.vocabulary import canonical_name
 

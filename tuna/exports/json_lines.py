@@ -33,10 +33,10 @@ from tuna.libraries.exporter import (
     Exporter,
     ExportTally,
     FileOptions,
-    ImportedResult,
     LineNames,
     base_name,
 )
+from tuna.libraries.imported_records import ImportedResult
 from tuna.libraries.results import (
     NO_TIME,
     ResultEnvironment,

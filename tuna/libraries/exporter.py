@@ -27,6 +27,7 @@ from tuna.common import files
 from tuna.common.messages import choices
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import compressed
+from tuna.libraries.imported_records import ImportedResult
 from tuna.libraries.results import KernelOf, ResultSource
 
 #: Number of pages of 4 KiB that SQLite may keep in memory before it spills to its temporary file
@@ -109,32 +110,6 @@ class Pair:
     solver: str
     a: tuple[Any, ...] | None
     b: tuple[Any, ...] | None
-
-
-class ImportedResult(NamedTuple):
-    """A result that a file of another format than MIOpen's holds, as `importable` exporters read
-    it."""
-
-    config: str  #: `Config.text()` of the layer
-    kind: str
-    solver: str
-    algorithm: str  #: algorithm as the library named it, else the family
-    family: str  #: family of the solver
-    params: str
-    time_ms: float | None
-    workspace_bytes: int
-    simulated: bool  #: true if a stand-in timed it: such a result is not imported
-    noisy: bool = False  #: true if the device was not quiet during the measurement
-    clock: str = ""
-    #: key of the config; a result whose key differs from that of `config` is left out; empty: not
-    #: known
-    config_key: str = ""
-    #: target of the record, as `Exporter.target_name` has it; a result of another target than the
-    #: session's is left out
-    target: str = ""
-    #: text of the problem, which is kept for exports; of a record without `config` the text by
-    #: which a session of this database knows layer and solver
-    workload: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,9 +232,9 @@ class Exporter(ABC, Generic[Options]):
         default."""
         raise BadInput(f"A line of a {self.title} names no entry of a golden version.")
 
-    def imported(self, path: Path) -> Iterator[ImportedResult]:
-        """The results in a file, for an import into a session; raises BadInput. Not supported by
-        default."""
+    def imported(self, path: Path) -> Iterator[Any]:
+        """The records of a file (`imports`), for an import into a session; raises BadInput. Not
+        supported by default."""
         raise BadInput(f"A {self.title} cannot be imported.")
 
     def target_name(self, target: str) -> str:
@@ -268,9 +243,14 @@ class Exporter(ABC, Generic[Options]):
         return ""
 
     @property
-    def importable(self) -> bool:
-        """Whether there is an `imported`."""
-        return type(self).imported is not Exporter.imported
+    def imports(self) -> type[Any] | None:
+        """The type of what `imported` yields, one of `imported_records`; None: not supported."""
+        return ImportedResult if type(self).imported is not Exporter.imported else None
+
+    def made_for(self, filename: str) -> tuple[str, int | None]:
+        """Return the architecture and number of compute units (None: not said) in a file's name;
+        raises BadInput. By default a name has none."""
+        raise BadInput(f"The name of a {self.title} says nothing of the device: {filename}.")
 
     def options_of(self, given: Mapping[str, Any]) -> Options:
         """The options that a user gave; raises BadInput that names what is wrong and lists what

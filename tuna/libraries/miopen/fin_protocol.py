@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuna.configs import BatchNormConfig, Config, ConvConfig, batch_norm
+from tuna.configs import BatchNormConfig, Config, ConvConfig, batch_norm, problem
 from tuna.configs.conv import COMMANDS, FORW
 from tuna.errors import BadInput
 from tuna.libraries.base import Solver
 from tuna.libraries.context import ArtifactStore
-from tuna.libraries.miopen import kernel_objects, problem
+from tuna.libraries.miopen import kernel_objects
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.results import is_time
 from tuna.vocabulary import Cause, canonical_name

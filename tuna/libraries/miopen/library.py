@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 from pydantic import Field
 
-from tuna.configs import BatchNormConfig, Config, ConvConfig
+from tuna.configs import BatchNormConfig, Config, ConvConfig, problem_key
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.abilities import CrossCompiling, check_facts
@@ -41,7 +41,6 @@ from tuna.libraries.miopen import (
     fin,
     fin_protocol,
     kernel_objects,
-    problem_key,
 )
 from tuna.libraries.miopen.fin import FinCall, FinFailed
 from tuna.libraries.miopen.fin_protocol import BadAnswer, SolverMeasurement

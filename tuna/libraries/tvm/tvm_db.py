@@ -38,9 +38,9 @@ from tuna.libraries.exporter import (
     Exporter,
     ExportOptions,
     ExportTally,
-    ImportedResult,
     sort_rows,
 )
+from tuna.libraries.imported_records import ImportedResult
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 from tuna.libraries.tvm import kernels, toolchain
 from tuna.libraries.tvm.kernels.signature import packing_for

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from tuna.configs import problem_key
+from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.exporter import CheckFacts, Findings, base_name
-from tuna.libraries.miopen import problem_key
+from tuna.libraries.imported_records import FindItem, FindRecord
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
-from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
-from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import is_time
 
 _BATCH = 500

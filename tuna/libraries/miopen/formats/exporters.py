@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from tuna.configs import problem_key
+from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.exporter import (
@@ -33,18 +35,16 @@ from tuna.libraries.exporter import (
     Pair,
     sort_rows,
 )
-from tuna.libraries.miopen import problem_key
+from tuna.libraries.imported_records import FindItem, FindRecord, PerfRecord
 from tuna.libraries.miopen.formats import check, find_db, kernel_db, perf_db
 from tuna.libraries.miopen.formats.database_file import (
     device_name,
     has_table,
     is_sqlite,
+    parse_name,
     text_key,
 )
-from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 from tuna.libraries.miopen.formats.kernel_db import KernelRecord
-from tuna.libraries.miopen.formats.perf_db import PerfRecord
-from tuna.libraries.miopen.problem_key import PerfKey
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 
 
@@ -77,6 +77,10 @@ class _MiopenExporter(Exporter[Options]):
         """MIOpen's own, over all three formats."""
         return check.check
 
+    def made_for(self, filename: str) -> tuple[str, int | None]:
+        """The inverse of the names that MIOpen forms."""
+        return parse_name(filename)
+
 
 class _RecordExporter(_MiopenExporter[Options]):
     """A find or perf db, whose name MIOpen forms in its own way."""
@@ -88,6 +92,8 @@ class _RecordExporter(_MiopenExporter[Options]):
 
 class FindExporter(_RecordExporter[FindOptions]):
     """MIOpen's find db, in text."""
+
+    imports = FindRecord
 
     form = "find"
     title = "find db"
@@ -108,6 +114,10 @@ class FindExporter(_RecordExporter[FindOptions]):
         """The fastest `top` solvers of each key, by key, time, solver."""
         with open(path, "wb") as stream:
             return find_db.write(stream, _problems(source, options.top, tally))
+
+    def imported(self, path: Path) -> Iterator[FindRecord]:
+        """The lines of the file."""
+        return find_db.read(path)
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Text lines whose keys are those of find dbs."""
@@ -194,6 +204,8 @@ def _problems(source: ResultSource, top: int, tally: ExportTally) -> Iterator[Fi
 class PerfExporter(_RecordExporter[PerfOptions]):
     """MIOpen's perf db, in SQLite or in text."""
 
+    imports = PerfRecord
+
     form = "perf"
     title = "perf db"
     endings = (".db.txt", ".udb.txt", ".db", ".udb")
@@ -208,6 +220,10 @@ class PerfExporter(_RecordExporter[PerfOptions]):
     ) -> int:
         """Write the rows by key, time, solver."""
         return _write_params(path, _params(source, options.text, tally), options.text)
+
+    def imported(self, path: Path) -> Iterator[PerfRecord]:
+        """The rows of the file."""
+        return perf_db.read(path)
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """SQLite with the table, or text lines whose keys are those of perf dbs."""

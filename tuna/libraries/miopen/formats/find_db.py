@@ -15,17 +15,15 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from tuna.errors import BadInput
 from tuna.libraries import compressed
+from tuna.libraries.imported_records import FAMILIES, FindItem, FindRecord
 from tuna.libraries.results import is_time
 
-#: Algorithm families of MIOpen by lower-case name
-ALGORITHMS = {name.lower(): name for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")}
 _PREFIXES = {
     "F": "miopenConvolutionFwdAlgo",
     "B": "miopenConvolutionBwdDataAlgo",
@@ -33,34 +31,16 @@ _PREFIXES = {
 }
 _ALGORITHM = re.compile(
     rf"(?:{'|'.join(_PREFIXES.values())}|miopenTransposeBwdDataAlgo)"
-    rf"(?:{'|'.join(ALGORITHMS.values())})"
+    rf"(?:{'|'.join(FAMILIES.values())})"
 )
 _TIME = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf", re.ASCII | re.IGNORECASE)
 _RESERVED = frozenset("=;:,\r\n")
 
 
-@dataclass(frozen=True)
-class FindItem:
-    """One solver for a problem."""
-
-    solver: str
-    time_ms: float
-    workspace_bytes: int
-    algorithm: str  #: algorithm, such as miopenConvolutionFwdAlgoDirect
-
-
-@dataclass(frozen=True)
-class FindRecord:
-    """A problem with its solvers, fastest first."""
-
-    key: str
-    items: tuple[FindItem, ...]
-
-
 def algorithm_name(family: str, direction: str) -> str:
-    """MIOpen's name of an algorithm family (one of ALGORITHMS, whatever its case) in a direction
+    """MIOpen's name of an algorithm family (one of FAMILIES, whatever its case) in a direction
     (F, B, W)."""
-    return _PREFIXES[direction] + ALGORITHMS[family.lower()]
+    return _PREFIXES[direction] + FAMILIES[family.lower()]
 
 
 @lru_cache(maxsize=4096)
@@ -76,7 +56,7 @@ def named_algorithm(solver: str, named: str, family: str, direction: str) -> tup
         if is_word(named) and named.startswith(tuple(prefixes)):
             return named, ""
         return "", f"{named!r} is not an algorithm for the direction {direction}"
-    if family.lower() not in ALGORITHMS:
+    if family.lower() not in FAMILIES:
         return "", f"MIOpen has no algorithm {family!r}"
     return algorithm_name(family, direction), ""
 

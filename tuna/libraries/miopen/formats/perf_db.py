@@ -7,15 +7,16 @@ line = KEY "=" SOLVER ":" PARAMS { ";" SOLVER ":" PARAMS } "\\n"; KEY is `PerfKe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
+from tuna.configs.problem_key import PERF_FIELDS, PerfKey
 from tuna.errors import BadInput
 from tuna.libraries import compressed
+from tuna.libraries.imported_records import PerfRecord
 from tuna.libraries.miopen.formats import database_file
-from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 
 _RESERVED = frozenset("=;:\r\n")
 
@@ -56,15 +57,6 @@ _SELECT = (
 #: Types of a row's columns: three names, numbers, solver and params; SQLite holds whatever type was
 #: put in
 _TYPES = [str] * 3 + [int] * (len(PERF_FIELDS) - 3) + [str, str]
-
-
-@dataclass(frozen=True)
-class PerfRecord:
-    """The params of one solver for one problem."""
-
-    key: PerfKey
-    solver: str
-    params: str
 
 
 def write(path: Path, records: Iterable[PerfRecord]) -> int:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tuna.configs import problem_key
 from tuna.configs.config import Config
 from tuna.configs.kind import ConfigKind
 from tuna.errors import BadInput
-from tuna.libraries.miopen import problem_key
 
 
 @dataclass(frozen=True)
