@@ -6,24 +6,27 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import tuna
+from tuna import api
 from tuna.errors import TunaError
 
 
 def main(path: Path) -> int:
     """Tune, then print a line for each layer; returns the exit code that a command would have."""
     try:
-        t = tuna.open()
-        tuned = t.session("tvm", reason="tune_layers.py").layers(path).candidates(8).run()
+        wanted = api.Tuning("tvm", reason="tune_layers.py", options={"candidates": 8})
+        prepared = api.prepare_tuning(path, path.stem, wanted)
+        session_id = prepared.session.id
+        end = api.run(session_id)
         total_ms = 0.0
-        for row in tuned.best():
+        for row in api.winners(session_id, path.stem):
             total_ms += row.time_ms or 0.0
             print(f"{row.layer}: {row.solver}, {row.time_ms} ms {row.marks}\n  {row.command}")
-        print(f"{total_ms:.3f} ms; {len(t.query(tag=path.stem, n_best=3))} trials to choose from")
+        trials = api.query(api.ResultFilter(tag=path.stem, n_best=3))
+        print(f"{total_ms:.3f} ms; {len(trials)} trials to choose from")
     except TunaError as error:
         print(f"{error} {error.hint}", file=sys.stderr)
         return error.exit_code
-    return 1 if tuned.errored else 0
+    return 1 if end.errored else 0
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ CHILD = "tuna.sandbox.child"
 #: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
 PROGRAM_MODULES = (
     "tuna.cli.main",
-    "tuna.api.client",
+    "tuna.api",
     "tuna.db.overview",
     "tuna.golden",
     "tuna.coordinator.coordinator",

@@ -33,8 +33,8 @@ from tuna_models.work import store
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tuna.ipynb"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: Pages whose code is whole files or a session that runs, with the tests that take them.
-ELSEWHERE = {"plugins.md": "plugin/test_plugins_page.py", "usage.md": "api/test_api.py"}
+#: Pages whose code is whole files, with the tests that take them.
+ELSEWHERE = {"plugins.md": "plugin/test_plugins_page.py"}
 LAYERS = (
     "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1\nMIOpenDriver gemm -m 8 -n"
     " 8 -k 8\n"
@@ -122,9 +122,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(
     monkeypatch.setitem(sys.modules, "example", module)
     names = vars(module)
     for number, block in enumerate(blocks(path), 1):
-        code = re.sub(
-            r"\.candidates\(\d+\)", ".options(trials=True)", block.replace('"tvm"', '"noop"')
-        )
+        code = re.sub(r'"candidates": \d+', '"trials": True', block.replace('"tvm"', '"noop"'))
         exec(compile(code, f"{path.name}, block {number}", "exec"), names)  # noqa: S102  # our own document
     if "rows" in names:
         assert len(names["rows"]) == 10, "the examples ask about what they tuned"

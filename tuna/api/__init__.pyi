@@ -141,6 +141,7 @@ from tuna.results.best import BestResult as BestResult
 from tuna.results.best import Cover as Cover
 from tuna.results.coverage import Coverage as Coverage
 from tuna.results.coverage import CoveredLayer as CoveredLayer
+from tuna.results.result_rows import ResultFilter as ResultFilter
 from tuna.results.result_rows import ResultRow as ResultRow
 from tuna.results.result_rows import ResultRows as ResultRows
 from tuna.sandbox.cores import compile_cpus as compile_cpus

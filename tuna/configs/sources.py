@@ -36,7 +36,7 @@ class Source:
     #: tuned
     holds: str = "other files"
     help: str = ""
-    #: Module of the functions for such files that `tuna.open()` and the service call; empty: none.
+    #: Module of the functions for such files that the service calls; empty: none.
     api: str = ""
     #: names of tasks without a core whose functions come with a schedule, or need none
     scheduled: frozenset[str] = frozenset()

@@ -165,7 +165,7 @@ class ResultRows(Sequence[ResultRow]):
         return "\n".join([*(text.rstrip() for text in texts), *filter(None, [self._note])])
 
     def _repr_html_(self) -> str:
-        return html_table("", _COLUMNS, self._cells(), self._note)
+        return _html_table(_COLUMNS, self._cells(), self._note)
 
     def _cells(self) -> list[tuple[object, ...]]:
         return [
@@ -178,16 +178,13 @@ class ResultRows(Sequence[ResultRow]):
         return f"The first {self.limit}; there are more." if self.more else ""
 
 
-def html_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = ""
-) -> str:
+def _html_table(columns: Sequence[str], rows: Iterable[Sequence[object]], note: str) -> str:
     """Return a table as notebooks show it: text to the left, numbers to the right, all of it
     escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    caption = f"<caption>{escape(title)}</caption>" if title else ""
     after = f"<p>{escape(note)}</p>" if note else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{after}"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{after}"
 
 
 def _cell(value: object) -> str:
