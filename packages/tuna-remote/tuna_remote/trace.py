@@ -36,6 +36,7 @@ from tuna.api.rows import (
     TrialRow,
     parts,
     reading,
+    rows_among,
     sessions,
     tables,
 )
@@ -237,15 +238,11 @@ class Trace:
         }
         needed = {job["workload"], body, *(row["workload"] for row in rows)}
         needed |= {code["kernel"] for row in result["find_db"] for code in row["kernels"]}
-        new = sorted(digest for digest in needed - {None} - self._artifacts)
         kernels = sa.select(KernelRow.digest, KernelRow.blob)
-        blobs = [
-            row
-            for part in parts(new)
-            for row in connection.execute(kernels.where(KernelRow.digest.in_(part)))
-        ]
-        self._artifacts |= {digest for digest, _ in blobs}
-        return {**result, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
+        new = rows_among(connection, kernels, KernelRow.digest, needed - {None} - self._artifacts)
+        artifacts = {digest: packed(blob) for digest, blob in new}
+        self._artifacts |= artifacts.keys()
+        return {**result, "artifacts": artifacts}
 
     def _best(self, connection: sa.Connection, row: Mapping[str, Any]) -> dict[str, Any]:
         """A find-db row with names in place of ids."""
@@ -327,10 +324,8 @@ def _owner(job_id: Any) -> Sequence[Any]:
 
 def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None:
     """Solver, steps, round and part of a job."""
-    if job_id is None:
-        return None
-    solver, *of_job = connection.execute(sa.select(*_owner(job_id))).one()
-    return None if solver is None else [solver, *of_job]
+    jobs = tables.jobs(connection, Job.id == job_id)
+    return next(([job.solver, *(getattr(job, key) for key in OF_JOB)] for job in jobs), None)
 
 
 def _rows(
