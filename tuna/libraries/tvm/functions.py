@@ -192,12 +192,12 @@ def _schedule(sch: Any, machine: Machine) -> None:
 
 def _inlined(sch: Any, block: Any) -> bool:
     """Inline a stage of single values into what reads it; whether that was done."""
-    readers = sch.get_consumers(block)
-    if not readers or _reduces(sch, block) or (len(readers) > 1 and _slow(sch.get(block), _SLOW)):
+    readers, stage = sch.get_consumers(block), sch.get(block)
+    if not readers or _reduces(stage) or (len(readers) > 1 and _slow(stage, _SLOW)):
         return False
     if _is_repeated(sch, block):
         return False
-    if _slow(sch.get(block), _IN_VECTORS) >= _MAX_NESTED and any(
+    if _slow(stage, _IN_VECTORS) >= _MAX_NESTED and any(
         _slow(sch.get(reader), _IN_VECTORS) for reader in readers
     ):
         return False
@@ -208,22 +208,24 @@ def _inlined(sch: Any, block: Any) -> bool:
 def _is_repeated(sch: Any, block: Any) -> bool:
     """Whether a stage computes few values, of arguments alone, that its readers would compute again
     for each of many."""
+    stage = sch.get(block)
+    if _reduces(stage) or not _computes(stage):
+        return False
     readers = sch.get_consumers(block)
-    if not readers or _reduces(sch, block) or not _computes(sch.get(block)):
+    if not readers:
         return False
     sources = list(sch.get_producers(block))
     while sources:
         source = sources.pop()
-        if _reduces(sch, source):
+        if _reduces(sch.get(source)):
             return False
         sources += sch.get_producers(source)
-    return _size(sch, block) * _REPEATED <= min(_size(sch, reader) for reader in readers)
+    return _size(stage) * _REPEATED <= min(_size(sch.get(reader)) for reader in readers)
 
 
-def _size(sch: Any, block: Any) -> int:
+def _size(stage: Any) -> int:
     """The number of values that a stage writes."""
-    axes = sch.get(block).iter_vars
-    reduced = tirx.IterVar.CommReduce
+    axes, reduced = stage.iter_vars, tirx.IterVar.CommReduce
     return math.prod(int(axis.dom.extent) for axis in axes if int(axis.iter_type) != reduced)
 
 
@@ -292,13 +294,13 @@ def _realised(sch: Any, block: Any) -> list[Any]:
     return found
 
 
-def _reduces(sch: Any, block: Any) -> bool:
-    return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in sch.get(block).iter_vars)
+def _reduces(stage: Any) -> bool:
+    return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in stage.iter_vars)
 
 
 def _along(sch: Any, block: Any) -> bool:
     """Whether a block is a reduction whose last axis is the last of all that it reads by it."""
-    if not _reduces(sch, block):
+    if not _reduces(sch.get(block)):
         return False
     axis = sch.get(block).iter_vars[-1].var
     reads = [[_uses(part.min, axis) for part in read.region] for read in sch.get(block).reads]

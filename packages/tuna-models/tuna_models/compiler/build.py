@@ -82,22 +82,59 @@ def plan(
     return emit(passes.analyse(module, target, precision=precision, tuned=tuned), kernels, form)
 
 
+@dataclass(frozen=True)
+class Written:
+    """A model in a form, whose functions without a core are not scheduled yet."""
+
+    planned: Planned
+    own: set[str]  #: names of the functions that are not TVM's
+    #: kernels of tasks, by key and whether none of Winograd's will do
+    kernels: dict[tuple[str, bool], tuple[TaskConfig, Chosen | None]]
+
+    def has(self, kernels: TaskKernels | None) -> bool:
+        """Whether these are the kernels with which it is written."""
+        return kernels is not None and all(
+            kernels(task, exact=exact) is kernel
+            for (_, exact), (task, kernel) in self.kernels.items()
+        )
+
+
 def emit(analysis: Analysis, kernels: TaskKernels | None, form: Form = Form.MODEL) -> Planned:
     """Write a model with kernels, as it is shipped or in another `form` as it is checked, and fuse
     the rest. Without kernels, of an analysis that is not `tuned`, everything is done as TVM does
     it."""
-    emitter = Emitter(analysis, kernels or (lambda _, **__: None), form)
+    written = analysis.written if form is Form.MODEL else None
+    if written is None or not written.has(kernels):
+        written = _written(analysis, kernels, form)
+        # of other models there is more: all packed weights
+        if form is Form.MODEL and analysis.integers.groups:
+            analysis.written = written
+    planned = written.planned
+    final = tvm.IRModule(planned.module.functions, planned.module.attrs)
+    for name, task in planned.functions.items():
+        if kernels is not None and name not in written.own:
+            variable = final.get_global_var(name)
+            final.update_func(variable, kernels.function(task, final[name]))
+    return replace(
+        planned, module=final, cuts=analysis.cuts, left_in_fp32=analysis.integers.reasons
+    )
+
+
+def _written(analysis: Analysis, kernels: TaskKernels | None, form: Form) -> Written:
+    chosen: dict[tuple[str, bool], tuple[TaskConfig, Chosen | None]] = {}
+
+    def kernel(task: TaskConfig, *, exact: bool = False) -> Chosen | None:
+        choice = None if kernels is None else kernels(task, exact=exact)
+        chosen[task.key, exact] = task, choice
+        return choice
+
+    emitter = Emitter(analysis, kernel, form)
     fused = _with_bounded_names(_fused(emitter.run(), analysis))
     own = {name for name, _ in emitter.calls}
     if analysis.storage is not None:
         fused = conversions.absorbed(fused, own)
     cores = {name: task for name, task in emitter.calls if task is not None}
-    planned = _described(fused, cores)
-    for name, task in planned.functions.items():
-        if kernels is not None and name not in own:
-            variable = fused.get_global_var(name)
-            fused.update_func(variable, kernels.function(task, fused[name]))
-    return replace(planned, cuts=analysis.cuts, left_in_fp32=analysis.integers.reasons)
+    return Written(_described(fused, cores), own, chosen)
 
 
 def _fused(module: tvm.IRModule, analysis: Analysis) -> tvm.IRModule:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -126,13 +127,13 @@ class IntegerGroup:
         other = {} if self.addition is None else {RESIDUAL: self.addition.second}
         return {**dequantize, **other, SCALARS.role: self.scalars()}
 
-    @property
+    @cached_property
     def sums(self) -> Any:
         """The sum of the weights of each channel."""
         axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
         return self.weights.astype(np.int64).sum(axes)
 
-    @property
+    @cached_property
     def largest_sum(self) -> int:
         """The largest sum of products less the zero point's part that there may be."""
         axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)

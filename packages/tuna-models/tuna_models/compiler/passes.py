@@ -50,6 +50,7 @@ class Analysis:
     groups: list[FusionGroup] = field(default_factory=list)  #: other convolutions and products
     #: reasons why operators have no kernel, or are no part of another's, by their labels
     reasons: dict[str, str] = field(default_factory=dict)
+    written: Any = None  #: the last `build.Written` of it as it is shipped, if that is kept
 
     @property
     def block(self) -> int:
