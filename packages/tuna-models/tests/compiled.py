@@ -10,13 +10,13 @@ from typing import Any
 
 import tvm
 
-from tuna.configs.model import WholeModelConfig
+from tuna.configs.model import BF16_TOLERANCE, WholeModelConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import model_answers, toolchain, whole_models
 from tuna.libraries.tvm.kernel_child import TvmLoader
 from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, RightOutput, Run
 from tuna_models.child_answers import BODY, PROGRAM
-from tuna_models.compiler import build, program
+from tuna_models.compiler import build, passes, program
 from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.program import Program
 from tuna_models.compiler.segments import Form
@@ -54,15 +54,20 @@ def _built(folder: Path, target: Mapping[str, Any]) -> Path:
 
 
 def check(
-    folder: Path, target: Mapping[str, Any], model: Any, reference: Any
+    folder: Path,
+    target: Mapping[str, Any],
+    model: Any,
+    reference: Any,
+    precision: Precision = Precision.FP32,
 ) -> tuple[ModelProblem, list[Run]]:
     """The check of a built model against the answers of another."""
     module = importer.to_relax(model, "net")
     given = inputs.values(bounds.of(module), seed=0)
     near, _ = rules.tolerance(reference)
+    near = BF16_TOLERANCE if precision is Precision.BF16 else near
     cases, _ = edges.cases(reference, bounds.of(module), given, near)
     Answers(cases, near).write(folder / "answers.npz")
-    return answer(folder, target, module)
+    return answer(folder, target, module, precision)
 
 
 def answer(
@@ -74,9 +79,9 @@ def answer(
     """The problem in `answers.npz` of the folder, and the answer of an imported model to it."""
     of = tvm.target.Target(target)
     kernels = TaskKernels(of, {})
-    planned = build.plan(module, kernels, of, precision=precision)
-    forms = (Form.TENSORS, Form.SEGMENTS) if planned.cuts else ()
-    checked = [build.plan(module, kernels, of, form) for form in forms]
+    analysis = passes.analyse(module, of, precision=precision)
+    forms = (Form.TENSORS, Form.SEGMENTS) if analysis.cuts else ()
+    planned, *checked = (build.emit(analysis, kernels, form) for form in (Form.MODEL, *forms))
     code = tvm.target.Target(toolchain.for_code(target))
     Program.of([planned], None, code, checked).write(folder, "predicted")
     job = job_of(folder, target)

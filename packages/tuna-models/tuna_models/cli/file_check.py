@@ -123,4 +123,4 @@ def show_whole_numbers(whole: int, left: Mapping[str, int]) -> None:
             " tensors sum whole numbers"
         )
     for reason, count in left.items():
-        say(f"in fp32: {count} x {reason}")
+        say(f"without bytes: {count} x {reason}")

@@ -4,11 +4,16 @@ Factors of convolutions and products may, and what these hand to each other, res
 epilogues included; never a value computed from whole numbers alone, an argument of Sin or Cos, or
 a tensor that is only added to their answers, as a mask is. A bfloat16 has 8 bits: of a position
 above 256 it is another position, and of the least number of fp32 the infinite one.
+
+Of a quantised model this is so of what is computed without bytes, but for values that are rounded
+to bytes next, which would lose half a step. Bytes less a zero point are bfloat16, and sums of their
+products are as exact as in fp32 (`whole_sums.py`).
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +25,7 @@ from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.packing import fit_transformed
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, variables
 from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.integers import Integers
 
 #: Operators that move values as they are.
 MOVING = {*RESHAPES, "permute_dims", "split", "concat", "strided_slice"}
@@ -45,14 +51,24 @@ class _Whole(enum.IntEnum):
 class Bf16Storage:
     """The decisions on one graph."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(
+        self,
+        graph: Graph,
+        integers: Integers,
+        taken: Set[Any] = frozenset(),
+        exact: Set[Any] = frozenset(),
+    ) -> None:
+        """`taken` are the variables of operators on bytes, `exact` those of sums of whole
+        numbers."""
+        self._graph, self._integers, self._exact = graph, integers, exact
+        self._others = taken | exact
         self._whole = {param: _of_type(param) for param in graph.params}
         self._summed = set[Any]()  #: answers of convolutions and products, and what is made of them
         for node in graph.nodes:
             sources = variables(node.value)
             self._whole[node.var] = whole = self._whole_of(node, sources)
-            if not whole and (_sums(node) or not self._summed.isdisjoint(sources)):
+            is_summed = self._sums(node) or not self._summed.isdisjoint(sources)
+            if is_summed and not whole and node.var not in integers.bases:
                 self._summed.add(node.var)
         self._arguments = set[Any]()  #: values that Sin or Cos is computed from
         self._only_arguments = set[Any]()  #: those that nothing else reads
@@ -71,7 +87,9 @@ class Bf16Storage:
 
     def stores(self, var: Any) -> bool:
         """Whether a variable may be stored in bfloat16."""
-        if self._whole[var] or var in self._arguments:
+        if self._whole[var] or var in self._arguments or var in self._exact:
+            return False
+        if var in self._integers.bases or self._is_rounded(var):
             return False
         return var in self._summed or self._becomes_factor(var)
 
@@ -79,6 +97,10 @@ class Bf16Storage:
         """Whether the factors of a convolution or product may be rounded to bfloat16."""
         if isinstance(group.core, GemmConfig) and group.core.k == 1:
             return False  # a scaling, which bfloat16 makes no faster
+        if group.exact:
+            return True
+        if self._is_of_bytes(group):
+            return False  # it is checked as one of whole numbers
         if group.answer in self._only_arguments:
             return False
         allowed = _Whole.BYTES if isinstance(group.core, ConvConfig) else _Whole.NONE
@@ -121,6 +143,21 @@ class Bf16Storage:
         kinds = [self._whole[source] for source in sources]
         return max(kinds) if all(kinds) else _Whole.NONE
 
+    def _sums(self, node: Node) -> bool:
+        """Whether it is a convolution or a product of real values."""
+        return _sums(node) and node.var not in self._others
+
+    def _is_rounded(self, var: Any) -> bool:
+        """Whether an operator rounds the variable, or what it is in steps, to bytes."""
+        users = [user.var for user in self._graph.users.get(var, ())]
+        return any(each in self._integers.roundings for each in (var, *users))
+
+    def _is_of_bytes(self, group: FusionGroup) -> bool:
+        """Whether both factors are real values of bytes."""
+        other = group.nodes[0].args[1] if group.other is None else group.other
+        is_other = other in self._integers.bases or other in self._graph.whole
+        return group.input in self._integers.bases and is_other
+
     def _goes_to_sine(self, user: Node) -> bool:
         linear = user.op in _LINEAR and user.var in self._only_arguments
         return user.op in _PERIODIC or linear
@@ -139,8 +176,10 @@ class Bf16Storage:
         sources = variables(node.value)
         if reached.isdisjoint(sources):
             return False
-        if _sums(node):
+        if self._sums(node):
             return True
+        if node.var in self._integers.bases or node.var in self._others:
+            return False
         if node.op in MOVING or reached.issuperset(sources):
             reached.add(node.var)
         return False

@@ -74,7 +74,8 @@ class Emitter:
         self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
         self._storage, self._integers = analysis.storage, bytes_of.integers
         self._writer = Writer()
-        self._forms = Forms(self._writer, self._block, self._integers)
+        may_round = self._storage.stores if self._storage else lambda _: True
+        self._forms = Forms(self._writer, self._block, self._integers, may_round)
         every: list[Group] = [*groups, *bytes_of.groups]
         self._groups = {group.answer: group for group in every}
         self._additions = {addition.answer: addition for addition in bytes_of.additions}
@@ -304,8 +305,11 @@ class Emitter:
             return (node.value.tuple_value, NARROW) in self._forms.values
         if node.op not in MOVING or not sources or any(map(_is_constant_tensor, node.args)):
             return False
-        values = self._forms.values
-        return all((x, NARROW) in values and (x, PLAIN) not in values for x in sources)
+        forms, values = self._forms, self._forms.values
+        return all(
+            (x, NARROW) in values and (x, PLAIN) not in values and forms.may_round(x)
+            for x in sources
+        )
 
     def _in_blocks(self, node: Node) -> bool:
         """Write an operator in blocks, if an input is there and the operator supports it."""

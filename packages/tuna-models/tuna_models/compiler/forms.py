@@ -84,8 +84,17 @@ class Writer:
 class Forms:
     """The tensors of a model that is being written, by variable and form."""
 
-    def __init__(self, writer: Writer, block: int, integers: Integers) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        block: int,
+        integers: Integers,
+        may_round: Callable[[Any], bool],
+    ) -> None:
+        """`may_round` says whether a variable may be read as bfloat16 where it is there in its own
+        type."""
         self.writer, self.block, self.integers = writer, block, integers
+        self.may_round = may_round
         #: of whole numbers by their base
         self.values: dict[tuple[Any, TensorForm], Any] = {}
         self.bounds: dict[Any, float] = {}  #: of values beyond the channels, by variable
@@ -99,9 +108,7 @@ class Forms:
         if form.type == BYTE:
             var = self.integers.bases[var]
         if (var, form) not in self.values:
-            sources = (source for source, to in CONVERSIONS if to == form)
-            source = next((each for each in sources if self._has(var, each, form)), None)
-            self.values[var, form] = self.converted(var, source or _THROUGH[form], form)
+            self.values[var, form] = self.converted(var, self._source(var, form), form)
         return self.values[var, form]
 
     def read(self, var: Any, form: TensorForm) -> Any:
@@ -139,6 +146,14 @@ class Forms:
             return False
         return (self.integers.bases[var], BYTE_BLOCKS) in self.values
 
+    def _source(self, var: Any, to: TensorForm) -> TensorForm:
+        """The form that another is made from."""
+        sources = [source for source, each in CONVERSIONS if each == to]
+        sources = [source for source in sources if self._has(var, source, to)]
+        if to.type == OWN and not self.may_round(var):
+            sources.sort(key=lambda source: source.type == BF16)
+        return sources[0] if sources else _THROUGH[to]
+
     def _has(self, var: Any, source: TensorForm, to: TensorForm) -> bool:
         if source.type == BYTE and to.type != BYTE:
             return var in self.derived
@@ -167,6 +182,8 @@ class Forms:
     def replace(self, var: Any, value: Any) -> None:
         """Let readers have another value of a variable, in blocks if it was there."""
         was_in_blocks = self.values.pop((var, BLOCKS), None) is not None
+        for form in (NARROW, NARROW_BLOCKS):
+            self.values.pop((var, form), None)
         self.values[var, PLAIN] = value
         if was_in_blocks:
             self.get(var, BLOCKS)
@@ -244,6 +261,10 @@ def _real(forms: Forms, var: Any, value: Any, *_: TensorForm) -> Any:
     return value if kind in (BYTE, FP32) else emit(op.astype(value, kind))
 
 
+def _real_narrow(forms: Forms, var: Any, value: Any, *at: TensorForm) -> Any:
+    return _narrowed(forms, var, _real(forms, var, value, *at))
+
+
 #: How a form is made from another; of those that are there, the first in this order is taken.
 CONVERSIONS: Mapping[tuple[TensorForm, TensorForm], Convert] = {
     (BYTES, PLAIN): _real,
@@ -253,9 +274,11 @@ CONVERSIONS: Mapping[tuple[TensorForm, TensorForm], Convert] = {
     (BYTE_BLOCKS, BLOCKS): _real,
     (NARROW_BLOCKS, BLOCKS): _widened,
     (PLAIN, BLOCKS): _relaid,
+    (BYTES, NARROW): _real_narrow,
     (PLAIN, NARROW): _narrowed,
     (NARROW_BLOCKS, NARROW): _relaid,
     (BLOCKS, NARROW): _relaid,
+    (BYTE_BLOCKS, NARROW_BLOCKS): _real_narrow,
     (BLOCKS, NARROW_BLOCKS): _narrowed,
     (NARROW, NARROW_BLOCKS): _relaid,
     (PLAIN, NARROW_BLOCKS): _relaid,

@@ -67,7 +67,7 @@ def analyse(
 ) -> Analysis:
     """Run the passes on an imported module.
 
-    With the `precision` bf16 convolutions and products are in bf16, unless the model is quantised.
+    With the `precision` bf16 convolutions and products that have no bytes are in bf16.
     """
     analysis = Analysis(module, target, precision, tuned)
     for each in PASSES:
@@ -105,9 +105,9 @@ def _sums(analysis: Analysis) -> None:
 
 
 def _types(analysis: Analysis) -> None:
-    quantised = analysis.cuts or analysis.exact or analysis.integers.groups
-    if analysis.precision is Precision.BF16 and analysis.tuned and not quantised:
-        analysis.storage = Bf16Storage(analysis.graph)
+    if analysis.precision is Precision.BF16 and analysis.tuned:
+        whole = analysis.integers
+        analysis.storage = Bf16Storage(analysis.graph, whole.integers, whole.taken, analysis.exact)
 
 
 def _cores(analysis: Analysis) -> None:

@@ -26,8 +26,6 @@ def check_plan(precision: Precision, planned: Planned, name: str) -> None:
     """Raise BadInput for a plan of the model `name` that has nothing in the precision."""
     if precision is not Precision.BF16:
         return
-    if planned.cuts:
-        raise BadInput(f"{name} is quantised, and cannot be tuned in bf16.", hint=_WITHOUT)
     cores = (task.core for task, _ in planned.tasks())
     if not any(core and core.data_type is DataType.BF16 for core in cores):
         raise BadInput(

@@ -12,9 +12,8 @@ from onnx import numpy_helper
 
 from tuna.libraries.tvm.model_answers import distance
 from tuna_models.reading import onnx_reference
+from tuna_models.reading.onnx_graph import LAYERS
 from tuna_models.reading.torch_importer import TorchModel
-
-_LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 
 
 def sentence(model: Any, inputs: Mapping[str, Any], allowed: float) -> str:
@@ -36,7 +35,7 @@ def errors(model: Any, inputs: Mapping[str, Any]) -> dict[str, float]:
     """The error of each convolution and product with a first and second input of the reference,
     rounded to bfloat16, relative to the largest value of its answer; by name. Products over one
     value are left out, such as phases of positions: they are in fp32 (`bf16_storage.py`)."""
-    layers = [node for node in model.graph.node if node.op_type in _LAYERS]
+    layers = [node for node in model.graph.node if node.op_type in LAYERS]
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known |= inputs
     names = dict.fromkeys(name for node in layers for name in (*node.input, *node.output) if name)

@@ -93,9 +93,10 @@ def of(model: Any, inputs: Mapping[str, Any], near: float, operands: Sequence[st
     if isinstance(model, TorchModel):
         answers = zip(model.reference(inputs), names(model), strict=True)
         tensors = model.quantised(inputs).items()
+        off = _off(model, near)
         return Right(
             [RightOutput(values, name) for values, name in answers],
-            [_beside_ties(name, values, real, np.float32) for name, (values, real) in tensors],
+            [_beside_ties(name, values, real, np.float32, off) for name, (values, real) in tensors],
         )
     graph = _Graph(model, inputs, near, operands)
     return Right(graph.outputs(), graph.quantised(), graph.values, graph.undefined())
@@ -122,6 +123,8 @@ def line(answers: Sequence[RightOutput], near: float, why: str, quantised: int, 
     more = len(words) - _MAX_NAMES
     text += f" and {more} more outputs" if more > 0 else ""
     half = f" ({_HALF * 255 / 2:.2g} where it is rounded from fp16)" if "fp16" in why else ""
+    if "bf16" in why:
+        half = f" ({near:.2g} of the largest value where it is rounded from sums of real values)"
     if quantised:
         text = (
             f"{quantised} quantised tensors, each computed from the reference's integers before it:"
@@ -172,10 +175,11 @@ class _Graph:
     def quantised(self) -> list[RightOutput]:
         """The right whole numbers of each quantised tensor, those near a tie with their
         neighbours."""
+        off = _off(self._model, self._near)
         return [
             RightOutput(values, name)
             if self._graph.is_quotient_exact(name)
-            else _beside_ties(name, values, real, kind)
+            else _beside_ties(name, values, real, kind, off if self._graph.is_real(name) else 0.0)
             for name, (values, real, kind) in self._quantised.items()
         ]
 
@@ -280,10 +284,18 @@ class _Graph:
         return replace(answer, allowed=allowed.reshape(*answer.values.shape, lines.shape[-1]))
 
 
-def _beside_ties(name: str, values: Any, real: Any, kind: Any) -> RightOutput:
+def _off(model: Any, near: float) -> float:
+    """The largest error of sums of real values in bf16, relative to the largest: a `near` beyond
+    that of the model itself; else 0."""
+    return near if near > tolerance(model)[0] else 0.0
+
+
+def _beside_ties(name: str, values: Any, real: Any, kind: Any, off: float) -> RightOutput:
     """The whole numbers of a quantised tensor, those near a tie with their neighbours; `real` are
-    the values of type `kind` that were rounded, in steps."""
-    limits, reach = np.iinfo(values.dtype), 0.5 + _tie(kind, values.dtype)
+    the values of type `kind` that were rounded, in steps, and may be `off` by this part of the
+    largest."""
+    limits, largest = np.iinfo(values.dtype), np.max(np.abs(real[np.isfinite(real)]), initial=0.0)
+    reach = 0.5 + max(_tie(kind, values.dtype), off * float(largest))
     low, high = np.ceil(real - reach), np.floor(real + reach)
     low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
     return RightOutput(

@@ -38,6 +38,14 @@ _JUMPING = {
     *("Round", "Floor", "Ceil", "Mod", "Sign", "Equal", "Greater", "GreaterOrEqual"),
     *("Less", "LessOrEqual", *CHOOSING),
 }
+_SHAPED = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
+_BYTES = (TensorProto.UINT8, TensorProto.INT8)
+#: Operators that sum products, and those whose outputs or inputs are quantised tensors
+LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+_QUANTISED = {
+    *("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv"),
+    *("QLinearMatMul", "ConvInteger", "MatMulInteger"),
+}
 _INDEXING = {"Gather", "GatherElements", "GatherND", "ScatterElements", "OneHot"}
 _REAL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _NARROW = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
@@ -158,6 +166,33 @@ class OnnxGraph:
             return False
         scale = self._number(node.input[1])
         return bool(scale and math.frexp(scale)[0] == 0.5) and self.is_exact(node.input[0])
+
+    def is_real(self, name: str) -> bool:
+        """Whether a quantised tensor is rounded from sums of products of real values, of which not
+        both factors are bytes."""
+        names, seen = [*self._makers[name].input[:1]] if name in self._makers else [], set[str]()
+        while names:
+            node = self._makers.get(each := names.pop())
+            if node is None or each in seen or node.op_type in _QUANTISED:
+                continue
+            seen.add(each)
+            factors = node.input[:2] if node.op_type in LAYERS else ()
+            if not all(map(self._is_of_bytes, factors)):
+                return True
+            names += [source for source in node.input if source]
+        return False
+
+    def _is_of_bytes(self, name: str) -> bool:
+        """Whether a value is a dequantised tensor of eight bits in another shape, or weights."""
+        while (node := self._makers.get(name)) is not None and node.op_type in _SHAPED:
+            name = node.input[0]
+        if node is None or node.op_type != "DequantizeLinear" or _attribute(node, "block_size"):
+            return False
+        source, scale, zero = map(self._constants.get, [*node.input, ""][:3])
+        if source is not None:
+            return source.data_type in _BYTES
+        is_one = scale is not None and math.prod(scale.dims) == 1
+        return is_one and (zero is None or zero.data_type in _BYTES)
 
     def narrows(self) -> bool:
         """Whether real values are cast to whole numbers of 16 bits or fewer, which large ones are
