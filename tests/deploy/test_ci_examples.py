@@ -117,7 +117,7 @@ def test_a_regression_stops_the_release(
     assert site.run(2) == [(TUNE, 0), (COMPARE, 0), (RELEASE, STOPPED)]
     assert "more than 5 % slower" in capfd.readouterr().err
     assert site.states() == {1: "promoted", 2: "draft"}
-    assert "version 1" in (site.folder / "results" / "release.md").read_text()
+    assert "version 1" in (site.folder / "results" / "release.txt").read_text()
     scene.execute(sa.update(GoldenEntry).where(GoldenEntry.time_ms < 1e-3).values(time_ms=1e9))
     assert site.run(2, skipped=2) == [(RELEASE, 0)]
     assert site.states() == {1: "promoted", 2: "promoted"}

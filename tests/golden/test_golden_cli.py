@@ -274,9 +274,6 @@ def test_a_note_stays_with_a_release_and_a_line_of_an_export_is_explained(
     ended = type_in("explain", 1, f"{file}:3")
     assert (ended.code, ended.out) == (2, "")
     assert "has no line 3" in ended.err
-    ended = type_in("report", 1, "--markdown")
-    assert ended.out.startswith("# Golden version 1 of miopen\n")
-    assert "| ConvAsm3x3U | convolution FP32 F | 2 | 2 | 0 | 0 | 0 | 0 | 2 |" in ended.out
 
 
 def test_what_makes_no_sense_is_one_sentence_and_writes_nothing(built: TypeIn, two: Scene) -> None:

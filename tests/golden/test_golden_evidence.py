@@ -1,5 +1,4 @@
-"""The evidence for an entry, the lines of exported files that name one, and comparisons in
-Markdown, on both databases."""
+"""The evidence for an entry, and the lines of exported files that name one, on both databases."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from tuna.db.engine import reading
 from tuna.errors import BadInput, NotFound
 from tuna.exports.registry import line_names
 from tuna.exports.write import export_golden
-from tuna.golden import explain_line, promote, to_markdown
+from tuna.golden import explain_line, promote
 from tuna.queue.work_items import seed
 
 pytestmark = pytest.mark.both_databases_in_drills
@@ -217,32 +216,3 @@ def test_a_line_that_names_nothing_is_refused(exported: Path) -> None:
     ):
         with pytest.raises(BadInput, match=said):
             line_names(path, number)
-
-
-def test_a_comparison_in_markdown_counts_solvers_and_escapes_what_it_names(three: Scene) -> None:
-    three.network("Res|net <50>", {A: 2})
-    three.build(4, three.session({(B, ASM): 0.9, (A, ASM): 3.0}), base=1)
-    report = three.report(4, 3)
-    names = ("entries", "new", "missing", "faster", "slower", "equal", "fastest")
-    assert {one.solver: tuple(getattr(one, name) for name in names) for one in report.solvers} == {
-        ASM: (2, 0, 0, 1, 1, 0, 1),
-        WINO: (0, 0, 1, 0, 0, 0, 0),
-        NAIVE: (0, 0, 1, 0, 0, 0, 0),
-        GEMM: (1, 0, 0, 0, 0, 1, 1),
-    }
-    assert {one.type for one in report.solvers} == {"convolution FP32 F"}
-    assert {one["solver"] for one in report.as_json()["solvers"]} == {ASM, WINO, NAIVE, GEMM}
-    text = to_markdown(report)
-    assert text.startswith(
-        "# Golden version 4 of miopen against version 3\n\n[Models](#models) · [Solvers](#solvers)"
-        " · [Gains](#gains) · [Regressions](#regressions)\n"
-    )
-    assert "| Res\\|net &lt;50&gt;" in text
-    entry = report.gains[0].after
-    assert f"`tuna golden explain 4 {entry.id} --library miopen`" in text
-    linked = to_markdown(report, lambda one: f"/golden/{one.version}/{one.id}")
-    assert f"](/golden/4/{entry.id}) | gfx90a x 104 |" in linked
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    plain = [line.replace("\\|", "") for line in tables]
-    widths = {line.count("|") for line in plain}
-    assert widths <= {10, 9, 11}, "each row has as many cells as its head"

@@ -19,7 +19,6 @@ from tuna.golden import PromotionReport as PromotionReport
 from tuna.golden import ReleaseEntry as ReleaseEntry
 from tuna.golden import Version as Version
 from tuna.golden import check_gate as check_gate
-from tuna.golden import to_markdown as to_markdown
 from tuna.golden.versions import MAX_VERSION as MAX_VERSION
 from tuna.golden.versions import find as find
 

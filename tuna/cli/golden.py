@@ -140,7 +140,6 @@ def _row(one: api.golden.Version) -> tuple[object, ...]:
 @click.option(
     "--session-id", type=options.ID, help="Compare what this session found with VERSION instead."
 )
-@click.option("--markdown", is_flag=True, help="Print Markdown, for release notes.")
 @_gate
 @_library
 @options.as_json
@@ -149,7 +148,6 @@ def report(
     against: int | None,
     session_id: int | None,
     library: str | None,
-    markdown: bool,
     as_json: bool,
     **limits: float | None,
 ) -> int:
@@ -170,8 +168,6 @@ def report(
     violations = api.golden.check_gate(comparison, **limits)
     if as_json:
         print_json(comparison.as_json() | {"violations": violations})
-    elif markdown:
-        say(api.golden.to_markdown(comparison).rstrip())
     else:
         for line in comparison.lines():
             say(line)

@@ -3,7 +3,6 @@
 from tuna.golden.build import BuildReport, build
 from tuna.golden.compare import PromotionReport, report, report_session
 from tuna.golden.explain import Explanation, explain, explain_line
-from tuna.golden.markdown import to_markdown
 from tuna.golden.release import check_gate, promote, rollback
 from tuna.golden.versions import (
     EntryFilter,
@@ -43,6 +42,5 @@ __all__ = [
     "report",
     "report_session",
     "rollback",
-    "to_markdown",
     "versions",
 ]

@@ -16,15 +16,6 @@ from tuna.common.messages import counted
 from tuna.db import networks
 from tuna.golden import releasable
 from tuna.golden.releasable import ResultSelection
-from tuna.golden.solver_counts import (
-    DeviceLayer,
-    Side,
-    SolverCount,
-    SolverTime,
-    count_solvers,
-    entries,
-    outcome,
-)
 from tuna.golden.versions import ReleaseEntry, Version, entries_of, find, read_entries
 from tuna.results.selectable import Results
 
@@ -111,7 +102,6 @@ class PromotionReport:
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)
     #: number of the session's results that are not releasable and therefore not compared
     left_out: int = 0
-    solvers: tuple[SolverCount, ...] = ()  #: counts by solver and type of layer
 
     def lines(self) -> list[str]:
         """The report as lines of text."""
@@ -164,8 +154,24 @@ class PromotionReport:
             ],
             "missing_layers": [entry.as_json() for entry in self.missing_layers],
             "left_out": self.left_out,
-            "solvers": [count.as_json() for count in self.solvers],
         }
+
+
+class _SolverTime(NamedTuple):
+    """The entry of a solver for a layer; the least one is the fastest, ties are broken by the
+    name."""
+
+    time_ms: float
+    solver: str
+    id: int
+
+
+class _DeviceLayer(NamedTuple):
+    """A config on a device model."""
+
+    arch: str
+    num_cu: int
+    config_id: int
 
 
 class _Side(NamedTuple):
@@ -215,9 +221,8 @@ def compare(connection: sa.Connection, subject: Version, other: Version | None) 
 def _compare(
     connection: sa.Connection, subject: _Side, other: _Side | None = None
 ) -> PromotionReport:
-    after_all = entries(connection, subject.rows)
-    before_all = entries(connection, other.rows) if other is not None else {}
-    after, before = _fastest(after_all), _fastest(before_all)
+    after = _fastest(connection, subject.rows)
+    before = _fastest(connection, other.rows) if other is not None else {}
     both = sorted(before.keys() & after.keys())
     lost = sorted(before.keys() - after.keys())
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
@@ -248,18 +253,32 @@ def _compare(
         ),
         missing_layers=tuple(old[before[layer].id] for layer in lost[:_MAX_ITEMS]),
         slower_ratios=tuple(ratios[layer] for layer in slower),
-        solvers=count_solvers(connection, after_all, before_all),
     )
 
 
-def _fastest(side: Side) -> dict[DeviceLayer, SolverTime]:
-    return {layer: min(found.values()) for layer, found in side.items()}
+def _fastest(connection: sa.Connection, results: Results) -> dict[_DeviceLayer, _SolverTime]:
+    """The fastest entry of each layer."""
+    fastest: dict[_DeviceLayer, _SolverTime] = {}
+    query = results.select(*_DeviceLayer._fields, *_SolverTime._fields)
+    for arch, num_cu, config_id, *values in connection.execute(query).all():
+        layer, entry = _DeviceLayer(arch, num_cu, config_id), _SolverTime(*values)
+        fastest[layer] = min(fastest.get(layer, entry), entry)
+    return fastest
+
+
+def _outcome(new: _SolverTime | None, old: _SolverTime | None) -> str:
+    """The outcome of a comparison with the entry before; None: there is none."""
+    if old is None or new is None:
+        return "new" if old is None else "missing"
+    if new.time_ms == old.time_ms:
+        return "equal"
+    return "faster" if new.time_ms < old.time_ms else "slower"
 
 
 def _tallies(
     connection: sa.Connection,
-    before: dict[DeviceLayer, SolverTime],
-    after: dict[DeviceLayer, SolverTime],
+    before: dict[_DeviceLayer, _SolverTime],
+    after: dict[_DeviceLayer, _SolverTime],
 ) -> tuple[ModelTally, tuple[ModelTally, ...]]:
     weights = networks.occurrences(connection)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -268,7 +287,7 @@ def _tallies(
         old, new = before.get(layer), after.get(layer)
         shares = weights.get(layer.config_id) or {NO_MODEL: 1}
         for name, weight in [*shares.items(), (TOTAL, sum(shares.values()))]:
-            counts[name][outcome(new, old)] += 1
+            counts[name][_outcome(new, old)] += 1
             if old and new:
                 times[name][0] += old.time_ms * weight
                 times[name][1] += new.time_ms * weight
