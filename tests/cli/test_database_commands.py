@@ -53,9 +53,7 @@ def test_databases_come_out_as_they_went_in(
 def test_an_imported_session_is_of_the_device_in_the_files_name(
     type_in: TypeIn, find: Path
 ) -> None:
-    type_in(
-        "go_fish", "miopen", "import_db", "-t", find, "--rocm_v", "6.2.0", "--miopen_v", "3.3.0"
-    )
+    type_in("tuna", "import-db", find, "--rocm-version", "6.2.0", "--miopen-version", "3.3.0")
     (session,) = json.loads(type_in("tuna", "status", "--json").out)
     assert "gfx90a" in json.dumps(session)
 
@@ -113,20 +111,13 @@ def test_differences_are_told_and_give_an_exit_code(
     )
 
 
-@pytest.mark.parametrize("program", ["tuna", "go_fish"])
-def test_a_merge_never_touches_what_it_reads(
-    type_in: TypeIn, find: Path, tmp_path: Path, program: str
-) -> None:
+def test_a_merge_never_touches_what_it_reads(type_in: TypeIn, find: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine" / find.name
     mine.parent.mkdir()
     mine.write_text(f"{KEY}=C:1,0,{FWD}\n")
     before = find.read_text(), mine.read_text()
     out = tmp_path / "out"
-    words = {
-        "tuna": ("merge", find, mine, "-d", out, "--keep-keys"),
-        "go_fish": ("miopen", "merge_db", "-m", find, "-t", mine, "--output", out, "--keep_keys"),
-    }
-    ended = type_in(program, *words[program])
+    ended = type_in("tuna", "merge", find, mine, "-d", out, "--keep-keys")
     assert (ended.code, ended.err) == (0, "")
     assert (out / find.name).read_text() == f"{KEY}=C:1,0,{FWD};A:1.5,64,{FWD};B:2,0,{FWD}\n"
     assert (find.read_text(), mine.read_text()) == before

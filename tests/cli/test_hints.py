@@ -166,7 +166,6 @@ def test_following_the_hints_leads_from_nothing_to_jobs(type_in: TypeIn, layers:
     ("words", "said"),
     [
         (("tuna", "import-db", "gfx90a68.HIP.fdb.txt"), "--rocm-version"),
-        (("go_fish", "miopen", "import_db", "-t", "gfx90a68.HIP.fdb.txt"), "--rocm_v"),
         (("tuna", "init-session", "miopen", "-l", "x"), "--rocm-version"),
         (("go_fish", "miopen", "--init_session", "-l", "x"), "--rocm_v"),
         (("tuna", "export", "--golden", 1, "--form", "find"), "--arch"),

@@ -36,7 +36,6 @@ SPELLING = {
     "--allow-imported": "--allow_imported",
     "--allow-noisy": "--allow_noisy",
     "--base": "--base_golden_v",
-    "--directory": "--output",
     "--miopen-version": "--miopen_v",
     "--num-cu": "--num_cu",
     "--rocm-version": "--rocm_v",

@@ -1,4 +1,4 @@
-"""`export_db.py`, `update_golden.py`, and `go_fish.py` with import_db or merge_db: databases."""
+"""`export_db.py` and `update_golden.py`: databases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tuna.cli import options, seeds, show
 from tuna.cli.databases import FileWishes
 from tuna.cli.golden import KINDS, Accepted, print_build
 from tuna.errors import BadInput
-
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(context_settings=seeds.CONTEXT)
@@ -57,70 +55,6 @@ def export_db(
         show.exported(
             api.export_golden(golden_v or 0, form, Path(), arch=named, num_cu=num_cu, **wishes)
         )
-    return 0
-
-
-@click.command(context_settings=seeds.CONTEXT)
-@click.option(
-    "-t",
-    "--target_file",
-    type=_PATH,
-    required=True,
-    help="Find db or perf db, packed with bzip2 or not.",
-)
-@click.option("--rocm_v", help="ROCm version that it was made with.")
-@click.option("--miopen_v", help="MIOpen version that it was made with.")
-@seeds.session_id
-@seeds.arch
-@seeds.num_cu
-@click.option(
-    "-l", "--label", default="imported", show_default=True, help="Reference text of a new session."
-)
-@seeds.debug
-def import_db(target_file: Path, session_id: int | None, label: str, **facts: Any) -> int:
-    """Import a database of MIOpen's into a session; without --session_id into a new one."""
-    given = options.given(facts)
-    show.imported_database(api.import_database(target_file, session_id, label, given))
-    return 0
-
-
-@click.command(context_settings=seeds.CONTEXT)
-@click.option(
-    "-m",
-    "--master_file",
-    type=_PATH,
-    required=True,
-    help="The database that is added to, or a folder of them.",
-)
-@click.option(
-    "-t", "--target_file", type=_PATH, required=True, help="The database whose entries win."
-)
-@click.option(
-    "-p",
-    "--perf_db",
-    is_flag=True,
-    expose_value=False,
-    help="Ignored: the kind is detected from the files.",
-)
-@click.option("-f", "--find_db", is_flag=True, expose_value=False, help="Ignored, likewise.")
-@click.option("-b", "--bin_cache", is_flag=True, expose_value=False, help="Ignored, likewise.")
-@click.option(
-    "-k",
-    "--keep_keys",
-    is_flag=True,
-    help="Where both have a key, keep the master's other entries.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=options.OUTPUT_FOLDER,
-    default=Path(),
-    help="Folder for the result; default: here.",
-)
-@seeds.debug
-def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:
-    """Merge two find dbs, perf dbs or kernel dbs into a new file; neither of them is changed."""
-    show.merged(api.merge_databases(master_file, target_file, output=output, keep_keys=keep_keys))
     return 0
 
 

@@ -23,8 +23,6 @@ SUBCOMMANDS: dict[str, click.Command] = {
     "import_configs": layer_jobs.import_configs,
     "load_job": layer_jobs.load_job,
     "export_db": db_files.export_db,
-    "import_db": db_files.import_db,
-    "merge_db": db_files.merge_db,
     "update_golden": db_files.update_golden,
 }
 
