@@ -27,13 +27,12 @@ from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
-from tuna_models.compiler import conversions, hyperbolic, normalisations, passes, reducing
+from tuna_models.compiler import fused, hyperbolic, normalisations, passes, reducing
 from tuna_models.compiler.emit import Emitter
 from tuna_models.compiler.kernel_arguments import Chosen
 from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.segments import Cut, Form
 from tuna_models.manifest import Class, Precision
-from tuna_models.names import MAX_CHARS, bounded
 
 _LEGALIZATIONS = {
     **normalisations.LEGALIZATIONS,
@@ -129,15 +128,15 @@ def _written(analysis: Analysis, kernels: TaskKernels | None, form: Form) -> Wri
         return choice
 
     emitter = Emitter(analysis, kernel, form)
-    fused = _with_bounded_names(_fused(emitter.run(), analysis))
+    module = fused.with_bounded_names(_legalised(emitter.run(), analysis))
     own = {name for name, _ in emitter.calls}
     if analysis.storage is not None:
-        fused = conversions.absorbed(fused, own)
+        module = fused.absorbed(module, own)
     cores = {name: task for name, task in emitter.calls if task is not None}
-    return Written(_described(fused, cores), own, chosen)
+    return Written(_described(module, cores), own, chosen)
 
 
-def _fused(module: tvm.IRModule, analysis: Analysis) -> tvm.IRModule:
+def _legalised(module: tvm.IRModule, analysis: Analysis) -> tvm.IRModule:
     """The module with the operators that are left as TIR functions, which TVM fuses."""
     with analysis.target:
         return tvm.transform.Sequential(
@@ -154,7 +153,7 @@ def _fused(module: tvm.IRModule, analysis: Analysis) -> tvm.IRModule:
 
 
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
-    calls = _calls(module["main"])
+    calls = fused.calls(module["main"])
     functions: dict[str, TaskConfig] = {}
     bodies: dict[str, str] = {}
     for name in calls:
@@ -172,47 +171,6 @@ def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
             structure=f"{structure & (2**64 - 1):016x}",
         )
     return Planned(module, functions, calls, bodies)
-
-
-def _calls(function: Any) -> Counter[str]:
-    """Count the calls of each TIR function, in the order of the first call."""
-    names = (called(binding.value) for block in function.body.blocks for binding in block.bindings)
-    return Counter(name for name in names if name)
-
-
-def _with_bounded_names(module: tvm.IRModule) -> tvm.IRModule:
-    """The module in which no function that `main` calls has a longer name than `MAX_CHARS`."""
-    main = module["main"]
-    short = {name: bounded(name) for name in _calls(main) if len(name) > MAX_CHARS}
-    if not short:
-        return module
-    builder = relax.BlockBuilder(module)
-    renamed = {
-        name: builder.add_func(module[name].with_attr("global_symbol", new), new)
-        for name, new in short.items()
-    }
-
-    def call(binding: Any) -> Any:
-        value, name = binding.value, called(binding.value)
-        if name not in renamed:
-            return binding
-        args = [renamed[name], *value.args[1:]]
-        new = tvm.ir.Call(value.op, args, value.attrs, value.ty_args)
-        return relax.VarBinding(binding.var, new)
-
-    blocks = [type(block)([*map(call, block.bindings)]) for block in main.body.blocks]
-    body = relax.SeqExpr(blocks, main.body.body)
-    found = builder.get()
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    found.update_func(module.get_global_var("main"), function)
-    return relax.transform.DeadCodeElimination()(relax.transform.Normalize()(found))
-
-
-def called(value: Any) -> str:
-    """The name of the function that a `call_tir` calls, empty for anything else."""
-    if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
-        return str(value.args[0].name_hint)
-    return ""
 
 
 Found = TypeVar("Found")

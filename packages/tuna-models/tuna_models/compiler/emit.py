@@ -240,12 +240,12 @@ class Emitter:
         """Write channels put together that are rounded behind, each tensor before."""
         user = self._graph.sole_user(node.var)
         rounding = user and self._integers.roundings.get(user.var)
-        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
-        if not rounding or not found or not shape or not self._reads_blocks(found.sources):
+        function, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if not rounding or not function or not shape or not self._reads_blocks(function.sources):
             return False
         *before, last = rounding.nodes
         parts = list[Any]()
-        for source in found.sources:
+        for source in function.sources:
             if self._integers.grids.get(source) == rounding.grid:
                 parts.append(self._forms.get(source, BYTE_BLOCKS))
                 continue
@@ -255,7 +255,7 @@ class Emitter:
                 call = tvm.ir.Call(each.value.op, args, each.value.attrs, each.value.ty_args)
                 value = self._writer.emit(call)
             parts.append(as_bytes(self._forms, last.var, value))
-        self._forms.values[last.var, BYTE_BLOCKS] = self._block_call(found, shape, BYTE, parts)
+        self._forms.values[last.var, BYTE_BLOCKS] = self._block_call(function, shape, BYTE, parts)
         self._inside |= {each.var for each in before}
         self._forms.derive(last.var)
         return True
@@ -266,11 +266,11 @@ class Emitter:
         grid, base = self._integers.grids.get(source), self._integers.bases.get(source)
         if grid is None or shape is None or (base, BYTE_BLOCKS) not in self._forms.values:
             return False
-        found = block_operators.mean(node, shape, self._block)
-        if found is None:
+        function = block_operators.mean(node, shape, self._block)
+        if function is None:
             return False
         op, emit, count = relax.op, self._writer.emit, math.prod((extents(source) or ())[2:])
-        total = self._block_call(found, shape, BYTE)
+        total = self._block_call(function, shape, BYTE)
         centered = emit(op.subtract(total, _scalar(count * grid.stored_zero)))
         reads = whole_sums.multiples(node.var, grid, self._graph, self._integers)
         for var, factor in reads.items():
@@ -324,31 +324,30 @@ class Emitter:
             self._forms.values[node.var, BLOCKS] = self._fenced(node.var, value)
             self._forms.bounds[node.var] = bound
             return True
-        found, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
-        if found is None or shape is None or not self._reads_blocks(found.sources):
+        function, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        if function is None or shape is None or not self._reads_blocks(function.sources):
             return False
         storage, bounds = self._storage, self._forms.bounds
-        narrow = storage is not None and all(map(storage.stores, found.sources))
+        narrow = storage is not None and all(map(storage.stores, function.sources))
         form = NARROW_BLOCKS if narrow else BLOCKS
-        value = self._block_call(found, shape, form.type)
-        if found.plain is not None:
+        value = self._block_call(function, shape, form.type)
+        if function.plain is not None:
             self._forms.values[node.var, PLAIN] = self._writer.shaped(value, shape)
         else:
             self._forms.values[node.var, form] = value
-            bounds[node.var] = max(bounds.get(var, 0.0) for var in found.sources)
+            bounds[node.var] = max(bounds.get(var, 0.0) for var in function.sources)
         return True
 
     def _block_call(
-        self, found: BlockFunction, shape: tuple[int, ...], kind: str, args: Sequence[Any] = ()
+        self, block: BlockFunction, shape: tuple[int, ...], kind: str, args: Sequence[Any] = ()
     ) -> Any:
-        """Call a function on blocks, which an answer of this shape comes of, by default with its
-        sources."""
-        make = partial(found.make, kind=kind or FP32)
-        function = self._writer.add((found.name, *found.key, kind), make, found.name)
+        """Call a function on blocks for an answer of this shape, by default on its sources."""
+        make = partial(block.make, kind=kind or FP32)
+        function = self._writer.add((block.name, *block.key, kind), make, block.name)
         form = TensorForm(True, kind)
-        args = [*args] or [self._forms.get(source, form) for source in found.sources]
-        if found.plain is not None:
-            return self._writer.call(function, args, found.plain)
+        args = [*args] or [self._forms.get(source, form) for source in block.sources]
+        if block.plain is not None:
+            return self._writer.call(function, args, block.plain)
         extended = blocked_extents(shape, self._block)
         return self._writer.call(function, args, extended, kind or FP32)
 

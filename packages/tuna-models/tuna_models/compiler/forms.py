@@ -224,7 +224,7 @@ def _relaid(forms: Forms, var: Any, value: Any, source: TensorForm, to: TensorFo
 
 
 def _widened(forms: Forms, _var: Any, value: Any, *_: TensorForm) -> Any:
-    """The bfloat16 in fp32, by a function that its readers can do without (`conversions.py`)."""
+    """The bfloat16 in fp32, by a function that its readers can do without (`fused.absorbed`)."""
     writer, shape = forms.writer, extents(value)
     assert shape is not None
     make = partial(small_functions.widening, shape)

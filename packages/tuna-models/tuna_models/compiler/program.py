@@ -23,7 +23,8 @@ from tuna.libraries.tvm.kernels import machine, stages
 from tuna.libraries.tvm.whole_models import MAIN, SEGMENTS, TENSORS, UNTUNED, ModelBody
 from tuna_models.child_answers import BODY, PROGRAM
 from tuna_models.compiler.blocked import opaque
-from tuna_models.compiler.build import Planned, called
+from tuna_models.compiler.build import Planned
+from tuna_models.compiler.fused import called
 from tuna_models.compiler.graph import substitute
 
 #: Clocks of clock_gettime(2) on Linux: wall time, and the CPU time of the calling thread.
@@ -115,10 +116,10 @@ class Program:
         with builder.function(name, params, attrs=dict(main.attrs or {}) | {"global_symbol": name}):
             with builder.dataflow():
                 for binding in (bound for block in main.body.blocks for bound in block.bindings):
-                    value, function = substitute(binding.value, find), called(binding.value)
+                    value, variable = substitute(binding.value, find), called(binding.value)
+                    function = "" if variable is None else str(variable.name_hint)
                     if function:
-                        target = added[value.args[0]]
-                        args = [target, *value.args[1:]]
+                        args = [added[variable], *value.args[1:]]
                         value = tvm.ir.Call(value.op, args, value.attrs, value.ty_args)
                     if function and timed:
                         stamps.append(self._stamped())
