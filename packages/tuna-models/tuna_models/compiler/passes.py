@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tvm
@@ -48,14 +48,25 @@ class Analysis:
     exact: set[Any] = field(default_factory=set)  #: variables of sums of whole numbers in fp32
     storage: Bf16Storage | None = None  #: what is stored in bf16; None: nothing
     groups: list[FusionGroup] = field(default_factory=list)  #: other convolutions and products
-    #: reasons why operators have no kernel, or are no part of another's, by their labels
-    reasons: dict[str, str] = field(default_factory=dict)
+    #: reasons why convolutions and products are no groups, by their labels
+    refused: dict[str, str] = field(default_factory=dict)
     written: Any = None  #: the last `build.Written` of it as it is shipped, if that is kept
 
     @property
     def block(self) -> int:
         """Number of channels in a block."""
         return machine.from_target(self.target).floats
+
+    @cached_property
+    def reasons(self) -> dict[str, str]:
+        """Reasons why operators have no kernel, or are no part of another's, by their labels."""
+        reasons = self.refused | {node.label: reason for node, reason in self.integers.refused}
+        for group in self.groups:
+            reasons |= group.reasons
+            if refusal := problems.refusal(group.task, self.target):
+                core = next(node for node in group.nodes if node.op in groups.CORES)
+                reasons[core.label] = refusal
+        return reasons
 
 
 def analyse(
@@ -71,69 +82,30 @@ def analyse(
     """
     analysis = Analysis(module, target, precision, tuned)
     for each in PASSES:
-        each.run(analysis)
+        made = each.run(analysis)
+        for name, value in zip(each.makes, made if len(each.makes) > 1 else [made], strict=True):
+            setattr(analysis, name, value)
     return analysis
 
 
-def _fold(analysis: Analysis) -> None:
-    analysis.graph = graph.read(analysis.module)
+def _bytes(analysis: Analysis) -> IntegerGroups:
+    if not analysis.tuned:
+        return IntegerGroups()
+    refusal = partial(problems.refusal, target=analysis.target)
+    return integer_finder.find(analysis.graph, analysis.block, refusal)
 
 
-def _slopes(analysis: Analysis) -> None:
-    analysis.graph = slopes.restored(analysis.graph)
+def _types(analysis: Analysis) -> Bf16Storage | None:
+    if analysis.precision is not Precision.BF16 or not analysis.tuned:
+        return None
+    whole = analysis.integers
+    return Bf16Storage(analysis.graph, whole.integers, whole.taken, analysis.exact)
 
 
-def _cuts(analysis: Analysis) -> None:
-    analysis.graph, analysis.cuts = segments.split(analysis.graph, analysis.module)
-
-
-def _indices(analysis: Analysis) -> None:
-    analysis.graph = indices.checked(analysis.graph)
-
-
-def _bytes(analysis: Analysis) -> None:
-    if analysis.tuned:
-        refusal = partial(problems.refusal, target=analysis.target)
-        analysis.integers = integer_finder.find(analysis.graph, analysis.block, refusal)
-
-
-def _sums(analysis: Analysis) -> None:
-    found = analysis.integers
-    analysis.graph, analysis.exact = whole_sums.written_out(
-        analysis.graph, found.taken, found.integers
-    )
-
-
-def _types(analysis: Analysis) -> None:
-    if analysis.precision is Precision.BF16 and analysis.tuned:
-        whole = analysis.integers
-        analysis.storage = Bf16Storage(analysis.graph, whole.integers, whole.taken, analysis.exact)
-
-
-def _cores(analysis: Analysis) -> None:
+def _cores(analysis: Analysis) -> tuple[list[FusionGroup], dict[str, str]]:
     taken, storage = analysis.integers.taken, analysis.storage
     adds = None if storage is None else storage.stores
-    analysis.groups, reasons = groups.find(
-        analysis.graph, analysis.block, taken, analysis.exact, adds
-    )
-    refused = {node.label: reason for node, reason in analysis.integers.refused}
-    analysis.reasons |= reasons | refused
-
-
-def _epilogues(analysis: Analysis) -> None:
-    taken = analysis.integers.taken | {node.var for each in analysis.groups for node in each.nodes}
-    for group in analysis.groups:
-        if not group.exact:  # an epilogue might fold scales into weights
-            rules.extend(group, analysis.graph, taken)
-            taken.update(node.var for node in group.nodes)
-        analysis.reasons |= group.reasons
-
-
-def _kernels(analysis: Analysis) -> None:
-    for group in analysis.groups:
-        if reason := problems.refusal(group.task, analysis.target):
-            core = next(node for node in group.nodes if node.op in groups.CORES)
-            analysis.reasons[core.label] = reason
+    return groups.find(analysis.graph, analysis.block, taken, analysis.exact, adds)
 
 
 @dataclass(frozen=True)
@@ -141,18 +113,18 @@ class Pass:
     """A named step of the analysis."""
 
     name: str
-    run: Callable[[Analysis], None]
+    makes: tuple[str, ...]  #: fields of the analysis that it sets
+    run: Callable[[Analysis], Any]  #: returns the value, or a tuple of one for each field
 
 
 PASSES = (
-    Pass("fold", _fold),
-    Pass("slopes", _slopes),
-    Pass("cuts", _cuts),
-    Pass("indices", _indices),
-    Pass("bytes", _bytes),
-    Pass("sums", _sums),
-    Pass("types", _types),
-    Pass("cores", _cores),
-    Pass("epilogues", _epilogues),
-    Pass("kernels", _kernels),
+    Pass("fold", ("graph",), lambda a: graph.read(a.module)),
+    Pass("slopes", ("graph",), lambda a: slopes.restored(a.graph)),
+    Pass("cuts", ("graph", "cuts"), lambda a: segments.split(a.graph, a.module)),
+    Pass("indices", ("graph",), lambda a: indices.checked(a.graph)),
+    Pass("bytes", ("integers",), _bytes),
+    Pass("sums", ("graph", "exact"), lambda a: whole_sums.written_out(a.graph, a.integers)),
+    Pass("types", ("storage",), _types),
+    Pass("cores", ("groups", "refused"), _cores),
+    Pass("epilogues", ("groups",), lambda a: rules.with_epilogues(a.groups, a.graph, a.integers)),
 )

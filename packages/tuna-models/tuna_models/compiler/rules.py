@@ -5,7 +5,6 @@ Each matches operators, checks them, which fails with a reason, and adds them to
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -17,14 +16,15 @@ from tuna.configs.values import Direction
 from tuna_models.compiler import activations, slopes
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
 from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.integer_groups import IntegerGroups
 
 
 class Unfit(Exception):
     """The reason why operators do not become part of a group."""
 
 
-class Rule(ABC):
-    """A way to make operators part of a group."""
+class Rule:
+    """A way to make operators part of a group: by default of one that changes nothing."""
 
     def match(self, group: FusionGroup, graph: Graph) -> tuple[list[Node], Any] | None:
         """Return the operators that alone read the group's answer, with what distinguishes them;
@@ -37,11 +37,10 @@ class Rule(ABC):
         """What an operator applies to the group's answer; None for operators of other rules."""
         return None
 
-    @abstractmethod
     def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
         """Return the operand as `apply` takes it; raises Unfit."""
+        return operand
 
-    @abstractmethod
     def apply(self, group: FusionGroup, operand: Any) -> None:
         """Change the core or the epilogue of the group."""
 
@@ -83,10 +82,6 @@ class Activate(Rule):
         activation = None if _is_active(group) else activations.find(graph, group.answer)
         return None if activation is None else (activation[1], activation[0])
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """The name."""
-        return operand
-
     def apply(self, group: FusionGroup, operand: Any) -> None:
         """Add the step."""
         group.epilogue.append(operand)
@@ -107,9 +102,6 @@ class Reshape(Rule):
         if shape[-1] != operand[-1]:
             raise Unfit("it changes the columns of a product")
         return operand
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Change nothing."""
 
 
 class Rectify(Rule):
@@ -226,6 +218,19 @@ FOLDED = (NORMALISE, RESHAPE, BIASES)
 #: and factors may be the beginning of an activation
 IN_FP32 = (NORMALISE, Activate(), RESHAPE, SLOPES, BIASES, Residual(), Scale())
 RULES = (*IN_FP32, Cast())
+
+
+def with_epilogues(
+    groups: Sequence[FusionGroup], graph: Graph, bytes_of: IntegerGroups
+) -> Sequence[FusionGroup]:
+    """Extend groups by operators that are not part of another group, nor of one of bytes. Sums of
+    whole numbers have no epilogue, which might fold scales into weights."""
+    taken = bytes_of.taken | {node.var for group in groups for node in group.nodes}
+    for group in groups:
+        if not group.exact:
+            extend(group, graph, taken)
+            taken.update(node.var for node in group.nodes)
+    return groups
 
 
 def extend(

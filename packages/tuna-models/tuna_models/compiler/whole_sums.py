@@ -18,7 +18,7 @@ Kernels of Winograd's are not exact, and take no part.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ import tvm
 from tvm import relax
 
 from tuna_models.compiler.graph import Graph, Node, Whole, constant, constant_of, extents
+from tuna_models.compiler.integer_groups import IntegerGroups
 from tuna_models.compiler.integers import Grid, Integers
 
 #: Operators that sum up products, with the axis of the weights that the answer has.
@@ -35,10 +36,11 @@ _AVERAGED = {"nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"}
 _EXACT, _BYTE = 1 << 24, 255
 
 
-def written_out(graph: Graph, taken: Container[Any], integers: Integers) -> tuple[Graph, set[Any]]:
-    """Return the graph with such operators in fp32, but for those with variables in `taken`, and
+def written_out(graph: Graph, bytes_of: IntegerGroups) -> tuple[Graph, set[Any]]:
+    """Return the graph with such operators in fp32, but for those that are computed with bytes, and
     the variables of their parts; what has too many taps for that stays in int32."""
     nodes, parts, replaced = list[Node](), set[Any](), set[Any]()
+    taken, integers = bytes_of.taken, bytes_of.integers
     makers = {node.var: node for node in graph.nodes}
     for node in graph.nodes:
         written = None
