@@ -193,9 +193,9 @@ def _tuned(config: ConvConfig, mode: str, count: int, contest: Contest) -> Tuned
     started = time.perf_counter()
     target = host_target(contest.cores)
     epilogue = epilogue_of(config.data_type)
-    layer = layer_of(config, Mode(mode), target, epilogue)
+    task = TaskConfig(core=config, layouts=mode, epilogue=epilogue)
+    layer, problem = layer_of(task, Mode(mode), target), reference.make(task)
     assert layer is not None
-    problem = reference.make(TaskConfig(core=config, layouts=mode, epilogue=epilogue))
     looks: list[tuple[float, int, Contestant]] = []
     order = ranked(layer)
     direct_ones = [point for point in order if not point[0].name.startswith("winograd")][:_DIRECT]

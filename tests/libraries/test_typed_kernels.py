@@ -253,6 +253,7 @@ def test_a_solver_that_applies_has_a_kernel_for_the_cpu(
             problem = problems.with_family(task, row.family, Mode.NATIVE, target)
             count = 0 if problem is None else problem.count(1)
             assert (row.name in names) == bool(count), (task.label, row.name)
+        assert bool(names) is not bool(problems.refusal(task, target)), task.label
         if not names:
             lacks = {DataType.BF16: "BF16 on a CPU without avx512_bf16"}
             lacks[DataType.INT8] = "INT8 on a CPU without avx2"

@@ -35,7 +35,7 @@ from tuna.libraries.tvm.kernels.packing import Steps, extents_of, type_of
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.kernels.types import FP32, TYPES
-from tuna.libraries.tvm.solvers import BY_NAME, mode_of
+from tuna.libraries.tvm.solvers import BY_NAME, core_of, mode_of
 
 #: Factor over the least estimate beyond which the best point of a family is not tried early
 _FAR = 2.0
@@ -161,18 +161,10 @@ def of(job: KernelJob) -> FamilyProblem | None:
 def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyProblem | None:
     """The problem of a layer or task for the family of that name, None where it cannot take it. A
     task has its own mode."""
-    epilogue, core = parts_of(config), config
-    if isinstance(config, TaskConfig) and config.core is not None:
-        core, mode = config.core, Mode(config.layouts)
-    if isinstance(core, GemmConfig) and family == GEMM.name:
-        if core.data_type not in TYPES or is_signed_batch(config):
-            return None
-        types, cpu = TYPES[core.data_type], machine.from_target(target)
-        return FamilyProblem(core, GEMM, Product(core, mode, cpu, epilogue, types))
-    layer = layer_of(core, mode, target, epilogue)
-    if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
+    layer, row = layer_of(config, mode, target), FAMILIES.get(family)
+    if layer is None or row is None or (row is GEMM) is not isinstance(layer, Product):
         return None
-    return FamilyProblem(core, FAMILIES[family], layer)
+    return FamilyProblem(core_of(config), row, layer)
 
 
 def target_of(text: str) -> Any:
@@ -180,17 +172,22 @@ def target_of(text: str) -> Any:
     return tvm.target.Target(json.loads(text))
 
 
-def layer_of(
-    config: Config, mode: Mode, target: Any, epilogue: tuple[str, ...] = ()
-) -> Layer | None:
-    """Return the layer that the families of convolutions take for `config`, None where they take
-    none (`shape.supported`)."""
-    if not shape.supported(config):
+def layer_of(config: Config, mode: Mode, target: Any) -> Layer | Product | None:
+    """Return what the families take for a layer or task, None where they take none. A task has its
+    own mode."""
+    core, steps = core_of(config), parts_of(config)
+    if isinstance(config, TaskConfig) and core is not None:
+        mode = Mode(config.layouts)
+    if isinstance(core, GemmConfig):
+        if core.data_type not in TYPES or is_signed_batch(config):
+            return None
+        return Product(core, mode, machine.from_target(target), steps, TYPES[core.data_type])
+    if not shape.supported(core):
         return None
-    cpu, types = machine.from_target(target), TYPES[config.data_type]
-    dot = cpu.dot_of(config.data_type)
-    sizes = shape.of(config, cpu.floats, dot.weights if dot else "")
-    return Layer(sizes, mode, cpu, epilogue, types)
+    cpu = machine.from_target(target)
+    dot = cpu.dot_of(core.data_type)
+    sizes = shape.of(core, cpu.floats, dot.weights if dot else "")
+    return Layer(sizes, mode, cpu, steps, TYPES[core.data_type])
 
 
 def estimate(
@@ -212,7 +209,10 @@ def _weight_bytes(family: Family, sizes: ConvShape) -> float:
 
 
 def ranked(
-    layer: Layer, families: Iterable[Family] = FAMILIES.values(), *, cold_weights: bool = False
+    layer: Layer | Product,
+    families: Iterable[Family] = FAMILIES.values(),
+    *,
+    cold_weights: bool = False,
 ) -> list[tuple[Family, int]]:
     """Return the points of all families that apply, as (family, index in its space), by estimated
     cycles, the best first.
@@ -234,11 +234,7 @@ def ranked(
 
 def refusal(task: TaskConfig, target: Any) -> str:
     """Return the reason why no family has a kernel for a task with a core, empty where one has."""
-    core = task.core
-    if isinstance(core, GemmConfig):
-        problem = with_family(task, GEMM.name, Mode(task.layouts), target)
-        return "" if problem is not None else "no kernel of the target takes it"
-    layer = layer_of(core, Mode(task.layouts), target, task.epilogue) if core else None
+    layer = layer_of(task, Mode(task.layouts), target)
     if layer is not None and any(_fits(family, layer) for family in FAMILIES.values()):
         return ""
     return "no kernel of the target takes it"
@@ -246,6 +242,8 @@ def refusal(task: TaskConfig, target: Any) -> str:
 
 def _fits(family: Family, layer: Layer | Product) -> bool:
     if layer.types.data_type not in family.data_types:
+        return False
+    if (family is GEMM) is not isinstance(layer, Product):
         return False
     if family.words and layer.types is not FP32 and layer.dot is None:
         return False

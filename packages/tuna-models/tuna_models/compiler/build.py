@@ -296,7 +296,7 @@ def _best(task: TaskConfig, target: Any, winograd: bool) -> tuple[str, int] | No
         return None
     if isinstance(task.core, GemmConfig):
         return GEMM.name, 0
-    layer = layer_of(task.core, Mode(task.layouts), target, task.epilogue)
+    layer = layer_of(task, Mode(task.layouts), target)
     assert layer is not None
     families = [family for family in FAMILIES.values() if winograd or not family.outputs]
     (family, index), *_ = ranked(layer, families, cold_weights=True)
