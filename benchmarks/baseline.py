@@ -21,8 +21,8 @@ def compare(baseline: Path, db: str, count: int, steps: list[str], rounds: int) 
         for folder, figures in runs.items():
             figures.append(_figures_of(folder, db, count, steps))
     ours, theirs = (
-        {name: statistics.median(f[name] for f in found) for name in found[0]}
-        for found in runs.values()
+        {name: statistics.median(f[name] for f in figures_of_runs) for name in figures_of_runs[0]}
+        for figures_of_runs in runs.values()
     )
     ratios = {
         name: ours[name] / theirs[name]
@@ -60,5 +60,5 @@ def _figures_of(folder: Path, db: str, count: int, steps: list[str]) -> dict[str
     )
     if not result.stdout:
         raise SystemExit(f"The benchmark in {folder} failed with exit code {result.returncode}.")
-    found: dict[str, float] = json.loads(result.stdout)["figures"]
-    return {name.replace("enqueuer", "coordinator"): value for name, value in found.items()}
+    figures: dict[str, float] = json.loads(result.stdout)["figures"]
+    return {name.replace("enqueuer", "coordinator"): value for name, value in figures.items()}

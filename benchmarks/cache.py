@@ -61,9 +61,9 @@ def _measure(options: Any) -> int:
         token = ".".join(line.partition("#")[2].split(".")[:2])
         mine = Service(service.host, {"Authorization": f"Bearer {token}"}, service.process)
         for name in options.parts.split(","):
-            found = parts[name](mine, options)
-            _say(json.dumps({key: round(value, 4) for key, value in found.items()}))
-            figures |= found
+            measured = parts[name](mine, options)
+            _say(json.dumps({key: round(value, 4) for key, value in measured.items()}))
+            figures |= measured
     limits = {name: most for name, most in LIMITS.items() if name in figures}
     budget = {name: least for name, least in BUDGET.items() if name in figures}
     return Outcome(f"cache {options.db}", figures, budget=budget, limits=limits).print()

@@ -123,9 +123,9 @@ def _conv_transpose(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         slice(ahead, extent - behind)
         for ahead, behind, extent in zip(pads[:rank], pads[rank:], room, strict=True)
     )
-    found = total.reshape(x.shape[0], -1, *room)[(..., *inside)]
-    found = found if scale is None else Scaled(found, scale).real()
-    return found if b is None else found + real(b).reshape(1, -1, *(1,) * rank)
+    inner = total.reshape(x.shape[0], -1, *room)[(..., *inside)]
+    inner = inner if scale is None else Scaled(inner, scale).real()
+    return inner if b is None else inner + real(b).reshape(1, -1, *(1,) * rank)
 
 
 def matmul(given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:

@@ -52,9 +52,9 @@ def _measure(folder: Path, entries: int) -> int:
     number = min(_LINE, len(lines))
     words = ["golden", "explain", str(_VERSIONS), f"{shipped}:{number}", "--json"]
     commands = [_timed(words) for _ in range(_REPEATS)]
-    (found,) = json.loads(commands[0][1])
-    assert found["others"][0]["margin"] is not None
-    assert [one["note"] for one in found["history"]] == [f"{_NOTE} {v}" for v in (1, 2, 3)]
+    (explanation,) = json.loads(commands[0][1])
+    assert explanation["others"][0]["margin"] is not None
+    assert [one["note"] for one in explanation["history"]] == [f"{_NOTE} {v}" for v in (1, 2, 3)]
     with serving() as service:
         key = quote(lines[number - 1].partition("=")[0])
         pages = [service.get(f"/golden/{_VERSIONS}/explain?key={key}") for _ in range(_REPEATS)]
@@ -62,7 +62,7 @@ def _measure(folder: Path, entries: int) -> int:
     figures = {
         "entries": float(entries),
         "line": float(number),
-        "entry": float(found["entry"]["id"]),
+        "entry": float(explanation["entry"]["id"]),
         "command_s": statistics.median(seconds for seconds, _ in commands),
         "page_s": statistics.median(seconds for seconds, _ in pages),
         "reproduce_rc": float(_reproduce(folder)),

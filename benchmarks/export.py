@@ -58,31 +58,33 @@ def main() -> int:
 
 def _measure(rows: int, folder: Path) -> int:
     sizes = {"small": rows // _SMALL, "large": rows}
-    found: dict[str, dict[str, float]] = {}
+    timings: dict[str, dict[str, float]] = {}
     for size, count in sizes.items():
         database = folder / f"{size}.sqlite"
         _make(database, count // len(_SOLVERS))
         for what in ("dump", *_FORMS):
-            found[f"{what}_{size}"] = _run(what, database, folder)
+            timings[f"{what}_{size}"] = _run(what, database, folder)
             if what != "dump":
-                assert found[f"{what}_{size}"]["entries"] == count // len(_SOLVERS) * len(_SOLVERS)
+                assert timings[f"{what}_{size}"]["entries"] == count // len(_SOLVERS) * len(
+                    _SOLVERS
+                )
         database.unlink()
     figures = {"rows_small": float(sizes["small"]), "rows_large": float(sizes["large"])}
     for what in _FORMS:
         for size in sizes:
             figures |= {
-                f"{what}_{size}_{name}": found[f"{what}_{size}"][name] for name in ("s", "mib")
+                f"{what}_{size}_{name}": timings[f"{what}_{size}"][name] for name in ("s", "mib")
             }
     ratios = {
         f"{what}_memory_large_vs_small": figures[f"{what}_large_mib"] / figures[f"{what}_small_mib"]
         for what in _FORMS
     }
     ratios |= {
-        f"{what}_s_vs_dump": found[f"{what}_large"]["s"] / found["dump_large"]["s"]
+        f"{what}_s_vs_dump": timings[f"{what}_large"]["s"] / timings["dump_large"]["s"]
         for what in _FORMS
     }
     baseline = {
-        f"dump_{size}_{name}": found[f"dump_{size}"][name]
+        f"dump_{size}_{name}": timings[f"dump_{size}"][name]
         for size in sizes
         for name in ("s", "mib")
     }

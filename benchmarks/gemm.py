@@ -95,10 +95,10 @@ def _one(
         vendors.append(openblas(config, contest))
     contest.judge([*ours, *vendors], options.rounds)
     best, vendor = (
-        max(found, key=lambda contestant: contestant.share) for found in (ours, vendors)
+        max(contestants, key=lambda contestant: contestant.share) for contestants in (ours, vendors)
     )
-    for found in (best, *vendors):
-        found.say(name)
+    for contestants in (best, *vendors):
+        contestants.say(name)
     outcome.figures[f"{name} GFLOP/s"] = statistics.median(best.gflops)
     outcome.figures[f"{name} share of peak"] = best.share
     outcome.baseline[f"{name} {vendor.name} GFLOP/s"] = statistics.median(vendor.gflops)
@@ -130,15 +130,15 @@ def _finalists(
         error = problem.error(made.answer(tensors[-1].numpy()))
         label = f"{index} {asdict(point)} error {error:.1e}"
         assert error <= problem.tolerance, label
-        found = Contestant(label, partial(function, *tensors), float(config.flops))
-        looks.append((contest.calibrate(found), found))
+        contestant = Contestant(label, partial(function, *tensors), float(config.flops))
+        looks.append((contest.calibrate(contestant), contestant))
         if options.all:
             print(
-                f"{config.label:24} {found.flops / looks[-1][0] / 1e9:6.1f} GFLOP/s {label}",
+                f"{config.label:24} {contestant.flops / looks[-1][0] / 1e9:6.1f} GFLOP/s {label}",
                 file=sys.stderr,
             )
     looks.sort(key=lambda look: look[0])
-    return [found for _, found in looks[:_FINALISTS]]
+    return [contestant for _, contestant in looks[:_FINALISTS]]
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
     try:
         first, after = library.run(step, items, context)
         (orphaned,) = _without_its_process(library, step, killed, context)
-        found = list(library.run(step, [gone], context)) if stand_in else []
+        results = list(library.run(step, [gone], context)) if stand_in else []
     finally:
         library.close()
     named = 0
@@ -133,7 +133,7 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
         cause = trial.cause.value if trial.cause else "none"
         named += cause == wanted.cause
         print(f"{what}: {cause}: {trial.output_tail.splitlines()[-1:]}", file=sys.stderr)
-    for result in found:
+    for result in results:
         print(f"lost device: {result.cause}: {result.output_tail}", file=sys.stderr)
     gone_process, next_one = orphaned.trials
     print(f"lost process: {gone_process.cause}: {gone_process.output_tail}", file=sys.stderr)
@@ -143,9 +143,9 @@ def faults(folder: Path, stand_in: bool) -> Outcome:
     figures = {"lost_process_named": float("SIGKILL" in gone_process.output_tail)}
     figures |= {"named": float(named), "fine": float(fine), "planted": float(len(FAULTS))}
     figures["seconds"] = time.monotonic() - started
-    if found:
+    if results:
         figures["lost_named"] = float(
-            sum(str(one.cause.value) == "device_lost" for one in found if one.cause)
+            sum(str(one.cause.value) == "device_lost" for one in results if one.cause)
         )
         budget["lost_named"] = 1
     return Outcome("gpu", figures, budget={name: float(least) for name, least in budget.items()})

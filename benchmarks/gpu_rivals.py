@@ -74,43 +74,45 @@ def autotuned(layer: Config, runs: Mapping[str, Run], seconds: float, most: int 
     solver = ours.solver if ours else "TritonMoe"
     limit_s = max(seconds - _START_S - _VERSUS_S, 5)
     words = [layer.json_text(), solver, f"{limit_s:.0f}", str(most)]
-    found = Rivalry(Outcome("gpu", {}))
+    rivalry = Rivalry(Outcome("gpu", {}))
     end: dict[str, Any] = {}
     for line in lines_of("benchmarks.gpu_autotune", words, limit_s + _START_S):
         if "params" in line:
-            found.trials.append({"config": layer.to_json(), "solver": f"{solver} {_RIVAL}", **line})
+            rivalry.trials.append(
+                {"config": layer.to_json(), "solver": f"{solver} {_RIVAL}", **line}
+            )
         else:
             end |= line
-    figures, limits = found.outcome.figures, found.outcome.limits
-    figures["tried"] = float(len(found.trials))
+    figures, limits = rivalry.outcome.figures, rivalry.outcome.limits
+    figures["tried"] = float(len(rivalry.trials))
     figures["failed"] = float("failed" in end)
     limits["failed"] = 0.0
-    found.more["rival"] = end
+    rivalry.more["rival"] = end
     if not end.get("tried"):
-        found.left_out.append(f"{_RIVAL}: {end.get('failed', 'no tile was tried')}")
-        return found
+        rivalry.left_out.append(f"{_RIVAL}: {end.get('failed', 'no tile was tried')}")
+        return rivalry
     share = end["tried"] / end["tiles"]
     figures |= {"seconds": end["seconds"], "tiles": float(end["tiles"]), "share": share}
     figures["whole_s"] = end["seconds"] / share  # told by the tiles that were tried
     figures["by_torch"] = float(end["torch"] is not None)
     if not end["torch"]:
-        found.left_out.append(f"{_RIVAL} by triton.testing.do_bench: torch cannot be imported")
+        rivalry.left_out.append(f"{_RIVAL} by triton.testing.do_bench: torch cannot be imported")
     if end["tried"] < end["tiles"]:
         missing = end["tiles"] - end["tried"]
-        found.left_out.append(f"{_RIVAL} of {missing} of {end['tiles']} tiles")
+        rivalry.left_out.append(f"{_RIVAL} of {missing} of {end['tiles']} tiles")
     for name, share_at_most in (("exhaustive", EXHAUSTIVE_SHARE), ("search", SEARCH_SHARE)):
         if name in done and "cut_off" not in done[name].earlier():
             figures[f"{name}_share"] = done[name].earlier()["wall_s"] / figures["whole_s"]
             limits[f"{name}_share"] = share_at_most
         else:
-            found.left_out.append(f"{name} beside {_RIVAL}: it did not end")
+            rivalry.left_out.append(f"{name} beside {_RIVAL}: it did not end")
     if ours is None or not end["best"]:
-        found.left_out.append("winner against winner: one has none")
-        return found
+        rivalry.left_out.append("winner against winner: one has none")
+        return rivalry
     pair = {"config": layer.to_json(), "solver": solver, "default": end["best"]}
     left_s = seconds - (time.monotonic() - started)
-    _add_winners(found, _in_turn({**pair, "tuned": ours.params}, left_s))
-    return found
+    _add_winners(rivalry, _in_turn({**pair, "tuned": ours.params}, left_s))
+    return rivalry
 
 
 _RIVAL = "triton.autotune"
@@ -146,34 +148,34 @@ def helion(product: Config, run: Run, seconds: float, folder: Path) -> Rivalry:
     end: dict[str, Any] = {}
     for line in lines_of("benchmarks.gpu_helion", words, seconds - 2):
         end |= line
-    found = Rivalry(Outcome("gpu", {}), more={"rival": end})
-    found.trials = [
+    rivalry = Rivalry(Outcome("gpu", {}), more={"rival": end})
+    rivalry.trials = [
         {"config": product.to_json(), "solver": "Helion", **line}
         for line in _of_helion(folder / "helion.csv")
     ]
-    figures, limits = found.outcome.figures, found.outcome.limits
-    figures["tried"] = float(len(found.trials))
+    figures, limits = rivalry.outcome.figures, rivalry.outcome.limits
+    figures["tried"] = float(len(rivalry.trials))
     if "left_out" in end:
-        found.left_out.append(end["left_out"])
-        return found
+        rivalry.left_out.append(end["left_out"])
+        return rivalry
     figures["failed"] = float("failed" in end)
     limits["failed"] = 0.0
     if "seconds" not in end:
-        found.left_out.append(f"Helion: {end.get('failed', 'no answer')}")
-        return found
+        rivalry.left_out.append(f"Helion: {end.get('failed', 'no answer')}")
+        return rivalry
     figures |= {"seconds": end["seconds"], "whole": float(end["whole"])}
     if not end["whole"]:
-        found.left_out.append(
+        rivalry.left_out.append(
             f"Helion's full effort beyond {limit_s:.0f} s: it takes longer than `seconds`"
         )
     if run.is_done and "cut_off" not in run.earlier():
         figures["tuna_share"] = run.earlier()["wall_s"] / end["seconds"]
         limits["tuna_share"] = HELION_SHARE
     if ours is None:
-        found.left_out.append("winner against winner: there is none of Tuna's")
+        rivalry.left_out.append("winner against winner: there is none of Tuna's")
     else:
-        _add_winners(found, end)
-    return found
+        _add_winners(rivalry, end)
+    return rivalry
 
 
 def _of_helion(path: Path) -> Iterator[dict[str, Any]]:

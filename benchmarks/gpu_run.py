@@ -112,10 +112,10 @@ def run(
                 document["left_out"].append(why)
             else:
                 allowed_s = most_s if part.most_s is None else min(part.most_s, most_s)
-                found = _stage(part, command, allowed_s, folder, Path(home))
-                left_out = found.pop("left_out", [])
+                stage = _stage(part, command, allowed_s, folder, Path(home))
+                left_out = stage.pop("left_out", [])
                 document["left_out"] += [f"{part.name}: {one}" for one in left_out]
-                document["stages"][part.name] = found
+                document["stages"][part.name] = stage
             document["seconds"] = time.monotonic() - started
             document["ok"] = all(one["ok"] for one in document["stages"].values())
             with atomic_file(folder / f"run-{number}.json") as path:
@@ -164,10 +164,12 @@ def _stage(
         tail = log.read_text(errors="replace")[-_TAIL:]
         facts |= {"ok": False, "failed": f"ended with code {process.returncode}: {tail}"}
     for line in lines:
-        found = json.loads(line)
-        outcome = Outcome("gpu", found["figures"], budget=found["budget"], limits=found["limits"])
+        document = json.loads(line)
+        outcome = Outcome(
+            "gpu", document["figures"], budget=document["budget"], limits=document["limits"]
+        )
         missed = sorted(outcome.missed)
-        facts |= found | {"ok": not missed and not cut_off, "missed": missed}
+        facts |= document | {"ok": not missed and not cut_off, "missed": missed}
     return facts
 
 

@@ -98,8 +98,8 @@ def facts(notes: list[str]) -> dict[str, float]:
 def launches(folder: Path, until: float = math.inf) -> Launches:
     """Compile the candidates and launch each in three ways, several at a time; those that are not
     begun at the moment `until` are left out."""
-    found, library, context = Launches(), TritonLibrary(), run_context(folder)
-    found.figures |= facts(found.notes)
+    launched, library, context = Launches(), TritonLibrary(), run_context(folder)
+    launched.figures |= facts(launched.notes)
     requests: list[dict[str, Any]] = []
     try:
         arch = library.environment().arch
@@ -113,7 +113,7 @@ def launches(folder: Path, until: float = math.inf) -> Launches:
             (built,) = library.run(find_step(library, "compile"), [item], context)
             for trial in built.trials:
                 if trial.artifact is None:
-                    found.notes.append(f"{config.label}: not built: {trial.output_tail[-300:]}")
+                    launched.notes.append(f"{config.label}: not built: {trial.output_tail[-300:]}")
                     continue
                 own = folder / str(len(requests))
                 own.mkdir()
@@ -129,11 +129,11 @@ def launches(folder: Path, until: float = math.inf) -> Launches:
     counted = dict.fromkeys(("candidates", "right", "triton_equal", "box_equal", "same_code"), 0)
     for request, answer in zip(requests, answers, strict=True):
         if answer is None:
-            found.left_out.append(f"{_name(request)}: the time is over")
+            launched.left_out.append(f"{_name(request)}: the time is over")
         else:
-            _compare(request, answer, counted, found, until)
-    found.figures |= {name: float(count) for name, count in counted.items()}
-    return found
+            _compare(request, answer, counted, launched, until)
+    launched.figures |= {name: float(count) for name, count in counted.items()}
+    return launched
 
 
 def _in_three_ways(request: dict[str, Any], until: float) -> list[dict[str, Any]] | None:

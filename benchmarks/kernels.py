@@ -145,14 +145,14 @@ def _one(
         contestant, theirs_s = tune(config, contest)
         theirs = [contestant]
     contest.judge([*tuned.everyone, *vendors, *theirs], options.rounds)
-    best = max(tuned.everyone, key=lambda found: found.share)
+    best = max(tuned.everyone, key=lambda entry: entry.share)
     direct = max(
-        (found for found in tuned.everyone if found.direct),
-        key=lambda found: found.share,
+        (entry for entry in tuned.everyone if entry.direct),
+        key=lambda entry: entry.share,
         default=None,
     )
-    first = max(tuned.first, key=lambda found: found.share)
-    vendor = max(vendors, key=lambda found: found.share, default=None)
+    first = max(tuned.first, key=lambda entry: entry.share)
+    vendor = max(vendors, key=lambda entry: entry.share, default=None)
     key = f"{name} {mode}"
     for found in (best, None if direct is best else direct, vendor, *theirs):
         if found:

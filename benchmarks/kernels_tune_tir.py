@@ -75,11 +75,11 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
     function(*tensors)
     error = problem.error(tensors[-1].numpy())
     assert error <= problem.tolerance, f"tune_tir's kernel has an error of {error:.1e}"
-    found = Contestant(
+    contestant = Contestant(
         f"tune_tir, {_TRIALS} trials", _caller(function, tensors), float(config.flops)
     )
-    contest.calibrate(found)
-    return found, took
+    contest.calibrate(contestant)
+    return contestant, took
 
 
 def _caller(function: Any, tensors: list[Any]) -> Any:

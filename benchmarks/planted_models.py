@@ -69,18 +69,18 @@ def _of_tests() -> list[Subject]:
     }
     # its answer is fp16, and its file says fp32
     made = {name: make for name, make in nets.NETS.items() if name != "activated"}
-    found = [Subject(f"net {name}", make) for name, make in made.items()]
-    found += [Subject(f"quantised {name}", make) for name, make in quantised.items()]
-    found += [
+    subjects = [Subject(f"net {name}", make) for name, make in made.items()]
+    subjects += [Subject(f"quantised {name}", make) for name, make in quantised.items()]
+    subjects += [
         Subject("quantised dynamic gelu", partial(quantised_nets.dynamic, gelu=True)),
         Subject("quantised real weights", partial(quantised_nets.residual, whole=False)),
         Subject("quantised signed stem", partial(quantised_nets.stem, np.int8)),
     ]
     if "avx512_bf16" in cpu_model().flags.split():
-        found += [
+        subjects += [
             Subject(f"bf16 {name}", make, precision=Precision.BF16) for name, make in made.items()
         ]
-    return found
+    return subjects
 
 
 def _of_scripts(scripts: Path, folder: Path) -> list[Subject]:

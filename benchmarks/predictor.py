@@ -58,21 +58,21 @@ def main() -> int:
         trained = train_predictor(seen)
         figures = {"train CPU-s": time.process_time() - started}
         assert trained.name == train_predictor(seen).name, "another predictor the second time"
-        found = trained.evaluation
+        evaluation = trained.evaluation
         used = use_predictor(trained.name, "tvm", force=True)
         assert used is not None
         figures |= {"layers": trained.layers, "trials": trained.trials}
-        figures |= _figures("held out", found["ways"])
-        figures |= {"searched layers": found["searched"]}
-        figures |= _figures("searched", found["searched_ways"])
-        answers = found["answers"]
+        figures |= _figures("held out", evaluation["ways"])
+        figures |= {"searched layers": evaluation["searched"]}
+        figures |= _figures("searched", evaluation["searched_ways"])
+        answers = evaluation["answers"]
         figures |= {f"answers, {name}": value for name, value in answers.items()}
         figures |= _latencies(api)
     lost = _lost(given.seeds)
     figures |= {f"{name} lost, {way}": each[way] for name, each in lost.items() for way in each}
     ratios = {
-        "regret@8 over nearest": found["ways"]["trained"]["regret@8"]
-        / found["ways"]["nearest"]["regret@8"],
+        "regret@8 over nearest": evaluation["ways"]["trained"]["regret@8"]
+        / evaluation["ways"]["nearest"]["regret@8"],
         "answers over 32 trials": answers["over_found"],
         "answers over random": answers["over_random"],
         "lost area over built-in": sum(one["trained"] for one in lost.values())
@@ -175,7 +175,7 @@ def _lost(seeds: int) -> dict[str, dict[str, float]]:
         for out, others in evaluation.held_out(tables, 0)
         for table in out
     }
-    found = {}
+    losses = {}
     for config, trials in by_layer.items():
         if facts_of(trials[0][2]) is None or _table(trials).times:
             continue
@@ -192,11 +192,11 @@ def _lost(seeds: int) -> dict[str, dict[str, float]]:
                 others = (other for key, other in known.items() if not key.startswith(operator))
                 built_in = prior_of(others)
         space = Table(name, rows, described)
-        found[name] = {
+        losses[name] = {
             way: 1 - _area(replace(space, prior=prior), len(rows), seeds)
             for way, prior in (("built-in", built_in), ("trained", models[config]))
         }
-    return found
+    return losses
 
 
 def _table(trials: list[Trial]) -> predictor.Table:

@@ -203,23 +203,23 @@ def _values(entry: Mapping[str, Any], kind: str, random: Any) -> Any:
 
 def compare(verdict: Verdict, title: str, model: Any, inputs: Mapping[str, Any], run: Any) -> None:
     """Add what a run on these inputs shows."""
-    found: Run = run(inputs)
+    own_run: Run = run(inputs)
     if any(
         one.tobytes() != other.tobytes()
-        for one, other in zip(found.answers, found.again, strict=True)
+        for one, other in zip(own_run.answers, own_run.again, strict=True)
     ):
         verdict.fault(f"{title}: main is not what the program with its tensors computes")
 
     def built(name: str, kind: Any) -> Any:
-        return found.tensors[name](kind) if name in found.tensors else None
+        return own_run.tensors[name](kind) if name in own_run.tensors else None
 
     exact = Evaluation(model, inputs, built).run()
     rough = Evaluation(model, inputs, built, np.float32).run()
-    verdict.tensors = len(found.tensors)
+    verdict.tensors = len(own_run.tensors)
     for name, step in exact.steps.items():
-        if name in found.tensors:
+        if name in own_run.tensors:
             _compare_tensor(verdict, f"{title}: {name}", step, rough.steps[name], exact)
-    pairs = zip(found.answers, exact.outputs(), rough.outputs(), strict=True)
+    pairs = zip(own_run.answers, exact.outputs(), rough.outputs(), strict=True)
     for place, (ours, right, near) in enumerate(pairs):
         if ours.dtype.kind != "f":
             continue  # one of the tensors, or computed from whole numbers

@@ -191,7 +191,7 @@ def _pipeline(outcome: Outcome, scale: int, batches: int, runs: int) -> None:
     outcome.figures |= {"pipeline_scale": scale, "pipeline_batches": batches, "pipeline_runs": runs}
     loads: list[float] = []
     for name, (policy, jobs, look_ahead, late) in _SET_UPS.items():
-        found: dict[str, list[float]] = defaultdict(list)
+        timings: dict[str, list[float]] = defaultdict(list)
         drawn_by_seed = [drawn(jobs, batches, scale, seed) for seed in range(runs)]
         run = partial(
             schedule_pipeline.run, scale=scale, policy=policy, look_ahead=look_ahead, late=late
@@ -201,12 +201,12 @@ def _pipeline(outcome: Outcome, scale: int, batches: int, runs: int) -> None:
         for durations, stages in zip(drawn_by_seed, ended, strict=True):
             simulated = simulate(given(durations, look_ahead), policy)
             makespan_s = stages[-1].ended_s
-            found["s"].append(makespan_s)
-            found["vs_simulated"].append(makespan_s / simulated.makespan_s)
-            found["over_bound"].append(makespan_s / simulated.lower_bound_s)
-            found["simulated_over_bound"].append(simulated.makespan_s / simulated.lower_bound_s)
+            timings["s"].append(makespan_s)
+            timings["vs_simulated"].append(makespan_s / simulated.makespan_s)
+            timings["over_bound"].append(makespan_s / simulated.lower_bound_s)
+            timings["simulated_over_bound"].append(simulated.makespan_s / simulated.lower_bound_s)
         loads.append(os.getloadavg()[0])
-        means = {key: statistics.mean(values) for key, values in found.items()}
+        means = {key: statistics.mean(values) for key, values in timings.items()}
         print(f"pipeline, {name}: {means}, load {loads[-1]:.1f}", file=sys.stderr)
         outcome.figures[f"pipeline_{name}_s"] = means.pop("s")
         outcome.ratios |= {f"pipeline_{name}_{key}": value for key, value in means.items()}

@@ -225,8 +225,8 @@ def functions(trials: int) -> Outcome:
             figures[f"{label}{what} ms, random"] = random_ms[kind]
             figures[f"{label}{what} ms, search"] = search_ms[kind]
             ratios[f"{label}{what}"] = random_ms[kind] / search_ms[kind]
-        found = [ratio for name, ratio in ratios.items() if name.endswith(what or name)]
-        ratios[f"{_WHOLE}{what}"] = statistics.geometric_mean(found)
+        matching = [ratio for name, ratio in ratios.items() if name.endswith(what or name)]
+        ratios[f"{_WHOLE}{what}"] = statistics.geometric_mean(matching)
     return Outcome("search", figures, ratios=ratios, budget={_WHOLE: 1.0})
 
 

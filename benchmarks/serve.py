@@ -96,9 +96,9 @@ def _measure(db: str, options: Any) -> int:
         for name in options.parts.split(","):
             _say(f"measuring {name}")
             with serving() as service:
-                found = parts[name](service)
-            _say(json.dumps({key: round(value, 4) for key, value in found.items()}))
-            figures |= found
+                measured = parts[name](service)
+            _say(json.dumps({key: round(value, 4) for key, value in measured.items()}))
+            figures |= measured
     finally:
         release_services(get_settings())
     known = {name: limit for name, limit in LIMITS.items() if name in figures}
@@ -209,8 +209,8 @@ class Scene:
         def below(place: str, path: Callable[[], str]) -> Callable[[], str]:
             return lambda: f"{place}/{path()}"
 
-        found = {f"page_{name}": below("", path) for name, path in pages.items()}
-        return found | {name: below("/v1", path) for name, path in tables.items()}
+        askers = {f"page_{name}": below("", path) for name, path in pages.items()}
+        return askers | {name: below("/v1", path) for name, path in tables.items()}
 
 
 @dataclass
@@ -302,10 +302,10 @@ def timed(
     name: str, service: Service, repeats: int, ask: Callable[[int], float]
 ) -> dict[str, float]:
     """Call `ask` on several connections at a time; it returns seconds."""
-    found: list[float] = []
+    timings: list[float] = []
 
     def worker(first: int) -> None:
-        found.extend([ask(number) for number in range(first, repeats, _CONNECTIONS)])
+        timings.extend([ask(number) for number in range(first, repeats, _CONNECTIONS)])
 
     ask(repeats)  # what is imported at the first question
     threads = [threading.Thread(target=worker, args=(first,)) for first in range(_CONNECTIONS)]
@@ -316,9 +316,9 @@ def timed(
         thread.join()
     seconds, cpu_s = time.perf_counter() - started, service.cpu_s() - before
     return {
-        f"{name}_per_s": len(found) / seconds,
-        f"{name}_p99_ms": 1000 * _percentile(found, 0.99),
-        f"{name}_cpu_ms": 1000 * cpu_s / len(found),
+        f"{name}_per_s": len(timings) / seconds,
+        f"{name}_p99_ms": 1000 * _percentile(timings, 0.99),
+        f"{name}_cpu_ms": 1000 * cpu_s / len(timings),
     }
 
 

@@ -84,7 +84,7 @@ class SimulatedGpu:
         tall = sum(math.ceil(rows / m) for rows in self._rows)
         routed, ungrouped = sum(self._rows), tile["GROUP_SIZE_M"] == 1
         padded = min(routed * m, routed + config.experts * (m - 1))
-        found = 4e-6
+        seconds = 4e-6
         for columns, depth in (
             (2 * config.intermediate, config.hidden),
             (config.hidden, config.intermediate),
@@ -110,9 +110,9 @@ class SimulatedGpu:
             launch_s += empty * 0.25e-6 / (_UNITS * min(resident, 8))
             moved = len(self._rows) * columns * depth * width
             moved += routed * (depth * width + columns * 2)
-            found += 2e-6 + max(launch_s, 1.05 * moved / _MEMORY)
+            seconds += 2e-6 + max(launch_s, 1.05 * moved / _MEMORY)
         kernel = (m, n, k, warps, stages)
-        return found * _luck(kernel, _KERNEL) * _luck((params, config.tokens), _BATCH)
+        return seconds * _luck(kernel, _KERNEL) * _luck((params, config.tokens), _BATCH)
 
 
 def _luck(of: object, deviation: float) -> float:
@@ -208,13 +208,13 @@ def main() -> int:
         figures[f"{name} trials"] = sum(min(space.size(), _ROUND * _ROUNDS) for space in spaces)
         for way in ("random", "alone", "beside", "after"):
             began = time.process_time()
-            found = [
+            ratios_of_way = [
                 search.over_best()
                 for seed in range(given.seeds)
                 for search in searched(LAYERS[name], way, seed)
             ]
-            figures[f"{name} {way}"] = statistics.geometric_mean(found)
-            figures[f"{name} {way} worst"] = max(found)
+            figures[f"{name} {way}"] = statistics.geometric_mean(ratios_of_way)
+            figures[f"{name} {way} worst"] = max(ratios_of_way)
             figures[f"{name} {way} cpu_s"] = (time.process_time() - began) / given.seeds
     limits = {name: 1.01 for name in figures if name.endswith((" beside", " after"))}
     return Outcome("tile_search", figures, limits=limits).print()

@@ -90,17 +90,17 @@ def main() -> int:
     most = len(builds) if asked.sample is None else min(asked.sample, len(builds))
     chosen = random.Random(1).sample(builds, most)  # noqa: S311
     until = time.time() + 60 * asked.minutes
-    began, rounds, found = time.monotonic(), 2 if asked.repeat else 1, []
+    began, rounds, answers = time.monotonic(), 2 if asked.repeat else 1, []
     for _ in range(rounds):
         # processes of their own in each round, so that nothing is remembered
         with ProcessPoolExecutor(asked.processes) as pool:
             waiting = [pool.submit(build, asked.solver, asked.arch, one, until) for one in chosen]
-            found.append([_answer(one) for one in waiting])
+            answers.append([_answer(one) for one in waiting])
         print(f"{len(chosen)} builds after {time.monotonic() - began:.0f} s", file=sys.stderr)
     seconds = time.monotonic() - began
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    good = [one for one in found[0] if isinstance(one, tuple)]
-    faults = Counter(one for one in found[0] if isinstance(one, str))
+    good = [one for one in answers[0] if isinstance(one, tuple)]
+    faults = Counter(one for one in answers[0] if isinstance(one, str))
     print(f"faults: {dict(faults)}", file=sys.stderr)
     limit = TARGETS[asked.arch].shared_bytes
     figures = {
@@ -117,7 +117,7 @@ def main() -> int:
     checks = {
         "faults": sum(faults.values()),  # a parameter list that is not that of the code among them
         "other_code_in_the_second_round": sum(
-            a != b for a, b in zip(found[0], found[-1], strict=True) if a and b
+            a != b for a, b in zip(answers[0], answers[-1], strict=True) if a and b
         ),
         "less_shared_memory_than_expected": sum(shared < least for _, shared, least in good),
     }

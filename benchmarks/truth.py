@@ -190,15 +190,15 @@ def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace)
     tuna("run", "--session-id", "1")
     wall_s = time.monotonic() - started
     (status,) = json.loads(tuna("status", "--session-id", "1", "--json"))
-    found = json.loads(_python(_TRIALS, environment, str(home / "code")))
+    trial_rows = json.loads(_python(_TRIALS, environment, str(home / "code")))
     trials = {
-        layer: [Tuned(layer, *row) for row in found["trials"].get(_canonical(driver), [])]
+        layer: [Tuned(layer, *row) for row in trial_rows["trials"].get(_canonical(driver), [])]
         for layer, driver in layers.items()
     }
     for layer, rows in trials.items():
         if not rows:
             raise SystemExit(f"{layer} has no result; see TUNA_HOME={home} tuna status")
-    return TunedSession(trials, status["noisy"], found["results"], wall_s)
+    return TunedSession(trials, status["noisy"], trial_rows["results"], wall_s)
 
 
 def _canonical(driver: str) -> str | None:
@@ -239,17 +239,17 @@ def trials(folder: Path) -> None:
         .where(TrialRow.cause.is_(None), TrialRow.time_ms.is_not(None))
         .order_by(won.desc(), TrialRow.time_ms)
     )
-    found: dict[str, list[list[Any]]] = {}
+    by_driver: dict[str, list[list[Any]]] = {}
     with make_engine(get_settings().sql_url).connect() as connection:
         for driver, solver, time_ms, artifact, target, params in connection.execute(query):
-            rows = found.setdefault(driver, [])
+            rows = by_driver.setdefault(driver, [])
             if len(rows) < _TOP:
                 assert artifact is not None, "a good trial of tvm has its code"
                 file = folder / f"{artifact}.so"
                 file.write_bytes(store.get(artifact))
                 rows.append([solver, time_ms, str(file), target, params])
         results = connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar_one()
-    print(json.dumps({"trials": found, "results": results}))
+    print(json.dumps({"trials": by_driver, "results": results}))
 
 
 _TRIALS = """
@@ -318,13 +318,13 @@ def _judged(driver: str, candidates: Sequence[Tuned], folder: Path) -> list[floa
         "TVM_NUM_THREADS": "1",
         "TVM_BIND_THREADS": "0",
     }
-    found = []
+    judged = []
     for _ in range(_JUDGES):
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-        found.append(json.loads(done.stdout))
-    return [statistics.median(times) for times in zip(*found, strict=True)]
+        judged.append(json.loads(done.stdout))
+    return [statistics.median(times) for times in zip(*judged, strict=True)]
 
 
 def _judge_process(task: Path) -> int:
@@ -352,9 +352,9 @@ def _judge_process(task: Path) -> int:
     turns = [_turn(kernel) for kernel in kernels]
     times: list[list[float]] = [[] for _ in turns]
     for _ in range(_ROUNDS):
-        for turn, found in zip(turns, times, strict=True):
-            found.append(turn())
-    print(json.dumps([statistics.median(found) for found in times]))
+        for turn, samples in zip(turns, times, strict=True):
+            samples.append(turn())
+    print(json.dumps([statistics.median(samples) for samples in times]))
     return 0
 
 

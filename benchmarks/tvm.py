@@ -221,11 +221,11 @@ def _judge(kernels: Mapping[str, Mapping[str, Path]], outcome: Outcome, folder: 
     prepare(1)
     contest = Contest(1, folder)
     ratios: list[list[float]] = []
-    for number, (layer, found) in enumerate(kernels.items()):
+    for number, (layer, built) in enumerate(kernels.items()):
         config = parse_line(_line(layer))[0]
-        ours = _contestant("tuna", found["tuna"], config, contest)
+        ours = _contestant("tuna", built["tuna"], config, contest)
         rivals = [
-            _contestant(key, path, config, contest) for key, path in found.items() if key != "tuna"
+            _contestant(key, path, config, contest) for key, path in built.items() if key != "tuna"
         ]
         contest.judge([ours, *rivals], _JUDGED)
         rival = max(rivals, key=lambda one: one.share)

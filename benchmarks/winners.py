@@ -115,8 +115,8 @@ def former_rule(
     more = zip(finalists, fresh(finalists), fresh(finalists), strict=True)
     times_ms |= {index: statistics.median((times_ms[index], *two)) for index, *two in more}
     index = min(indices, key=lambda index: times_ms[index])
-    found = MeasuredResult(1, 1, index, "eval", str(index), times_ms[index], noisy=False)
-    return found if known is None or (known.time_ms or 0.0) > times_ms[index] else known
+    result = MeasuredResult(1, 1, index, "eval", str(index), times_ms[index], noisy=False)
+    return result if known is None or (known.time_ms or 0.0) > times_ms[index] else known
 
 
 def _measured(device: SimulatedDevice, indices: Sequence[int], **facts: Any) -> StepResult:

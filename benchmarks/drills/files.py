@@ -63,7 +63,11 @@ def main() -> int:
     parts = [places[first :: options.processes] for first in range(options.processes)]
     started = time.monotonic()
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-        verdicts = [verdict for found in pool.map(judged, filter(None, parts)) for verdict in found]
+        verdicts = [
+            verdict
+            for part_verdicts in pool.map(judged, filter(None, parts))
+            for verdict in part_verdicts
+        ]
     if options.only in ("", "requests"):
         verdicts += by_service(options.seed, [] if options.only else numbered)
     return outcome(verdicts, time.monotonic() - started).print()
