@@ -132,3 +132,18 @@ def test_an_operator_of_a_body_that_cannot_be_imported_names_the_one_of_the_mode
 
     with pytest.raises(BadInput, match=r"Pad \(in CenterCropPad y: pads\)"):
         importer.to_relax(made, "net")
+
+
+def test_numbers_that_are_no_extents_may_be_of_any_size() -> None:
+    x, most = np.array([1, 5], np.int64), np.iinfo(np.int64).max
+    made = model([node("Min", "x m", "y")], {"x": x}, ["y"], {"m": np.int64(most)})
+
+    same(answers(made, {"x": x}), [x], 0.0)
+
+
+def test_limits_of_a_range_may_be_vectors_of_one_value() -> None:
+    x, ends = floats(3), {"start": np.array([0]), "end": np.array([3]), "step": np.array([1])}
+    nodes = [node("Range", "start end step", "r"), node("Cast", "r", "f", to=1)]
+    made = model([*nodes, node("Add", "x f", "y")], {"x": x}, ["y"], ends)
+
+    same(answers(made, {"x": x}), [x + np.arange(3, dtype=np.float32)], 1e-6)

@@ -8,11 +8,15 @@ import numpy as np
 from onnx import FunctionProto, helper, numpy_helper
 
 
-def body(node: Any, rank: int, version: int) -> Any:
-    """Return the function of a node whose first input has this rank; None if none is here."""
-    found = _BODIES.get(node.op_type)
+def bodies(node: Any, rank: int, version: int) -> list[Any]:
+    """Return the function of a node whose first input has this rank; none for others than `has`."""
+    if not has(node) or not rank:
+        return []
     values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return None if found is None else found(values, rank, version)
+    function = _BODIES[node.op_type](values, rank, version)
+    function.domain, function.name = node.domain, node.op_type
+    function.opset_import.append(helper.make_opsetid(node.domain, version))
+    return [function]
 
 
 def has(node: Any) -> bool:

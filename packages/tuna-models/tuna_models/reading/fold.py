@@ -123,11 +123,11 @@ class _Walk:
         inputs = [self.values.get(name, UNKNOWN) if name else None for name in node.input]
         misfits.check(node, inputs)
         version = version_of(self._model, node.domain)
-        if functions.is_function(node, version):
-            body = functions.body_of(node, inputs, version)
-            if body is not None:
-                self.run(functions.written(node, body))
-                return
+        if functions.is_function(node, version) and (
+            operators := functions.written_out(node, inputs, version)
+        ):
+            self.run(operators)
+            return
         answers = [Value() for _ in node.output]
         if node.domain in OWN_DOMAINS and node.op_type in _WRITERS:
             if _WRITERS[node.op_type](self, node):

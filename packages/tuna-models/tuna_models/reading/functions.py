@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -25,7 +25,6 @@ from tuna_models.reading.bodies import (
     Inside,
     all_nodes,
     names_read,
-    subgraphs,
     version_of,
 )
 from tuna_models.reading.converters import OWN
@@ -180,74 +179,41 @@ def _schema(operator: str, opset: int, domain: str) -> Any:
         return None
 
 
-def body_of(node: Any, inputs: Sequence[Value | None], opset: int) -> Any:
-    """Return the function of a node for a set of operators, with its attributes filled in; None if
-    it needs types that are not known."""
-    schema = _schema(node.op_type, opset, node.domain)
+def written_out(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Any]:
+    """Return the operators by which an operator is defined in this opset, those that its outputs
+    need; none if that takes types which are not known."""
     first = (inputs[0] if inputs else None) or UNKNOWN
-    if own_functions.has(node):
-        rank = len(first.type.tensor_type.shape.dim)
-        return own_functions.body(node, rank, opset) if rank else None
-    floats = first.kind in (0, onnx.TensorProto.FLOAT)
-    if schema is None or (node.op_type in _FP32 and floats):
-        return None
-    if schema.has_function:
-        version = max((at for at in schema.function_opset_versions if at <= opset), default=0)
-        text = schema.get_function_with_opset_version(version) if version else b""
-    else:
-        if any(each is not None and not each.text for each in inputs):
-            return None
-        kinds = [b"" if each is None else each.text for each in inputs]
-        versions = schema.context_dependent_function_opset_versions
-        version = max((at for at in versions if at <= opset), default=0)
-        make = schema.get_context_dependent_function_with_opset_version
-        text = make(version, node.SerializeToString(), kinds) if version else b""
-    if not text:
-        return None
-    body = onnx.FunctionProto.FromString(text)
-    values = {
-        name: attribute.default_value
-        for name, attribute in schema.attributes.items()
-        if attribute.default_value.type
-    } | {attribute.name: attribute for attribute in node.attribute}
-    _fill(body.node, values)
-    return body
-
-
-def _fill(nodes: Iterable[Any], values: Mapping[str, Any]) -> None:
-    """Replace references to a function's attributes by their values."""
-    for node in nodes:
-        attributes = list(node.attribute)
-        del node.attribute[:]
-        for attribute in attributes:
-            if not attribute.ref_attr_name:
-                node.attribute.append(attribute)
-            elif attribute.ref_attr_name in values:
-                node.attribute.append(values[attribute.ref_attr_name])
-                node.attribute[-1].name = attribute.name
-        for graph in subgraphs(node):
-            _fill(graph.node, values)
-
-
-def written(node: Any, body: Any) -> list[Any]:
-    """Return the operators of a node's body that its outputs need."""
-    wanted = dict(zip(body.output, node.output, strict=False))
-    names = {inside: outside for inside, outside in wanted.items() if outside}
-    needed, kept = {*names}, list[Any]()
+    schema = _schema(node.op_type, opset, node.domain)
+    if not schema.has_function and any(each is not None and not each.text for each in inputs):
+        return []
+    given = {  # onnx's inliner wants a type of an absent input, too
+        name: onnx.helper.make_value_info(name, (value or UNKNOWN).type)
+        for name, value in zip(node.input, inputs, strict=True)
+    }
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    graph = onnx.helper.make_graph([node], "one", list(given.values()), outputs)
+    present = {each.name for each in node.attribute}
+    for name, each in schema.attributes.items():
+        if name not in present and each.default_value.type:  # onnx's inliner leaves defaults out
+            graph.node[0].attribute.add().CopyFrom(each.default_value)
+            graph.node[0].attribute[-1].name = name
+    own = own_functions.bodies(node, len(first.type.tensor_type.shape.dim), opset)
+    if node.op_type in _FP32 and first.kind in (0, onnx.TensorProto.FLOAT):
+        return []
+    opsets = [onnx.helper.make_opsetid(node.domain, opset)]
+    single = onnx.helper.make_model(graph, opset_imports=opsets, functions=own)
+    called = [(node.domain, node.op_type)]
+    body = inliner.inline_selected_functions(single, called, inline_schema_functions=not own).graph
+    if any((each.domain, each.op_type) == called[0] for each in body.node):
+        return []
+    needed, kept = {*node.output} - {""}, list[Any]()
     for operator in reversed(body.node):
         if needed.intersection(operator.output):
             needed.update(names_read(operator))
             kept.append(operator)
-    inputs = dict(zip(body.input, [*node.input, *[""] * len(body.input)], strict=False))
-    passed = [
-        onnx.helper.make_node("Identity", [inputs[inside]], [outside])
-        for inside, outside in names.items()
-        if inside in inputs
-    ]
-    made = {inside: outside for inside, outside in names.items() if inside not in inputs}
-    nodes = type(body)(node=reversed(kept))
-    prefix = f"{next(name for name in node.output if name)}/"
-    operators = [*Inside(nodes, prefix, inputs | made).nodes, *passed]
+    prefix = f"{next(filter(None, node.output))}/"
+    outer = {name: name for name in (*node.input, *node.output) if name}
+    operators = Inside(onnx.GraphProto(node=reversed(kept)), prefix, outer).nodes
     for operator in operators:  # messages name the operator that the model has
         operator.name = f"in {node.op_type} {node.name or prefix[:-1]}"
     return operators

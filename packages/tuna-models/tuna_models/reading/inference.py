@@ -41,8 +41,12 @@ _WORDS = tuple(
 _ADVICE = "ONNX does not define that: correct it where the model is exported"
 #: Most of a number of an operator times an extent, with which onnx computes in 64 bits
 _MAX_PRODUCT = 1 << 62
-#: Operators whose numbers are cut at the end of an axis
-_CLIPPED = {"Slice"}
+#: Operators whose numbers are extents, or factors of them
+_SIZING = {
+    *("Tile", "Pad", "Resize", "Upsample", "Range", "OneHot", "TopK", "ConstantOfShape", "Expand"),
+    *("Conv", "ConvTranspose", "AveragePool", "LpPool", "MaxPool", "MaxUnpool", "Col2Im", "Split"),
+    *("DepthToSpace", "SpaceToDepth", "CenterCropPad", "DFT", "STFT", "Reshape", "AffineGrid"),
+}
 #: Operators with one output for each of their inputs' types, of which onnx infers none
 _SAME = {"MeanVarianceNormalization", "GroupNormalization"}
 #: Operators whose output has the values of all their inputs
@@ -64,6 +68,13 @@ def answers(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Value
     inputs that contradict each other or are not what it takes."""
     if node.op_type in _SAME:
         return [Value(each.text) for each in inputs[:1] if each is not None]
+    if node.op_type == "Range":  # some exporters write vectors of one value
+        inputs = [
+            Value.of_values(each.array().reshape(()))
+            if each is not None and each.is_known and each.shape == (1,)
+            else each
+            for each in inputs
+        ]
     data = {
         name: value.data()
         for name, value in zip(node.input, inputs, strict=True)
@@ -147,7 +158,7 @@ def _schema(operator: str, opset: int, attributes: frozenset[str]) -> Any:
 
 def _check_numbers(node: Any, inputs: Sequence[Value | None], data: dict[str, Any]) -> None:
     """Refuse numbers for which the extents of the answer do not fit into 64 bits."""
-    if node.op_type in _CLIPPED:
+    if node.op_type not in _SIZING:
         return
     numbers = [number for each in node.attribute for number in (each.i, *each.ints)]
     for value in inputs:

@@ -25,7 +25,10 @@ _CHOICES: Mapping[str, tuple[int | str, ...]] = {
     **dict.fromkeys(("layout", "linear_before_reset", "ceil_mode", "storage_order"), (0, 1)),
     **dict.fromkeys(("keepdims", "select_last_index", "largest", "count_include_pad"), (0, 1)),
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
-    "direction": ("forward", "reverse", "bidirectional"),
+    **dict.fromkeys(
+        ("GRU direction", "LSTM direction", "RNN direction"),
+        ("forward", "reverse", "bidirectional"),
+    ),
     "GridSample mode": ("linear", "bilinear", "nearest", "cubic", "bicubic"),
     "LpNormalization p": (1, 2),
     "Pad mode": ("constant", "reflect", "edge", "wrap"),
