@@ -65,7 +65,7 @@ _CORE = {
     "query": ("query", "Search all results, by layer, model or device."),
     "coverage": ("query", "Say how much of a model or tag has results on an architecture."),
     "golden": ("golden", "Build, compare, promote and roll back numbered releases."),
-    "import-db": ("databases", "Import a database of MIOpen's, an export, or a tuning file."),
+    "import-db": ("databases", "Import a database of MIOpen's or an export."),
     "merge": ("databases", "Merge databases of one form into a new one."),
     "db-diff": ("databases", "Say how two databases differ."),
     "check-db": ("databases", "Validate a folder of databases against their library's rules."),
