@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import io
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -460,53 +458,3 @@ def test_an_answer_that_is_an_input_or_a_constant_is_imported(tmp_path: Path, an
     path = tmp_path / "net.onnx"
     path.write_bytes(made(ADD, outputs=f"{answer} y", w=filled(3)).SerializeToString())
     importer.to_relax(importer.read(path, {}), path.name)
-
-
-#: Modules that read a stranger's model.
-READERS = """
-costs file_kinds fold functions importer inference known misfits obstacles onnx_files opsets
-operator_forms qoperators torch_importer torch_packages wellformed
-"""
-
-
-def raises_of(module: str) -> list[tuple[ast.Raise, str]]:
-    """The statements that raise, each with the handler around it, as text."""
-    spec = find_spec(f"tuna_models.reading.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    found = list[tuple[ast.Raise, str]]()
-
-    def walk(at: ast.AST, handled: str) -> None:
-        if isinstance(at, ast.ExceptHandler):
-            handled = at.name or ""
-        if isinstance(at, ast.Raise):
-            found.append((at, handled))
-        for inner in ast.iter_child_nodes(at):
-            walk(inner, handled)
-
-    walk(ast.parse(Path(spec.origin).read_text()), "")
-    return found
-
-
-@pytest.mark.parametrize("module", READERS.split())
-def test_what_a_reader_raises_is_a_sentence_of_its_own_with_what_to_do(module: str) -> None:
-    for raised, caught in raises_of(module):
-        error = raised.exc
-        if error is None or isinstance(
-            error, (ast.Name, ast.Attribute)
-        ):  # passed on, or for the module alone
-            continue
-        assert isinstance(error, ast.Call)
-        title = ast.unparse(error.func)
-        where = f"{module}.py:{raised.lineno}"
-        if title.startswith("_") or title.endswith(("refusal", "_refusal")):
-            continue  # one of this module, or a function that makes the error
-        if title in {"ValueError", "Unsupported", "AttributeError"}:
-            continue  # caught by the module, or followed by the node's name
-        of_node = {"Refusal.of", "Refusal.said_of"}
-        assert title in {"BadInput", "LibraryMissing", "Obstacles", "Refusal", *of_node}, where
-        words = error.args[title in of_node]
-        assert caught == "" or f"str({caught})" not in ast.unparse(words), where
-        assert title != "BadInput" or isinstance(words, ast.JoinedStr), where  # names the file
-        hinted = len(error.args) >= {"Refusal": 2, **dict.fromkeys(of_node, 3)}.get(title, 9)
-        assert hinted or any(each.arg == "hint" for each in error.keywords), where

@@ -3,10 +3,12 @@ for."""
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import subprocess
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,53 @@ def test_the_drill_says_how_a_fault_is_repeated(capsys: pytest.CaptureFixture[st
     files.shown(verdict)
     assert "scripts/drill files --seed 9 --only noise:3\n" in capsys.readouterr().err
     assert files.outcome([verdict], 1.0).missed == {"refused_wrongly"}
+
+
+#: Modules that read a stranger's model.
+READERS = """
+costs file_kinds fold functions importer inference known misfits obstacles onnx_files opsets
+operator_forms qoperators torch_importer torch_packages wellformed
+"""
+
+
+def raises_of(module: str) -> list[tuple[ast.Raise, str]]:
+    """The statements that raise, each with the handler around it, as text."""
+    spec = find_spec(f"tuna_models.reading.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    found = list[tuple[ast.Raise, str]]()
+
+    def walk(at: ast.AST, handled: str) -> None:
+        if isinstance(at, ast.ExceptHandler):
+            handled = at.name or ""
+        if isinstance(at, ast.Raise):
+            found.append((at, handled))
+        for inner in ast.iter_child_nodes(at):
+            walk(inner, handled)
+
+    walk(ast.parse(Path(spec.origin).read_text()), "")
+    return found
+
+
+@pytest.mark.parametrize("module", READERS.split())
+def test_what_a_reader_raises_is_a_sentence_of_its_own_with_what_to_do(module: str) -> None:
+    for raised, caught in raises_of(module):
+        error = raised.exc
+        if error is None or isinstance(
+            error, (ast.Name, ast.Attribute)
+        ):  # passed on, or for the module alone
+            continue
+        assert isinstance(error, ast.Call)
+        title = ast.unparse(error.func)
+        where = f"{module}.py:{raised.lineno}"
+        if title.startswith("_") or title.endswith(("refusal", "_refusal")):
+            continue  # one of this module, or a function that makes the error
+        if title in {"ValueError", "Unsupported", "AttributeError"}:
+            continue  # caught by the module, or followed by the node's name
+        of_node = {"Refusal.of", "Refusal.said_of"}
+        assert title in {"BadInput", "LibraryMissing", "Obstacles", "Refusal", *of_node}, where
+        words = error.args[title in of_node]
+        assert caught == "" or f"str({caught})" not in ast.unparse(words), where
+        assert title != "BadInput" or isinstance(words, ast.JoinedStr), where  # names the file
+        hinted = len(error.args) >= {"Refusal": 2, **dict.fromkeys(of_node, 3)}.get(title, 9)
+        assert hinted or any(each.arg == "hint" for each in error.keywords), where
