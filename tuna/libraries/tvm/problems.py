@@ -221,15 +221,15 @@ def ranked(
     families are the less sure, so that the best of each that is not far behind the best of all
     comes before the rest.
     """
-    found = []
+    estimates = []
     for family in families:
         if _fits(family, layer):
             for index, point in enumerate(family.kernel.space(layer)):
                 cycles = estimate(family, layer, point, cold_weights=cold_weights)
-                found.append((cycles * (1 + _LATER * index), index, family))
-    least = min((cycles for cycles, *_ in found), default=0.0)
-    found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
-    return [(family, index) for _, index, family in found]
+                estimates.append((cycles * (1 + _LATER * index), index, family))
+    least = min((cycles for cycles, *_ in estimates), default=0.0)
+    estimates.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
+    return [(family, index) for _, index, family in estimates]
 
 
 def refusal(task: TaskConfig, target: Any) -> str:

@@ -32,7 +32,7 @@ def resized(
     x = te.placeholder(extents, name="X", dtype=kind)
     batch, blocks, *_, block = extents
     wide = te.compute(extents, lambda *at: x[at].astype(FP32), name="wide")
-    found = topi.image.resize2d(
+    image = topi.image.resize2d(
         wide,
         (0.0, 0.0, 0.0, 0.0),
         size,
@@ -43,7 +43,7 @@ def resized(
         bicubic_alpha=way.cubic_alpha,
         bicubic_exclude=way.cubic_exclude,
     )
-    y = te.compute((batch, blocks, *size, block), lambda *at: found[at].astype(kind), name=_OUT)
+    y = te.compute((batch, blocks, *size, block), lambda *at: image[at].astype(kind), name=_OUT)
     sch = Schedule(stages.module_of([x, y]))
     for stage in sch.get_child_blocks(sch.get_sblock("root"))[:-1]:
         sch.compute_inline(stage)

@@ -256,13 +256,13 @@ class TaskKernels:
         if exact and record is not None and _is_winograd(record):
             record = None
         if record is not None and record.similar:
-            found = _transferred(task, record, self._target)
-            if found is not None:
-                return found, Class.NEAREST
+            choice = _transferred(task, record, self._target)
+            if choice is not None:
+                return choice, Class.NEAREST
         elif record is not None:
-            found = self._tried(task, lambda: _applied(task, record, self._target))
-            if found is not None:
-                return found, Class.EXACT
+            choice = self._tried(task, lambda: _applied(task, record, self._target))
+            if choice is not None:
+                return choice, Class.EXACT
         best = _best(task, self._target, self._winograd and not exact)
         if best is None:
             return None, Class.DEFAULT

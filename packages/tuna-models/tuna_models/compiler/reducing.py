@@ -114,10 +114,10 @@ def index_of_extreme(
         for at in reduced:
             place = place * number(int(x.shape[at])) + inner[at].astype(numbers)
         place = number(count - 1) - place if last else place
-        found = tirx.Select(value == extremes[outside], place, number(2 * count))
+        candidate = tirx.Select(value == extremes[outside], place, number(2 * count))
         if floating and nan is Nan.FIRST:  # before any number
-            found = tirx.Select(is_number(value), found, place - number(count))
-        return te.min(found, axis=list(inner.values()))
+            candidate = tirx.Select(is_number(value), candidate, place - number(count))
+        return te.min(candidate, axis=list(inner.values()))
 
     places = te.compute(shape, places_at, name="places")
 

@@ -187,9 +187,9 @@ class _Writer(_Nodes):
         for first in range(0, length, max(step, 1)):
             part = None if step >= length else (first, min(first + step, length))
             given = [self._part(*each, part) for each in zip((x, w), axes, strict=True)]
-            found = self._called(given, answer)
-            found = self._emit(relax.op.astype(found, "int32"), answer, "int32")
-            total = found if total is None else self._emit(relax.op.add(total, found), answer)
+            addend = self._called(given, answer)
+            addend = self._emit(relax.op.astype(addend, "int32"), answer, "int32")
+            total = addend if total is None else self._emit(relax.op.add(total, addend), answer)
         last_node = self._nodes.pop()
         return [*self._nodes, Node(node.var, last_node.value)]
 
