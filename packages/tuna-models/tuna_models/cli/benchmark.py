@@ -41,7 +41,10 @@ class _Timing:
         "Seconds.", "--wait", type=click.FloatRange(min=0.1), default=60.0
     )
     limit_s: float = options.option(
-        "Seconds of one call.", "--timeout", type=click.FloatRange(min=1), default=600.0
+        "Seconds to compare and time them.",
+        "--timeout",
+        type=click.FloatRange(min=1, max=86_400),
+        default=600.0,
     )
     memory_mib: int | None = options.option(
         "That the inputs may take on the board.", "--memory", type=options.COUNT, metavar="MIB"
