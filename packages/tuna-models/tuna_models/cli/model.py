@@ -126,13 +126,8 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         say(f"{workloads}: {counted(len(lines), 'task')}")
         return
     imported, tasks = api.show_model(name)
-    checked: api.FileCheck | None = None
-    try:
-        checked = api.check_import(f"{imported.name}@{imported.version}")
-    except TunaError as error:
-        say(f"Why tasks have no kernel is not known: {error}", err=True)
     if as_json:
-        print_json(api.tasks_document(imported, tasks, checked))
+        print_json(api.tasks_document(imported, tasks, _checked(imported)))
         return
     rows = [
         (
@@ -148,8 +143,17 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         title=f"{imported.name} {imported.version[:12]}",
     )
     show_whole_numbers(imported.manifest.whole_numbers, imported.manifest.left_in_fp32)
-    if checked is not None:
+    if (checked := _checked(imported)) is not None:  # last: it takes seconds the first time
         show_without_kernel(checked)
+
+
+def _checked(imported: api.StoredModel) -> api.FileCheck | None:
+    """The check of an import; None where it cannot be made, which is said."""
+    try:
+        return api.check_import(f"{imported.name}@{imported.version}")
+    except TunaError as error:
+        say(f"Why tasks have no kernel is not known: {error}", err=True)
+        return None
 
 
 @dataclass(frozen=True)
