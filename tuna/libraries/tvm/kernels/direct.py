@@ -63,7 +63,8 @@ from tuna.libraries.tvm.kernels.direct_space import (
 )
 from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.instructions import STORED
-from tuna.libraries.tvm.kernels.stages import Layer, asking_ahead
+from tuna.libraries.tvm.kernels.prefetch import asking_ahead
+from tuna.libraries.tvm.kernels.stages import Layer
 
 __all__ = ["schedule", "space", "work", "workload"]
 

@@ -22,7 +22,7 @@ Rows are copied to a stride other than multiples of 4 KiB: with K a power of two
 would share one set of L1. Panels are streamed from L2, which costs three lines for 28
 multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
 once. Where sums are not of blocks, a fence keeps those of a tile apart from the constants of its
-epilogue (`stages.fenced`).
+epilogue (`prefetch.fenced`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from tuna.libraries.tvm.kernels.epilogue import has_constants
 from tuna.libraries.tvm.kernels.instructions import STORED, Dot
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
+from tuna.libraries.tvm.kernels.prefetch import fenced
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
 from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
 
@@ -98,7 +99,7 @@ class GemmParams:
 def workload(product: Product) -> tvm.IRModule:
     """The module `main(A, B, [bias,] [R,] C)`; a batch axis leads where the config has one."""
     config, size = product.config, product.machine.floats
-    blocks, high = column_blocks(product.config.n, product.machine.floats), _row_count(product)
+    blocks, high = column_blocks(config.n, size), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     stored = (config.k, config.m) if config.trans_a else (config.m, config.k)
     dot, types, steps = product.dot, product.types, product.steps
@@ -149,9 +150,9 @@ def workload(product: Product) -> tvm.IRModule:
     scalars = stages.scalars_of(epilogue)
     started = (blocks, size) if dot and DEQUANTIZE in epilogue else ()
     in_vectors = blocks * size == config.n or _rounds_first(product)
+    rounding = dot.rounding if dot and in_vectors else ""
     added, value = stages.epilogue_arguments(
-        *(epilogue, types, (config.n,), extents, scalars, started),
-        rounding=dot.rounding if dot and in_vectors else "",
+        epilogue, types, (config.n,), extents, scalars, started, rounding
     )
 
     def bits(*at: Any) -> Any:
@@ -168,15 +169,10 @@ def workload(product: Product) -> tvm.IRModule:
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
     if dot is None:
         fences = has_constants(epilogue) and length == steps  # sums in blocks end with their block
-        change = functools.partial(stages.fenced, name=_OUT) if fences else None
+        change = functools.partial(fenced, name=_OUT) if fences else None
         return stages.module_of(arguments, change)
-    lanes = functools.partial(
-        dots.in_vectors,
-        name=_SUMS,
-        dot=dot,
-        axis=len(batch) + 2,
-        channels=len(batch) + 1 if started else None,
-    )
+    axis, channels = len(batch) + 2, len(batch) + 1 if started else None
+    lanes = functools.partial(dots.in_vectors, name=_SUMS, dot=dot, axis=axis, channels=channels)
     return stages.module_of(arguments, lanes)
 
 

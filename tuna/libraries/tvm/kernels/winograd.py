@@ -21,7 +21,7 @@ sums for each m x m outputs.
                 Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. It streams from beyond L2, hence the
-prefetch (`stages.asking_ahead`). V and M of a block have to stay in L2. Cores share the work once:
+prefetch (`prefetch.py`). V and M of a block have to stay in L2. Cores share the work once:
 by blocks of rows, of which each core transforms its own, or by groups of K (`groups_of`), for each
 of which the input is transformed again, a tenth of the products' time or less. V and M never cross
 from core to core. Smaller tiles at the edges,
@@ -51,8 +51,9 @@ from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.machine import Work
 from tuna.libraries.tvm.kernels.packing import TAPS as _TAPS
 from tuna.libraries.tvm.kernels.packing import transformed_type
+from tuna.libraries.tvm.kernels.prefetch import asking_ahead
 from tuna.libraries.tvm.kernels.shape import divisors
-from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer, asking_ahead
+from tuna.libraries.tvm.kernels.stages import STEP_SUMS, Layer
 
 #: Maximum of tiles in a register tile, and of groups of them with code of their own
 _MAX_TILES, _UNROLLED_GROUPS = 28, 6
