@@ -5,7 +5,9 @@ Each matches operators, checks them, which fails with a reason, and adds them to
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,17 @@ class Unfit(Exception):
     """The reason why operators do not become part of a group."""
 
 
-class Rule:
-    """A way to make operators part of a group: by default of one that changes nothing."""
+@dataclass(frozen=True)
+class Change:
+    """What operators change of a group."""
+
+    step: str = ""  #: step of the epilogue; a bias becomes another one
+    operand: Any = None  #: what the step reads
+    weights: Any = None  #: weights in the place of the group's
+
+
+class Rule(ABC):
+    """A way to make operators part of a group."""
 
     def match(self, group: FusionGroup, graph: Graph) -> tuple[list[Node], Any] | None:
         """Return the operators that alone read the group's answer, with what distinguishes them;
@@ -37,12 +48,19 @@ class Rule:
         """What an operator applies to the group's answer; None for operators of other rules."""
         return None
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """Return the operand as `apply` takes it; raises Unfit."""
-        return operand
+    @abstractmethod
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """Return what changes; raises Unfit."""
 
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Change the core or the epilogue of the group."""
+    def apply(self, group: FusionGroup, change: Change) -> None:
+        """Change the group. A bias comes before all other steps."""
+        step = change.step
+        if change.weights is not None:
+            group.weights = change.weights
+        if change.operand is not None:
+            group.added[step] = change.operand
+        if step and (step != BIAS or BIAS not in group.epilogue):
+            group.epilogue.insert(0 if step == BIAS else len(group.epilogue), step)
 
 
 class Normalise(Rule):
@@ -56,22 +74,16 @@ class Normalise(Rule):
         first = graph.sole_user(user.var)
         return None if first is None else ([user, first], user)
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """The factor and the summand of each channel."""
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The weights and the bias."""
         if not set(group.epilogue) <= {BIAS}:
             raise Unfit("other steps come before it")
         numbers = scale_and_shift(operand) if isinstance(group.core, ConvConfig) else None
         if numbers is None:
             raise Unfit("its parameters are no constants for each channel of a convolution")
-        _check_scaled(group)
-        return numbers
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Multiply, then add."""
-        scale, shift = operand
-        _multiply(group, scale)
-        before = group.added[BIAS].astype(np.float64) if BIAS in group.added else 0.0
-        _set_bias(group, (before + shift).astype(group.weights.dtype))
+        weights, bias = _scaled(group, numbers[0])
+        before = 0.0 if bias is None else bias.astype(np.float64)
+        return Change(BIAS, (before + numbers[1]).astype(weights.dtype), weights)
 
 
 class Activate(Rule):
@@ -82,9 +94,9 @@ class Activate(Rule):
         activation = None if _is_active(group) else activations.find(graph, group.answer)
         return None if activation is None else (activation[1], activation[0])
 
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Add the step."""
-        group.epilogue.append(operand)
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The step."""
+        return Change(operand)
 
 
 class Reshape(Rule):
@@ -94,14 +106,14 @@ class Reshape(Rule):
         """The new shape."""
         return extents(node.var) if node.op in RESHAPES else None
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
         """Nothing: only the order of values counts."""
         shape = extents(group.answer)
         if not isinstance(group.core, GemmConfig) or not shape or not operand:
             raise Unfit("it changes the shape of what is no product")
         if shape[-1] != operand[-1]:
             raise Unfit("it changes the columns of a product")
-        return operand
+        return Change()
 
 
 class Rectify(Rule):
@@ -111,14 +123,11 @@ class Rectify(Rule):
         """The factors."""
         return slopes.find(node)
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """One for each channel."""
-        _check_first_activation(group)
-        return _by_channel(group, nodes[0], operand)
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Add the step."""
-        _add(group, PRELU, operand)
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The slopes."""
+        if _is_active(group):
+            raise Unfit("an activation comes before it")
+        return Change(PRELU, _by_channel(group, nodes[0], operand))
 
 
 class Bias(Rule):
@@ -128,16 +137,14 @@ class Bias(Rule):
         """The summand."""
         return constant_of(_other(node, group)) if node.op == "add" else None
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """One for each channel."""
-        _check_first_activation(group)
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The bias."""
+        if _is_active(group):
+            raise Unfit("an activation comes before it")
         if operand.dtype != np.float32:
             raise Unfit(f"what it adds is {operand.dtype}")
-        return _by_channel(group, nodes[0], operand)
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Add it to the bias."""
-        _set_bias(group, group.added[BIAS] + operand if BIAS in group.added else operand)
+        values = _by_channel(group, nodes[0], operand)
+        return Change(BIAS, group.added[BIAS] + values if BIAS in group.added else values)
 
 
 class Residual(Rule):
@@ -148,19 +155,15 @@ class Residual(Rule):
         other = _other(node, group) if node.op == "add" else None
         return None if other is None or constant_of(other) is not None else other
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """The variable."""
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The residual."""
         if RESIDUAL in group.added:
             raise Unfit("a residual is added already")
         if operand.same_as(group.answer) or extents(operand) != extents(group.answer):
             raise Unfit("what it adds has another shape")
         if group.adds is not None and not group.adds(operand):
             raise Unfit("what it adds is not stored in bf16")
-        return operand
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Add the step."""
-        _add(group, RESIDUAL, operand)
+        return Change(RESIDUAL, operand)
 
 
 class Scale(Rule):
@@ -173,8 +176,8 @@ class Scale(Rule):
         values = constant_of(node.args[1])
         return constant_of(node.args[0]) if values is None and node.op == "multiply" else values
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """The factor of each channel, in double precision."""
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The weights and the bias."""
         if group.weights is None:
             raise Unfit("both factors of the product are variables")
         if not set(group.epilogue) <= {BIAS}:
@@ -184,12 +187,8 @@ class Scale(Rule):
             if not np.all(factors):
                 raise Unfit("it divides by zero")
             factors = 1.0 / factors
-        _check_scaled(group)
-        return factors
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Multiply."""
-        _multiply(group, operand)
+        weights, bias = _scaled(group, factors)
+        return Change("" if bias is None else BIAS, bias, weights)
 
 
 class Cast(Rule):
@@ -199,16 +198,12 @@ class Cast(Rule):
         """The type."""
         return str(node.attrs.dtype) if node.op == "astype" else None
 
-    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Any:
-        """The name of the step."""
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The step."""
         steps = [name for name, kind in CASTS.items() if kind == operand]
         if not steps:
             raise Unfit(f"no kernel writes {operand}")
-        return steps[0]
-
-    def apply(self, group: FusionGroup, operand: Any) -> None:
-        """Add the step."""
-        group.epilogue.append(operand)
+        return Change(steps[0])
 
 
 NORMALISE, RESHAPE, SLOPES, BIASES = Normalise(), Reshape(), Rectify(), Bias()
@@ -249,22 +244,17 @@ def _applied(rule: Rule, group: FusionGroup, graph: Graph, taken: Set[Any]) -> b
         return False
     nodes, operand = match
     try:
-        operand = rule.check(group, nodes, operand)
+        change = rule.check(group, nodes, operand)
     except Unfit as reason:
         group.reasons[nodes[0].label] = str(reason)
         return False
-    rule.apply(group, operand)
+    rule.apply(group, change)
     group.nodes += nodes
     return True
 
 
 def _is_active(group: FusionGroup) -> bool:
     return not set(ACTIVATIONS).isdisjoint(group.epilogue)
-
-
-def _check_first_activation(group: FusionGroup) -> None:
-    if _is_active(group):
-        raise Unfit("an activation comes before it")
 
 
 def _other(node: Node, group: FusionGroup) -> Any:
@@ -284,34 +274,15 @@ def _by_channel(group: FusionGroup, node: Node, values: Any) -> Any:
     return np.array(np.broadcast_to(values.reshape(-1), (shape[axis],)))
 
 
-def _check_scaled(group: FusionGroup) -> None:
-    """Raise Unfit where the weights lack the answer's channel axis."""
-    core = group.core
-    if not isinstance(core, ConvConfig) or core.group_count == 1:
-        return
-    if core.direction is Direction.BACKWARD_DATA:
-        raise Unfit("it follows a transposed convolution with groups")
-
-
-def _multiply(group: FusionGroup, scale: Any) -> None:
-    """Multiply the answer before its epilogue."""
+def _scaled(group: FusionGroup, scale: Any) -> tuple[Any, Any]:
+    """The weights and the bias by which the answer before the epilogue is multiplied; raises Unfit
+    where the weights lack the answer's channel axis."""
     channels: tuple[int, ...] = (1, -1)
     if isinstance(group.core, ConvConfig):
         transposed = group.core.direction is Direction.BACKWARD_DATA
+        if transposed and group.core.group_count > 1:
+            raise Unfit("it follows a transposed convolution with groups")
         channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
-    kind = group.weights.dtype
-    group.weights = (group.weights * scale.reshape(channels)).astype(kind)
-    if BIAS in group.added:
-        group.added[BIAS] = (group.added[BIAS] * scale).astype(kind)
-
-
-def _set_bias(group: FusionGroup, values: Any) -> None:
-    group.added[BIAS] = values
-    if BIAS not in group.epilogue:
-        group.epilogue.insert(0, BIAS)
-
-
-def _add(group: FusionGroup, step: str, operand: Any) -> None:
-    """Add a step with its one argument, whose role is its name."""
-    group.added[step] = operand
-    group.epilogue.append(step)
+    kind, bias = group.weights.dtype, group.added.get(BIAS)
+    weights = (group.weights * scale.reshape(channels)).astype(kind)
+    return weights, None if bias is None else (bias * scale).astype(kind)
