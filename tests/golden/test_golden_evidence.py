@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from golden_scene import ASM, GEMM, A, B, Scene
 
+from tuna.api.documents import json_text
 from tuna.configs import parse_line
 from tuna.configs.problem import text_of
 from tuna.db import models
@@ -114,7 +115,7 @@ def test_the_entry_is_followed_through_all_versions_with_who_promoted_them(three
     assert "; note: the | first <b>" in text
     (naive,) = three.explain(3, A, solver=NAIVE)
     assert [one.time_ms for one in naive.evidence.history] == [None, None, 2.0]
-    document = json.loads(json.dumps(asm.as_json()))
+    document = json.loads(json_text(asm))
     assert document["history"][0]["note"] == "the | first <b>"
     assert document["history"][0]["promoted_at"].endswith("+00:00")
 

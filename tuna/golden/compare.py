@@ -46,10 +46,8 @@ class ModelTally:
         return self.after_ms / self.before_ms if self.before_ms else None
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, JSON-serialisable."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
-            "ratio": self.ratio
-        }
+        """All fields and the ratio."""
+        return {**vars(self), "ratio": self.ratio}
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,8 @@ class Change:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, JSON-serialisable."""
-        return {"ratio": self.ratio, "before": self.before.as_json(), "after": self.after.as_json()}
+        """The ratio and all fields."""
+        return {"ratio": self.ratio, **vars(self)}
 
 
 @dataclass(frozen=True)
@@ -139,22 +137,13 @@ class PromotionReport:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """The report, JSON-serialisable."""
-        return {
-            "library": self.library,
-            "version": self.version,
-            "session_id": self.session_id,
-            "against": self.against,
-            "total": self.total.as_json(),
-            "models": [tally.as_json() for tally in self.models],
-            "regressions": [change.as_json() for change in self.regressions],
-            "gains": [change.as_json() for change in self.gains],
-            "solver_changes": [
-                {"before": b, "after": a, "layers": count} for b, a, count in self.solver_changes
-            ],
-            "missing_layers": [entry.as_json() for entry in self.missing_layers],
-            "left_out": self.left_out,
-        }
+        """All fields but the ratios of all slower layers."""
+        solver_changes = [
+            {"before": b, "after": a, "layers": count} for b, a, count in self.solver_changes
+        ]
+        document = {**vars(self), "solver_changes": solver_changes}
+        del document["slower_ratios"]
+        return document
 
 
 class _SolverTime(NamedTuple):

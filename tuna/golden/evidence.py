@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -49,6 +49,10 @@ class EntryMeasurement:
         if self.drift is not None:
             found.append(f"drift {self.drift:+.1%}")
         return "; ".join(found)
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields."""
+        return {**vars(self), "spread": self.spread and self.spread._asdict()}
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,6 @@ class EntryInVersion:
         note = f"; note: {self.note}" if self.note else ""
         return f"version {self.version} ({self.state}{when}): {has}{first}{note}"
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, JSON-serialisable."""
-        at = self.promoted_at.isoformat() if self.promoted_at else None
-        return asdict(self) | {"promoted_at": at}
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -144,13 +143,6 @@ class Evidence:
         if self.reproduce:
             found.append(f"  {'repeat' if self.same_candidate else 'anew'}: {self.reproduce}")
         return found
-
-    def as_json(self) -> dict[str, Any]:
-        """The evidence, JSON-serialisable."""
-        found = asdict(self)
-        if self.measurement is not None and self.measurement.spread is not None:
-            found["measurement"]["spread"] = self.measurement.spread._asdict()
-        return found | {"history": [one.as_json() for one in self.history]}
 
 
 class _Layer(NamedTuple):

@@ -78,17 +78,13 @@ class Explanation:
         return found + self.evidence.lines()
 
     def as_json(self) -> dict[str, Any]:
-        """The explanation, JSON-serialisable."""
-        before = self.base.as_json() | {"kernels": list(self.base_kernels)} if self.base else None
-        return {
-            "entry": self.entry.as_json() | {"kernels": list(self.kernels)},
-            "base_version": self.base_version,
-            "base": before,
-            "changes": list(self.changes),
-            "verdict": self.verdict,
-            "search_ended": self.search_ended,
-            **self.evidence.as_json(),
-        }
+        """The explanation with its evidence as one document."""
+        entry = {**vars(self.entry), "kernels": self.kernels}
+        base = None if self.base is None else {**vars(self.base), "kernels": self.base_kernels}
+        names = ("changes", "verdict", "search_ended")
+        facts = {name: getattr(self, name) for name in names}
+        versions = {"base_version": self.base_version, "base": base}
+        return {"entry": entry, **versions, **facts, **vars(self.evidence)}
 
 
 def explain(

@@ -207,13 +207,6 @@ class ReleaseEntry:
             f" {self.device or 'its device'}{noisy}"
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, JSON-serialisable."""
-        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return document | {
-            "measured_at": self.measured_at.isoformat() if self.measured_at else None
-        }
-
 
 def entries_of(version: Version, arch: str | None = None, num_cu: int | None = None) -> Results:
     """The version's entries; only those of one device model, if one is given."""
