@@ -104,9 +104,10 @@ def claim(
     step: Step,
     limit: int,
     size: int = 0,
+    most: int | None = None,
     only: sa.ColumnElement[bool] | None = None,
 ) -> list[ClaimedChunk]:
     """Claim jobs as a publisher does."""
     jobs = queue_claim.waiting(connection, work, step, limit, only)
     history.choose_warm_starts(connection, work, step, jobs)
-    return queue_claim.claim(connection, work, step, jobs, size)
+    return queue_claim.claim(connection, work, step, jobs, size, most)
