@@ -202,9 +202,9 @@ _SEEDS = range(1, 2 if DRILLS == 1 else 21)
             command,
             seed,
             asked,
-            # `tune` runs what `run` does
+            # `tune` runs what `run` does; workers end in tests/integration/test_worker_command.py
             marks=[]
-            if asked and seed == 1 and command != "run"
+            if (command, seed, asked) == ("tune", 1, True)
             else [pytest.mark.drill(only=True)],
         )
         for seed in _SEEDS

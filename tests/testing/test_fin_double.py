@@ -26,6 +26,9 @@ from fin_calls import (
 from fin_double.fin_problem import Device, Problem
 from fin_double.fin_solvers import BY_NAME, CONVOLUTION, applicable
 
+#: For those who change the double; what it is recorded to answer is in test_fin_replay.py
+pytestmark = pytest.mark.drill(only=True)
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

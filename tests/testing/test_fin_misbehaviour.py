@@ -15,6 +15,9 @@ from fin_double.fin_cache import LOCK
 from fin_double.fin_kernels import is_whole
 from fin_double.fin_options import LIES, checked
 
+#: For those who change the double; what it is recorded to answer is in test_fin_replay.py
+pytestmark = pytest.mark.drill(only=True)
+
 SOLVER = "ConvAsm3x3U"
 Wait = Callable[[Callable[[], object], float], None]
 

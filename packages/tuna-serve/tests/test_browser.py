@@ -169,6 +169,7 @@ def checked_from(browser: webdriver.Chrome, *places: str) -> set[str]:
     return seen
 
 
+@pytest.mark.drill(only=True)
 def test_each_page_fits_is_accessible_and_asks_no_other_host(
     browser: webdriver.Chrome, filled: dict[str, Any]
 ) -> None:
@@ -237,6 +238,7 @@ def state_counts() -> dict[str, int]:
     return dict(found.jobs)
 
 
+@pytest.mark.drill(only=True)
 def test_failed_jobs_are_sent_back_and_others_canceled_by_keyboard(
     browser: webdriver.Chrome, failed: list[int]
 ) -> None:
@@ -253,6 +255,7 @@ def test_failed_jobs_are_sent_back_and_others_canceled_by_keyboard(
         assert len(rows(browser)) == 2, "both changes are shown"
 
 
+@pytest.mark.drill(only=True)
 def test_a_link_to_filtered_rows_shows_them_again_and_figures_change_by_themselves(
     browser: webdriver.Chrome, failed: list[int]
 ) -> None:
@@ -286,6 +289,7 @@ def says(browser: webdriver.Chrome, words: str) -> None:
     )
 
 
+@pytest.mark.drill(only=True)
 @pytest.mark.service
 @pytest.mark.usefixtures("forked")
 def test_a_request_is_submitted_watched_over_a_restart_and_taken_away(
