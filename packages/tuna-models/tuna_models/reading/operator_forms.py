@@ -36,7 +36,7 @@ _CHOICES: Mapping[str, tuple[int | str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Form:
+class OperatorForm:
     """The inputs, outputs and attributes of an operator in an opset."""
 
     inputs: tuple[int, int]
@@ -49,7 +49,7 @@ class Form:
 
 
 @cache
-def _form_of(operator: str, opset: int) -> Form | None:
+def _form_of(operator: str, opset: int) -> OperatorForm | None:
     """The form of one of ONNX's own operators; None where the opset has it not."""
     try:
         schema = defs.get_schema(operator, opset)
@@ -59,7 +59,7 @@ def _form_of(operator: str, opset: int) -> Form | None:
     places = [(given.option, (place, given.name)) for place, given in enumerate(schema.inputs)]
     # onnxruntime's tools write DequantizeLinear with an axis in opsets before those that have it
     attributes = {**defs.get_schema(operator).attributes, **schema.attributes}
-    return Form(
+    return OperatorForm(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple(place for kind, place in places[: schema.min_input] if kind == options.Single),
@@ -95,11 +95,11 @@ def check_counts(node: Any, inputs: Sequence[int], outputs: Sequence[int]) -> It
             yield f"it has {counted(given, noun)}, and this operator {words}"
 
 
-def _counts(node: Any, form: Form) -> Iterator[str]:
+def _counts(node: Any, form: OperatorForm) -> Iterator[str]:
     return check_counts(node, form.inputs, form.outputs)
 
 
-def _absent(node: Any, form: Form) -> Iterator[str]:
+def _absent(node: Any, form: OperatorForm) -> Iterator[str]:
     for place, name in form.needed:
         if not node.input[place]:
             yield f"its input {name} is absent"
@@ -107,7 +107,7 @@ def _absent(node: Any, form: Form) -> Iterator[str]:
         yield f"one of its inputs {form.variadic[1]} is absent"
 
 
-def _attributes(node: Any, form: Form) -> Iterator[str]:
+def _attributes(node: Any, form: OperatorForm) -> Iterator[str]:
     for attribute in node.attribute:
         name, kind = attribute.name, form.attributes.get(attribute.name)
         if kind is None and not name.startswith("__"):  # those are for tools
@@ -125,7 +125,7 @@ def _attributes(node: Any, form: Form) -> Iterator[str]:
         yield f"it has {counted(len(node.attribute), 'value')}, and a constant has one"
 
 
-def _choices(node: Any, _: Form) -> Iterator[str]:
+def _choices(node: Any, _: OperatorForm) -> Iterator[str]:
     for each in node.attribute:
         choices = _CHOICES.get(each.name) or _CHOICES.get(f"{node.op_type} {each.name}")
         value = each.s.decode(errors="replace") if each.s else each.i
@@ -184,12 +184,12 @@ _PARTS: Mapping[str, Callable[[Any], Iterator[str]]] = {
 }
 
 
-def _parts(node: Any, _: Form) -> Iterator[str]:
+def _parts(node: Any, _: OperatorForm) -> Iterator[str]:
     return _PARTS.get(node.op_type, lambda _: iter(()))(node)
 
 
 #: Checks in their order: each may rely on those before
-_CHECKS: tuple[Callable[[Any, Form], Iterator[str]], ...] = (
+_CHECKS: tuple[Callable[[Any, OperatorForm], Iterator[str]], ...] = (
     _counts,
     _absent,
     _attributes,
