@@ -109,7 +109,7 @@ class _Record:
         return first_at is not None and is_in_doubt(elsewhere, time.monotonic() - first_at)
 
 
-class Failure(NamedTuple):
+class JudgedFailure(NamedTuple):
     """A failure to be judged, with what its rules may ask."""
 
     result: StepResult
@@ -136,8 +136,8 @@ class Rule(NamedTuple):
     """A rule by which a failure is the worker's fault rather than the job's."""
 
     name: str
-    when: Callable[[Health, Failure], bool]  #: true if the verdict is asked for
-    verdict: Callable[[Health, Failure], Fault | None]  #: None: the next rule decides
+    when: Callable[[Health, JudgedFailure], bool]  #: true if the verdict is asked for
+    verdict: Callable[[Health, JudgedFailure], Fault | None]  #: None: the next rule decides
 
 
 class Health:
@@ -202,13 +202,13 @@ class Health:
             return None
         if result.cause in OF_THE_JOB:
             return None
-        failure = Failure(result, library, elsewhere, repeats)
+        failure = JudgedFailure(result, library, elsewhere, repeats)
         if fault := self._verdict(OF_THE_MACHINE, failure):
             return fault
         self._record.fail(result)
         return self._verdict(BY_COMPARISON, failure)
 
-    def _verdict(self, rules: Sequence[Rule], failure: Failure) -> Fault | None:
+    def _verdict(self, rules: Sequence[Rule], failure: JudgedFailure) -> Fault | None:
         """Return the first fault that the rules find."""
         for rule in rules:
             if rule.when(self, failure) and (fault := rule.verdict(self, failure)):
@@ -220,7 +220,7 @@ class Health:
     def _fault_cause(self) -> Cause:
         return Cause.DEVICE_LOST if self._device else Cause.INFRA
 
-    def _never_succeeded(self, failure: Failure) -> Fault | None:
+    def _never_succeeded(self, failure: JudgedFailure) -> Fault | None:
         elsewhere = failure.elsewhere()
         if not self._record.is_in_doubt(elsewhere):
             return None
@@ -235,14 +235,14 @@ class Health:
             text += " whether others succeed is not known"
         return Fault(cause, text, is_unfit=self._record.doubted >= IN_A_ROW)
 
-    def _fails_here_alone(self, failure: Failure) -> Fault | None:
+    def _fails_here_alone(self, failure: JudgedFailure) -> Fault | None:
         count = self._record.in_a_row
         if not self._succeeds(failure.elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
             return None
         text = f"{count} different jobs failed here, and others succeed elsewhere"
         return Fault(self._fault_cause, text)
 
-    def _fails_again(self, failure: Failure) -> Fault | None:
+    def _fails_again(self, failure: JudgedFailure) -> Fault | None:
         is_due = self._record.charged + 1 >= self._record.repeat_at or failure.is_final
         if is_due and failure.repeats() is False:
             return Fault(self._fault_cause, _FAILS_AGAIN)
@@ -304,7 +304,7 @@ class Health:
             time.sleep(min(left_s, _TICK_S))
 
 
-def _lost(failure: Failure) -> Fault:
+def _lost(failure: JudgedFailure) -> Fault:
     return Fault(Cause.DEVICE_LOST, tail(failure.result.output_tail) or "the device was lost")
 
 
