@@ -250,6 +250,20 @@ def test_tables_are_added_twice_without_harm(home: Path, type_in: TypeIn) -> Non
         assert "golden_entry" in ended.out
 
 
+def test_the_yaml_of_the_documents_fills_its_session(
+    home: Path, type_in: TypeIn, rocm: Callable[..., Path], tmp_path: Path
+) -> None:
+    """All of it but the steps that wait for workers."""
+    rocm()
+    page = (ROOT / "docs" / "miopen.md").read_text().split("## YAML")[1]
+    lines = [line[4:] for line in page.splitlines() if line.startswith("    ")]
+    (tmp_path / "resnet50.txt").write_text(LAYERS)
+    (tmp_path / "steps.yaml").write_text("\n".join(lines[: lines.index("fin_steps:")]))
+    ended = type_in("go_fish", "--yaml", "steps.yaml")
+    assert ended.code == 0, ended
+    assert query(sa.select(sa.func.count()).select_from(Job).where(Job.session_id == 1))[0] > 0
+
+
 def test_a_program_says_which_python_to_use_where_packages_are_missing() -> None:
     for name in (
         "go_fish.py",

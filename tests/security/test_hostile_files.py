@@ -23,6 +23,8 @@ from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import database_file, find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
 from tuna.settings import get_settings
+from tuna_mituna import yaml_steps
+from tuna_mituna.go_fish import go_fish
 
 DEEP = 100_000
 KEY = "64-7-7-1x1-64-7-7-1-0x0-1x1-1x1-0-NCHW-FP32-F"
@@ -46,10 +48,11 @@ def _refused(call: Callable[[], object], *words: str) -> None:
 
 
 _READERS = """
+from tuna_mituna.yaml_steps import _load
 from tuna.configs import parse_file
 from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
 from tuna.libraries.tvm import tvm_db
-readers = [parse_file, tvm_db._lines]
+readers = [parse_file, _load, tvm_db._lines]
 lazy = [find_db.read, perf_db.read, kernel_db.read]
 readers += [lambda path, read=read: list(read(path)) for read in lazy]
 for read in readers:
@@ -64,7 +67,7 @@ def test_a_file_of_a_gigabyte_is_refused_in_little_memory(
     tmp_path: Path, in_little_memory: Little
 ) -> None:
     _sparse(tmp_path / "big")
-    assert len(in_little_memory(_READERS).splitlines()) == 5
+    assert len(in_little_memory(_READERS).splitlines()) == 6
 
 
 def test_settings_of_a_gigabyte_are_refused_in_little_memory(
@@ -101,6 +104,52 @@ def test_an_impossible_number_in_a_layer_loses_only_its_line(tmp_path: Path) -> 
     parsed = parse_file(path)
     assert len(parsed.configs) == 1
     assert parsed.counts.rejected == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("{a: " * 2000, "nested"),
+        ("- " * 2000 + "x", "nested"),
+        ("!!python/object/apply:os.system ['id']", "YAML"),
+        ("a: !!python/name:os.system x", "YAML"),
+        ("a: 1\na: 2", "twice"),
+        ("a: \x00", "YAML"),
+        ("a: \x01", "YAML"),
+        ("- a", "mapping"),
+        ("5: a", "mapping"),
+        ("", "mapping"),
+        ("init_session: {enabled: true, label: {x: y}}", "one value"),
+        ("init_session: {enabled: true, label: !!binary aGk=}", "one value"),
+        ("init_session: {enabled: true, session_id: .nan}", "cannot be run"),
+        ("init_session: {enabled: true, session_id: 1e400}", "cannot be run"),
+        ("init_session: {enabled: yes, colour: red}", "no option"),
+        ("__import__: {enabled: true}", "Unknown step"),
+    ],
+)
+def test_a_hostile_yaml_file_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "steps.yaml"
+    path.write_text(text)
+    _refused(lambda: yaml_steps.run_file(path, "noop", go_fish), word)
+
+
+def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(
+    tmp_path: Path, in_little_memory: Little
+) -> None:
+    (tmp_path / "steps.yaml").write_text("[" * DEEP)
+    code = (
+        "from tuna_mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept"
+        " BadInput as e:\n    print(e)"
+    )
+    assert "nested" in in_little_memory(code)
+
+
+def test_references_that_multiply_are_refused_before_they_do(tmp_path: Path) -> None:
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    path = tmp_path / "steps.yaml"
+    text = "\n".join(["a0: &a0 [x]", *levels])
+    path.write_text(text + "\ninit_session: {enabled: true, label: *a29}\n")
+    _refused(lambda: yaml_steps.run_file(path, "noop", go_fish))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ from tuna.common.messages import counted
 from tuna.errors import BadInput
 from tuna.libraries.steps import find_step
 from tuna.vocabulary import Resource
-from tuna_mituna import db_files, layer_jobs
+from tuna_mituna import db_files, layer_jobs, yaml_steps
 
 DEFAULT_LIBRARY = "miopen"
 #: Commands that `go_fish.py LIBRARY` takes as a word instead of options
@@ -70,6 +71,12 @@ def go_fish() -> None:
 )
 @click.option(
     "--fin_steps", help="The step to enqueue (with --enqueue_only) or to run a worker for."
+)
+@click.option(
+    "--yaml",
+    "yaml_file",
+    type=click.Path(path_type=Path),
+    help="Do what a YAML file says, step by step.",
 )
 @click.option("--add_model", metavar="NAME", help="Store a model; needs --md_version.")
 @click.option("--md_version", help="Version of the model.")
@@ -142,6 +149,12 @@ def _add_networks(_: str, given: dict[str, Any]) -> None:
     )
 
 
+def _yaml(library: str, given: dict[str, Any]) -> int:
+    if [name for name, value in given.items() if value] != ["yaml_file"]:
+        raise BadInput("--yaml stands alone: put everything else into the file.")
+    return yaml_steps.run_file(given["yaml_file"], library, go_fish)
+
+
 def _add_tables(_: str, __: dict[str, Any]) -> None:
     api.upgrade_database()
     say(f"tables: {', '.join(api.list_tables())}")
@@ -167,6 +180,7 @@ _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "status": _status,
     "execute": _execute,
     "fin_steps": _fin_steps,
+    "yaml_file": _yaml,
     "add_model": _add_networks,
     "add_framework": _add_networks,
 }
