@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -71,7 +72,10 @@ def _imported(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
                     yield node.module
 
 
-def _graph(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+@cache
+def _graph() -> dict[str, set[str]]:
+    """What each module of all packages imports of them."""
+    modules = _modules()
     return {
         name: set(_imported(ast.parse(path.read_text()), modules)) for name, path in modules.items()
     }
@@ -87,7 +91,7 @@ def _circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    graph = _graph(_modules())
+    graph = _graph()
     assert graph["tuna.cli.tune"] >= {"tuna.api", "tuna.cli.show"}, "imports are found"
     assert _circle(graph) == []
 
@@ -122,7 +126,7 @@ def test_packages_import_public_rooms_of_the_core_and_counted_exceptions() -> No
     }
     imported = {
         (module.split(".")[0], name)
-        for module, names in _graph(_modules()).items()
+        for module, names in _graph().items()
         if module.split(".")[0] != "tuna"
         for name in names
         if name.startswith("tuna.") and name.split(".")[1] not in PUBLIC
