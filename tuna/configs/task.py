@@ -54,7 +54,7 @@ START = Argument("start", "Z", LANES, "sums")
 
 
 @dataclass(frozen=True)
-class Step:
+class EpilogueStep:
     """A row of the grammar of epilogues."""
 
     name: str
@@ -69,15 +69,15 @@ class Step:
     renews: bool = False  #: whether what comes before it does not matter for what comes after it
 
 
-def _activation(name: str, definition: Callable[..., Any], *arguments: Argument) -> Step:
-    return Step(name, (SUM, BIAS, RESIDUAL, DEQUANTIZE), definition, arguments, _ACTIVATION)
+def _activation(name: str, definition: Callable[..., Any], *arguments: Argument) -> EpilogueStep:
+    return EpilogueStep(name, (SUM, BIAS, RESIDUAL, DEQUANTIZE), definition, arguments, _ACTIVATION)
 
 
-def _quantize(after: tuple[str, ...], kind: str) -> Step:
+def _quantize(after: tuple[str, ...], kind: str) -> EpilogueStep:
     """To the nearest whole numbers. Their limits are without the zero point, which is added to what
     is written."""
     numbers = ("low", "high", "zero")
-    return Step(QUANTIZE, after, _rounded, (), kind, numbers, "uint8", renews=True)
+    return EpilogueStep(QUANTIZE, after, _rounded, (), kind, numbers, "uint8", renews=True)
 
 
 def _rounded(np: Any, x: Any, low: Any, high: Any, zero: Any) -> Any:
@@ -97,8 +97,8 @@ def _gelu_tanh(np: Any, x: Any) -> Any:
 
 
 STEPS = (
-    Step(BIAS, (SUM,), lambda np, x, bias: x + bias, (Argument(BIAS, "B"),)),
-    Step(
+    EpilogueStep(BIAS, (SUM,), lambda np, x, bias: x + bias, (Argument(BIAS, "B"),)),
+    EpilogueStep(
         RESIDUAL,
         (SUM, BIAS, _ACTIVATION, DEQUANTIZE),
         lambda np, x, residual: x + residual,
@@ -115,11 +115,11 @@ STEPS = (
     _activation(HARD_SWISH, lambda np, x: x * _hard_sigmoid(np, x)),
     _activation(PRELU, lambda np, x, slope: np.where(x > 0.0, x, x * slope), Argument(PRELU, "S")),
     *(
-        Step(name, (SUM, BIAS, RESIDUAL, _ACTIVATION), kind=_CAST, writes=kind)
+        EpilogueStep(name, (SUM, BIAS, RESIDUAL, _ACTIVATION), kind=_CAST, writes=kind)
         for name, kind in CASTS.items()
     ),
     # From sums of whole numbers to real values
-    Step(
+    EpilogueStep(
         DEQUANTIZE,
         (WHOLE_SUM,),
         lambda np, x, start, factor, offset: (x + start) * factor + offset,
@@ -129,7 +129,7 @@ STEPS = (
     ),
     _quantize((DEQUANTIZE, RESIDUAL, _ACTIVATION), QUANTIZE),
     # The sum with a tensor of bytes: x is without its zero point, the other one is not
-    Step(
+    EpilogueStep(
         RESIDUAL,
         (QUANTIZE,),
         lambda np, x, r, factor, residual_factor, offset: x * factor + r * residual_factor + offset,
@@ -140,7 +140,7 @@ STEPS = (
     ),
     _quantize((ADDITION,), _ROUNDED_SUM),
     # The only step of a layer of signed bytes that is not a task
-    Step(
+    EpilogueStep(
         COMPENSATION,
         (),
         lambda np, x, compensation: x + compensation,
@@ -157,10 +157,10 @@ DEFINITIONS = {
 SCALARS = Argument("scalars", "P", "scalars")
 
 
-def steps_of(epilogue: Sequence[str], first: str = "") -> list[Step]:
+def steps_of(epilogue: Sequence[str], first: str = "") -> list[EpilogueStep]:
     """Return the rows of an epilogue's steps, where each may follow those before it; raises
     BadInput. `first` is the kind of the values that it begins with, empty for any."""
-    rows, before = list[Step](), {first} - {""}
+    rows, before = list[EpilogueStep](), {first} - {""}
     for name in epilogue:
         known = [step for step in STEPS if step.name == name]
         row = next((step for step in known if before <= {*step.after}), None)

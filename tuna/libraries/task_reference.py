@@ -26,7 +26,7 @@ from tuna.configs.task import (
     START,
     TANH,
     Argument,
-    Step,
+    EpilogueStep,
     arguments_of,
     pads,
     scalar_values,
@@ -164,7 +164,7 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
 
 def _after(
     core: ConvConfig | GemmConfig,
-    step: Step,
+    step: EpilogueStep,
     answer: Any,
     tensors: Mapping[str, Any],
     **numbers: float,

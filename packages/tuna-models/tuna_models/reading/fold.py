@@ -47,7 +47,7 @@ class Folded:
 
     def inputs_of(self, node: Any) -> list[Value | None]:
         """What is known of an operator's inputs; None for absent ones."""
-        return [self.values.get(name, UNKNOWN) if name else None for name in node.input]
+        return _inputs(node, self.values)
 
 
 def fold(model: Any) -> Folded:
@@ -64,11 +64,15 @@ def known(model: Any) -> Mapping[str, Value]:
         try:
             walk.run([node])
         except Refusal:
-            inputs = [walk.values.get(name, UNKNOWN) if name else None for name in node.input]
             with contextlib.suppress(Refusal):
+                inputs = _inputs(node, walk.values)
                 answers = inference.answers(node, inputs, version_of(model, ""))
                 walk.values.update(zip(node.output, answers, strict=False))
     return walk.values
+
+
+def _inputs(node: Any, values: Mapping[str, Value]) -> list[Value | None]:
+    return [values.get(name, UNKNOWN) if name else None for name in node.input]
 
 
 class _Walk:
@@ -120,7 +124,7 @@ class _Walk:
         return model
 
     def _visit(self, node: Any) -> None:
-        inputs = [self.values.get(name, UNKNOWN) if name else None for name in node.input]
+        inputs = _inputs(node, self.values)
         misfits.check(node, inputs)
         version = version_of(self._model, node.domain)
         if functions.is_function(node, version) and (

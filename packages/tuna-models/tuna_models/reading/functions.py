@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
-from onnx import defs, inliner
+from onnx import inliner
 
 from tuna.common.messages import one_line
 from tuna_models.names import NAME_CHARS, OWN_DOMAINS, operator_name, title
@@ -29,6 +29,7 @@ from tuna_models.reading.bodies import (
 )
 from tuna_models.reading.converters import OWN
 from tuna_models.reading.known import UNKNOWN, Value
+from tuna_models.reading.operator_forms import schema_of
 from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
 #: Operators that TVM's importer has, but as another one than ONNX's.
@@ -82,9 +83,7 @@ def _with_one_opset(model: Any) -> Any:
 def _form(node: Any, opset: int) -> Any:
     """The inputs, outputs and attributes of an operator as an opset defines it, by which a change
     of its meaning shows; None where the opset has it not."""
-    try:
-        schema = defs.get_schema(node.op_type, opset)
-    except defs.SchemaError:
+    if (schema := schema_of(node.op_type, opset)) is None:
         return None
     attributes = {
         name: each.default_value.SerializeToString() for name, each in schema.attributes.items()
@@ -167,23 +166,19 @@ def is_function(node: Any, opset: int) -> bool:
             return True
         if name in known_operators() and name not in _ALWAYS:
             return name == "LayerNormalization" and any(node.output[1:])
-    schema = _schema(name, opset, node.domain)
+    schema = _schema(node, opset)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
-@functools.cache
-def _schema(operator: str, opset: int, domain: str) -> Any:
-    try:
-        return defs.get_schema(operator, opset, "" if domain in OWN_DOMAINS else domain)
-    except defs.SchemaError:
-        return None
+def _schema(node: Any, opset: int) -> Any:
+    return schema_of(node.op_type, opset, "" if node.domain in OWN_DOMAINS else node.domain)
 
 
 def written_out(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Any]:
     """Return the operators by which an operator is defined in this opset, those that its outputs
     need; none if that takes types which are not known."""
     first = (inputs[0] if inputs else None) or UNKNOWN
-    schema = _schema(node.op_type, opset, node.domain)
+    schema = _schema(node, opset)
     if not schema.has_function and any(each is not None and not each.text for each in inputs):
         return []
     given = {  # onnx's inliner wants a type of an absent input, too

@@ -18,6 +18,7 @@ from onnx import defs, helper, shape_inference
 from tuna.common.messages import one_line
 from tuna_models.names import quoted
 from tuna_models.reading.known import UNKNOWN, Value
+from tuna_models.reading.operator_forms import schema_of
 from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
 #: A type of another width than those that ONNX defines for an operator, which may well be computed:
@@ -147,12 +148,11 @@ def _of_other_width(
 def _schema(operator: str, opset: int, attributes: frozenset[str]) -> Any:
     """The definition of an operator; the newest where that of the opset has not its attributes, or
     the opset has it not; None for another."""
-    try:
-        schema = defs.get_schema(operator, opset)
-        if all(name in schema.attributes or name.startswith("__") for name in attributes):
-            return schema
-    except defs.SchemaError:
-        pass
+    schema = schema_of(operator, opset)
+    if schema is not None and all(
+        name in schema.attributes or name.startswith("__") for name in attributes
+    ):
+        return schema
     return defs.get_schema(operator) if defs.has(operator) else None
 
 

@@ -49,11 +49,18 @@ class OperatorForm:
 
 
 @cache
+def schema_of(operator: str, opset: int, domain: str = "") -> Any:
+    """Return onnx's definition of an operator; None where the opset of the domain has it not."""
+    try:
+        return defs.get_schema(operator, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+@cache
 def _form_of(operator: str, opset: int) -> OperatorForm | None:
     """The form of one of ONNX's own operators; None where the opset has it not."""
-    try:
-        schema = defs.get_schema(operator, opset)
-    except defs.SchemaError:
+    if (schema := schema_of(operator, opset)) is None:
         return None
     options = defs.OpSchema.FormalParameterOption
     places = [(given.option, (place, given.name)) for place, given in enumerate(schema.inputs)]

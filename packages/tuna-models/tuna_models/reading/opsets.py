@@ -13,6 +13,7 @@ from tuna.errors import BadInput
 from tuna_models.names import OWN_DOMAINS, title
 from tuna_models.reading.bodies import all_nodes, version_of
 from tuna_models.reading.onnx_files import QOPERATORS_DOMAIN
+from tuna_models.reading.operator_forms import schema_of
 from tuna_models.refusals import DAMAGED
 
 #: Operators that onnxruntime has, and writes, in opsets before the one that defined them.
@@ -74,12 +75,10 @@ def _missing(nodes: Iterable[Any], version: int) -> Iterator[str]:
         operator = node.op_type
         if operator in _EARLIER or not defs.has(operator):
             continue  # none of ONNX's own
-        try:
-            schema = defs.get_schema(operator, version)
-        except defs.SchemaError:
+        schema = schema_of(operator, version)
+        if schema is None:
             yield f"{title(node)}, which begins with opset {_first(operator)}"
-            continue
-        if schema.deprecated:
+        elif schema.deprecated:
             yield f"{title(node)}, which ends with opset {schema.since_version - 1}"
 
 

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tuna.configs.task import START
-from tuna.libraries.tvm.kernels.instructions import Dot
+from tuna.libraries.tvm.kernels.instructions import DotProduct
 from tuna.libraries.tvm.kernels.types import BF16, TYPES, Types
 
 _PRODUCT = "tuna_word_product"
@@ -34,7 +34,7 @@ define linkonce_odr <{n} x i32> @tuna_taps{n}(<{n} x i32> %sums, <{m} x i8> %x, 
 """
 
 
-def total(dot: Dot, sums: Any, x: Any, w: Any) -> Any:
+def total(dot: DotProduct, sums: Any, x: Any, w: Any) -> Any:
     """The new sums of words of the input, the same in all lanes, and of words of weights."""
     kind = f"{TYPES[dot.data_type].sums}x{dot.lanes}"
     if dot.text:
@@ -52,7 +52,7 @@ def product(kind: str, x: Any, w: Any, inside: Any = None) -> Any:
     return tirx.call_pure_extern(kind, _PRODUCT, x, w, *([] if inside is None else [inside]))
 
 
-def copied(value: Any, types: Types, dot: Dot) -> Any:
+def copied(value: Any, types: Types, dot: DotProduct) -> Any:
     """A value of the input as a copy has it: bfloat16 as its bits, for TIR makes fp32 of those that
     are no argument of a function."""
     if dot.reads == types.input:
@@ -69,7 +69,7 @@ def word_of(parts: list[Any]) -> Any:
 def in_vectors(
     function: Any,
     name: str,
-    dot: Dot,
+    dot: DotProduct,
     *,
     axis: int = 4,
     channels: int | None = None,
@@ -110,7 +110,7 @@ def in_vectors(
 
 def _vector_block(
     block: Any,
-    dot: Dot,
+    dot: DotProduct,
     axis: int,
     begin: Callable[[list[Any], str], Any],
     *,
@@ -163,7 +163,7 @@ def _vector_block(
     )
 
 
-def _taps_text(dot: Dot) -> str:
+def _taps_text(dot: DotProduct) -> str:
     lanes = dot.lanes
     order = (f"i32 {pixel * lanes + lane}" for lane in range(lanes) for pixel in range(4))
     return _TAPS.format(n=lanes, m=4 * lanes, build=dot.build, order=", ".join(order))

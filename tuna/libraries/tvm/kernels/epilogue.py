@@ -36,7 +36,7 @@ from tuna.configs.task import (
     SILU,
     STEPS,
     TANH,
-    Step,
+    EpilogueStep,
     steps_of,
 )
 from tuna.libraries.tvm.kernels import signature
@@ -297,7 +297,7 @@ def _clip(x: Any, low: float, high: float) -> Any:
     return minimum(maximum(x, _const(low)), _const(high))
 
 
-def _key(step: Step) -> str:
+def _key(step: EpilogueStep) -> str:
     return ADDITION if step.kind == ADDITION else step.name
 
 

@@ -39,7 +39,7 @@ from tuna.configs import GemmConfig
 from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, signature, stages
 from tuna.libraries.tvm.kernels.epilogue import has_constants
-from tuna.libraries.tvm.kernels.instructions import STORED, Dot
+from tuna.libraries.tvm.kernels.instructions import STORED, DotProduct
 from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.prefetch import fenced
@@ -70,7 +70,7 @@ class Product:
     types: Types = FP32
 
     @property
-    def dot(self) -> Dot | None:
+    def dot(self) -> DotProduct | None:
         """The dot product of its sums; None: they are of single values."""
         return self.machine.dot_of(self.types.data_type)
 

@@ -28,7 +28,7 @@ class InstructionSet:
 
 
 @dataclass(frozen=True)
-class Dot:
+class DotProduct:
     """An instruction that multiplies the values of a word of the input, which all lanes share, by
     those of each lane's word of weights, and adds up the products of a lane."""
 
@@ -86,10 +86,10 @@ define linkonce_odr <16 x float> @tuna_dpbf16(<16 x float> %sums, <16 x i32> %x,
 }
 """
 _ROUNDING = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-_bytes = partial(Dot, data_type=DataType.INT8, reads="uint8", weights="int8")
+_bytes = partial(DotProduct, data_type=DataType.INT8, reads="uint8", weights="int8")
 #: Bytes of twice their size, since the older instruction for bytes saturates
 _madd = partial(
-    Dot,
+    DotProduct,
     "madd",
     data_type=DataType.INT8,
     reads="int16",
@@ -102,7 +102,7 @@ _madd = partial(
 #: Dot products by preference: a kernel takes the first of its type that a CPU has; the last of a
 #: type is the oldest of all
 DOTS = (
-    Dot(
+    DotProduct(
         "bf16",
         AVX512,
         "avx512bf16",
@@ -136,7 +136,7 @@ FLAGS = {
 assert {dot.feature for dot in DOTS} <= FLAGS.keys(), "a feature without its name in cpuinfo"
 
 
-def dots_of(data_type: DataType) -> list[Dot]:
+def dots_of(data_type: DataType) -> list[DotProduct]:
     """Return the dot products for layers of a type."""
     return [dot for dot in DOTS if dot.data_type is data_type]
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from tuna.common.cpu import data_caches
 from tuna.configs.values import DataType
-from tuna.libraries.tvm.kernels.instructions import DOTS, FLAGS, SETS, Broadcast, Dot, dots_of
+from tuna.libraries.tvm.kernels.instructions import (
+    DOTS,
+    FLAGS,
+    SETS,
+    Broadcast,
+    DotProduct,
+    dots_of,
+)
 
 #: Bytes of L1 where /sys does not say (another system, a target that is not this machine): the
 #: smallest of today's server cores
@@ -70,7 +77,7 @@ class Machine:
         """fp32 values in a vector register; also the channels in one block of a blocked layout."""
         return self.vector_bytes // 4
 
-    def dot_of(self, data_type: DataType) -> Dot | None:
+    def dot_of(self, data_type: DataType) -> DotProduct | None:
         """Return the dot product for layers of a type, None where it has none."""
         own = (dot for dot in dots_of(data_type) if dot.isa.width == self.vector_bytes)
         return next((dot for dot in own if dot.name in self.words), None)
@@ -114,7 +121,7 @@ def sum_cycles(
     broadcasts: int, blocks: int, vector_bytes: int = _LINE_BYTES, time: float = 1.0
 ) -> float:
     """Cycles per multiply-add of a vector in a tile of broadcasts x blocks sums, at two of them and
-    two loads a cycle, with the vectors of the blocks from L2. `time`: see `Dot.time`."""
+    two loads a cycle, with the vectors of the blocks from L2. `time`: see `DotProduct.time`."""
     sums, loads = broadcasts * blocks, broadcasts + blocks
     streamed = _L2_LINE_CYCLES * blocks * vector_bytes / _LINE_BYTES
     return (max(time * sums / 2, loads / 2, streamed, _FMA_LATENCY) + 0.05 * loads) / sums

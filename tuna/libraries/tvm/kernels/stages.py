@@ -15,7 +15,7 @@ from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.dots import copied
 from tuna.libraries.tvm.kernels.epilogue import applied
-from tuna.libraries.tvm.kernels.instructions import Dot
+from tuna.libraries.tvm.kernels.instructions import DotProduct
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.types import FP32, SIGN, Types
@@ -40,7 +40,7 @@ class Layer:
     types: Types = FP32
 
     @property
-    def dot(self) -> Dot | None:
+    def dot(self) -> DotProduct | None:
         """The dot product of its sums; None: they are of single values."""
         return self.machine.dot_of(self.types.data_type)
 
@@ -111,7 +111,7 @@ def padded_copy(
     step: tuple[int, int] = (1, 1),
     pad: tuple[int, int] | None = None,
     *,
-    dot: Dot | None = None,
+    dot: DotProduct | None = None,
     scalars: Any = None,
 ) -> Any:
     """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; in fp32, or
