@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import LRUCache
 
 from tuna.db import database
 from tuna.db.engine import make_engine
+from tuna.db.models import Base
 
 #: A table with more rows is truncated, which takes as long whatever it holds; one with fewer is
 #: emptied faster by DELETE.
@@ -45,6 +48,25 @@ def share_compiled_statements() -> None:
     sa.Engine.__init__ = with_shared_cache
     DefaultDialect.__eq__ = lambda one, other: facts(one) == facts(other)
     DefaultDialect.__hash__ = lambda dialect: hash(type(dialect))
+
+
+def differences(engine: sa.Engine) -> list[Any]:
+    """What of a database's schema is not as the models say."""
+    with engine.connect() as connection:
+        options = {
+            "compare_type": connection.dialect.name == "sqlite",
+            "compare_server_default": lambda *facts: _plain(facts[3]) != _plain(facts[5]),
+        }
+        found: list[Any] = compare_metadata(
+            MigrationContext.configure(connection, opts=options), Base.metadata
+        )
+        return found
+
+
+def _plain(default: str | None) -> str | None:
+    """The default of a column without its quotes, as SQL or as a database shows it."""
+    shown = None if default is None else default.strip("()").strip("'")
+    return {"false": "0", "NULL": None}.get(str(shown), shown)
 
 
 class SqliteTemplate:

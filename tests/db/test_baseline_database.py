@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from databases import columns_and_keys
+from databases import columns_and_keys, differences
 
 from tuna.db.database import KNOWN
 from tuna.settings import get_settings
@@ -143,7 +143,7 @@ def good(type_in: TypeIn, *words: object) -> str:
     return str(ended.out)
 
 
-def test_an_upgrade_loses_nothing(
+def test_an_upgrade_loses_nothing_and_leaves_what_the_models_say(
     database: sa.Engine, type_in: TypeIn, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = {query: rows(database, query) for query in VALUES}
@@ -153,6 +153,7 @@ def test_an_upgrade_loses_nothing(
     assert {table: rows(database, f"SELECT count(*) FROM {table}")[0][0] for table in ROWS} == ROWS
     for query in VALUES:
         assert rows(database, query) == before[query]
+    assert differences(database) == []
 
 
 def contents(engine: sa.Engine) -> dict[str, Any]:

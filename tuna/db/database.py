@@ -6,9 +6,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
+import uuid
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -18,6 +21,9 @@ from tuna.common.files import make_home
 from tuna.db.engine import make_engine, reading
 from tuna.errors import BadInput, DatabaseError, SchemaError
 from tuna.settings import get_settings
+
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
 
 
 def open_database() -> sa.Engine:
@@ -143,12 +149,14 @@ def check_not_upgraded(engine: sa.Engine) -> None:
 
 
 def upgrade(engine: sa.Engine) -> None:
-    """Upgrade the database to HEAD, safe to call concurrently, and again where one was cut off.
+    """Make or upgrade the database to HEAD, safe to call concurrently, and again where a call was
+    cut off.
 
     Raises SchemaError for a schema that is newer, foreign or older than the baseline.
     """
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     with reading(engine) as connection, _upgrade_lock(connection):
         found = revision(engine)
@@ -157,9 +165,33 @@ def upgrade(engine: sa.Engine) -> None:
             return
         config = Config()
         config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
+        if found is None:
+            _make(connection, ScriptDirectory.from_config(config))
+            return
         with _tables_may_be_copied(connection):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _make(connection: sa.Connection, revisions: ScriptDirectory) -> None:
+    """Make all tables as the models say, and the only row of `installation`; what an earlier call
+    made stays, since MySQL and MariaDB commit each such statement by itself."""
+    from alembic.migration import MigrationContext
+
+    from tuna.db.models import Base, Installation
+
+    context = MigrationContext.configure(connection)
+    context.stamp(revisions, "base")  # makes the table by which `revision` knows a database of ours
+    for table in Base.metadata.sorted_tables:
+        table.create(connection, checkfirst=True)
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
+    if connection.execute(sa.select(Installation.id)).first() is None:
+        identity = {"namespace": uuid.uuid4().hex[:12], "secret": secrets.token_hex(32)}
+        row = {"id": 1, **identity, "gateway_secret": secrets.token_hex(32)}
+        connection.execute(sa.insert(Installation).values(**row))
+    context.stamp(revisions, "head")
+    connection.commit()
 
 
 @contextlib.contextmanager

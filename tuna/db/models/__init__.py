@@ -1,5 +1,5 @@
-"""ORM models of all tables. Only Alembic creates them; a test compares the models with the
-migrations."""
+"""ORM models of all tables. `tuna.db.database` makes a new database by them; a test compares them
+with one of the baseline that the revisions have upgraded."""
 
 from tuna.db.models.base import TABLE_OPTIONS, Base
 from tuna.db.models.configs import (

@@ -23,7 +23,7 @@ class ConfigRow(Base):
     key: Mapped[str] = text(64, unique=True)
     kind: Mapped[str] = text(32)
     json: Mapped[str] = text(
-        CONFIG_CHARS["json"]
+        CONFIG_CHARS["json"], server_default=""
     )  #: the config's fields as `Config.json_text` writes them, from which the config is read
     body: Mapped[str | None] = mapped_column(
         sa.String(64), ForeignKey("kernel.digest"), index=True
@@ -127,7 +127,7 @@ class ConfigTag(Base):
         ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
     )
     #: true if the config is tuned again whenever the library changes
-    recurrent: Mapped[bool] = mapped_column(default=False)
+    recurrent: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
 
 
 class Model(Base):

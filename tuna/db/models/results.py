@@ -38,7 +38,7 @@ class FindDb(Base):
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
     #: algorithm as the library reported it; empty: the solver's algorithm
-    algorithm: Mapped[str] = text(64, default="")
+    algorithm: Mapped[str] = text(64, default="", server_default="")
     trial_number: Mapped[int | None]
     #: job of the finals that its time is from; NULL: none
     final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)

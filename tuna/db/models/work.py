@@ -21,7 +21,8 @@ class Installation(Base):
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = text(32)
-    secret: Mapped[str] = text(64)  #: hex secret from which the key that signs artifacts is derived
+    #: hex secret from which the key that signs artifacts is derived
+    secret: Mapped[str] = text(64, server_default="")
     #: hex secret from which the gateways' TLS key is derived
     gateway_secret: Mapped[str] = text(64, server_default="")
 
