@@ -1,93 +1,44 @@
 """ORM models of all tables. `tuna.db.database` makes a new database by them; a test compares them
 with one of the baseline that the revisions have upgraded."""
 
-from tuna.db.models.base import TABLE_OPTIONS, Base
-from tuna.db.models.configs import (
-    CONFIG_CHARS,
-    BatchNormConfigRow,
-    ConfigRow,
-    ConfigTag,
-    ConvConfigRow,
-    Framework,
-    GemmConfigRow,
-    Model,
-    ModelConfig,
-)
-from tuna.db.models.results import (
-    Benchmark,
-    FindDb,
-    FindDbKernel,
-    Golden,
-    GoldenEntry,
-    GoldenKernel,
-    KernelRow,
-    PredictorRow,
-)
-from tuna.db.models.work import (
-    ActionRow,
-    CacheEntryRow,
-    CacheHoldRow,
-    DeadLetter,
-    DeviceRow,
-    EnvironmentRow,
-    FormerKey,
-    Installation,
-    Job,
-    JobArtifact,
-    NoSolver,
-    RequestRow,
-    Search,
-    ServedTime,
-    Session,
-    SolverApplicability,
-    SolverRow,
-    StepResultRow,
-    TokenRow,
-    TrialRow,
-    WarmStartRow,
-    WorkerRow,
-)
-
-__all__ = [
-    "CONFIG_CHARS",
-    "TABLE_OPTIONS",
-    "ActionRow",
-    "Base",
-    "BatchNormConfigRow",
-    "Benchmark",
-    "CacheEntryRow",
-    "CacheHoldRow",
-    "ConfigRow",
-    "ConfigTag",
-    "ConvConfigRow",
-    "DeadLetter",
-    "DeviceRow",
-    "EnvironmentRow",
-    "FindDb",
-    "FindDbKernel",
-    "FormerKey",
-    "Framework",
-    "GemmConfigRow",
-    "Golden",
-    "GoldenEntry",
-    "GoldenKernel",
-    "Installation",
-    "Job",
-    "JobArtifact",
-    "KernelRow",
-    "Model",
-    "ModelConfig",
-    "NoSolver",
-    "PredictorRow",
-    "RequestRow",
-    "Search",
-    "ServedTime",
-    "Session",
-    "SolverApplicability",
-    "SolverRow",
-    "StepResultRow",
-    "TokenRow",
-    "TrialRow",
-    "WarmStartRow",
-    "WorkerRow",
-]
+from tuna.db.models.base import TABLE_OPTIONS as TABLE_OPTIONS
+from tuna.db.models.base import Base as Base
+from tuna.db.models.configs import CONFIG_CHARS as CONFIG_CHARS
+from tuna.db.models.configs import BatchNormConfigRow as BatchNormConfigRow
+from tuna.db.models.configs import ConfigRow as ConfigRow
+from tuna.db.models.configs import ConfigTag as ConfigTag
+from tuna.db.models.configs import ConvConfigRow as ConvConfigRow
+from tuna.db.models.configs import Framework as Framework
+from tuna.db.models.configs import GemmConfigRow as GemmConfigRow
+from tuna.db.models.configs import Model as Model
+from tuna.db.models.configs import ModelConfig as ModelConfig
+from tuna.db.models.results import Benchmark as Benchmark
+from tuna.db.models.results import FindDb as FindDb
+from tuna.db.models.results import FindDbKernel as FindDbKernel
+from tuna.db.models.results import Golden as Golden
+from tuna.db.models.results import GoldenEntry as GoldenEntry
+from tuna.db.models.results import GoldenKernel as GoldenKernel
+from tuna.db.models.results import KernelRow as KernelRow
+from tuna.db.models.results import PredictorRow as PredictorRow
+from tuna.db.models.work import ActionRow as ActionRow
+from tuna.db.models.work import CacheEntryRow as CacheEntryRow
+from tuna.db.models.work import CacheHoldRow as CacheHoldRow
+from tuna.db.models.work import DeadLetter as DeadLetter
+from tuna.db.models.work import DeviceRow as DeviceRow
+from tuna.db.models.work import EnvironmentRow as EnvironmentRow
+from tuna.db.models.work import FormerKey as FormerKey
+from tuna.db.models.work import Installation as Installation
+from tuna.db.models.work import Job as Job
+from tuna.db.models.work import JobArtifact as JobArtifact
+from tuna.db.models.work import NoSolver as NoSolver
+from tuna.db.models.work import RequestRow as RequestRow
+from tuna.db.models.work import Search as Search
+from tuna.db.models.work import ServedTime as ServedTime
+from tuna.db.models.work import Session as Session
+from tuna.db.models.work import SolverApplicability as SolverApplicability
+from tuna.db.models.work import SolverRow as SolverRow
+from tuna.db.models.work import StepResultRow as StepResultRow
+from tuna.db.models.work import TokenRow as TokenRow
+from tuna.db.models.work import TrialRow as TrialRow
+from tuna.db.models.work import WarmStartRow as WarmStartRow
+from tuna.db.models.work import WorkerRow as WorkerRow
