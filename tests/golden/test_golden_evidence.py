@@ -82,22 +82,6 @@ def test_the_repeats_are_summed_up_with_spread_and_drift(three: Scene) -> None:
     assert line.endswith(" ms apart; drift -2.1%")
 
 
-def test_what_failed_of_the_layer_is_counted_with_its_last_words(three: Scene) -> None:
-    config = three.config_id(A)
-    with three.builder() as build:
-        job = build.job(3, config, build.solver("ConvOther", "miopen"), state="errored")
-        for number in range(3):
-            build.trial(job, number, None, cause="wrong_result", output_tail=f"off\nby {number}")
-        build.step(job, "eval", 1.0, 0.0, ok=False, cause="run_error", output_tail="it crashed")
-        elsewhere = build.job(1, config, build.solver("ConvOther", "miopen"), state="errored")
-        build.trial(elsewhere, 0, None, cause="run_timeout")
-    found = three.explain(3, A, solver=ASM)[0]
-    assert [
-        (one.cause, one.trials, one.attempts, one.output) for one in found.evidence.failures
-    ] == [("wrong_result", 3, 0, "by 2"), ("run_error", 0, 1, "it crashed")]
-    assert "  failed      ConvOther wrong_result (3 trials) by 2" in found.lines()
-
-
 def test_the_entry_is_followed_through_all_versions_with_who_promoted_them(three: Scene) -> None:
     (asm,) = three.explain(2, A, solver=ASM)
     seen = [

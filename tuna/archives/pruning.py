@@ -122,8 +122,8 @@ def _prune_layer(
         if row.is_good:
             good[row.solver_id].append(row)
         elif row.cause is not None:
-            failed[row.solver_id, row.cause] = row.id  # golden explain shows the latest,
-            failed.setdefault((row.job_id,), row.id)  # and a failed job's command the first
+            failed[row.solver_id, row.cause] = row.id
+            failed.setdefault((row.job_id,), row.id)  # a failed job's command is that of the first
     for of_solver in good.values():
         kept |= {row.id for row in sorted(of_solver, key=lambda row: row.time_ms)[:keep]}
     kept |= {*failed.values()}

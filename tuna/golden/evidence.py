@@ -1,5 +1,5 @@
-"""The evidence for entries of a golden version: the other solvers of the layer, all repeats, what
-failed, the other versions, and the command that measures it again."""
+"""The evidence for entries of a golden version: the other solvers of the layer, all repeats, the
+other versions, and the command that measures it again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.common.messages import counted, last_line
-from tuna.db.models import GoldenEntry, Job, SolverRow, StepResultRow, TrialRow
+from tuna.common.messages import counted
+from tuna.db.models import GoldenEntry, SolverRow, StepResultRow
 from tuna.golden.versions import Version, entries_of, of_library
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import find_library
@@ -24,7 +24,7 @@ from tuna.queue.work_items import seed
 from tuna.results.selectable import last_good_attempts
 from tuna.results.whole_results import spread_of
 
-#: Maximum of slower solvers, and of failures, that the text names; JSON has all
+#: Maximum of slower solvers that the text names; JSON has all
 _SHOWN = 3
 
 
@@ -74,23 +74,6 @@ class OtherSolver:
 
 
 @dataclass(frozen=True)
-class LayerFailure:
-    """Failures of one cause, of a solver on the layer, in the entry's session."""
-
-    solver: str
-    cause: str
-    trials: int
-    attempts: int
-    output: str  #: last line of the latest failure's output
-
-    def line(self) -> str:
-        """The failures in one line."""
-        counts = [f"{self.trials} trials"] if self.trials else []
-        counts += [f"{self.attempts} attempts"] if self.attempts else []
-        return f"{self.solver} {self.cause} ({', '.join(counts)}) {self.output}".rstrip()
-
-
-@dataclass(frozen=True)
 class EntryInVersion:
     """The entry (device, config, solver) in one version, and the fastest of its layer there."""
 
@@ -122,7 +105,6 @@ class Evidence:
         EntryMeasurement | None
     )  #: the entry's measurement; None: it was imported, or its session has another result now
     others: tuple[OtherSolver, ...]  #: other solvers, the fastest first
-    failures: tuple[LayerFailure, ...]  #: failures, the most frequent first
     history: tuple[EntryInVersion, ...]
     reproduce: str  #: command line that measures again; empty: the library is not installed
     #: true if the command measures this very candidate; false if it tunes anew
@@ -138,7 +120,6 @@ class Evidence:
         found.append(f"  place       {len(faster) + 1} of {len(self.others) + 1} solvers")
         found += [f"  fastest     {one.line()}" for one in faster[:1]]
         found += [f"  runner-up   {one.line()}" for one in slower[:_SHOWN]]
-        found += [f"  failed      {one.line()}" for one in self.failures[:_SHOWN]]
         found += [f"  {one.line()}" for one in self.history]
         if self.reproduce:
             found.append(f"  {'repeat' if self.same_candidate else 'anew'}: {self.reproduce}")
@@ -174,14 +155,12 @@ def read_evidence(
     rows = {key: rows[key] for key in ids}
     measured = {key: row for key, row in rows.items() if _is_measured(row)}
     drifts = _drifts(connection, set(map(_measured_by, measured.values())))
-    failures = _failures(connection, {(row.session_id, row.config_id) for row in rows.values()})
     history = _history(connection, subject.library, configs)
     same, anew = _commands(connection, rows, measured)
     return {
         key: Evidence(
             _measurement(row, drifts) if key in measured else None,
             tuple(_other(row, other) for other in beside[_layer(row)] if other.id != key),
-            tuple(failures.get((row.session_id, row.config_id), ())),
             tuple(history(_layer(row), row.solver_id)),
             same.get(key) or anew.get(key, ""),
             key in same,
@@ -226,54 +205,6 @@ def _drifts(connection: sa.Connection, jobs: Collection[int]) -> dict[int, float
     row = StepResultRow
     query = sa.select(row.job_id, row.drift).where(row.job_id.in_(jobs), row.ok, row.device != "")
     return {found.job_id: found.drift for found in connection.execute(query.order_by(row.id))}
-
-
-def _failures(
-    connection: sa.Connection, pairs: Collection[tuple[int, int]]
-) -> dict[tuple[int, int], list[LayerFailure]]:
-    """The failures of these configs in these sessions, by both."""
-    counts: dict[tuple[int, int, str, str], dict[str, tuple[int, int]]] = defaultdict(dict)
-    for table in (TrialRow, StepResultRow):
-        key = (Job.session_id, Job.config_id, SolverRow.name, table.cause)
-        query = (
-            sa.select(*key, sa.func.count(), sa.func.max(table.id))
-            .select_from(Job)  # unique key (session_id, config_id, ...)
-            .join(table, table.job_id == Job.id)
-            .join(SolverRow, SolverRow.id == Job.solver_id)
-            .where(
-                Job.session_id.in_({session for session, _ in pairs}),
-                Job.config_id.in_({config for _, config in pairs}),
-                table.cause.is_not(None),
-            )
-            .group_by(*key)
-        )
-        for session, config, solver, cause, count, latest in connection.execute(query):
-            if cause is not None and (session, config) in pairs:
-                counts[session, config, solver, cause][table.__tablename__] = count, latest
-    outputs = {
-        table.__tablename__: _outputs(connection, table, counts.values())
-        for table in (TrialRow, StepResultRow)
-    }
-    by_layer: dict[tuple[int, int], list[LayerFailure]] = defaultdict(list)
-    for (session, config, solver, cause), kinds in counts.items():
-        said = [outputs[name][latest] for name, (_, latest) in kinds.items()]
-        trials, attempts = (kinds.get(name, (0, 0))[0] for name in ("trial", "step_result"))
-        output = next(filter(None, said), "")
-        by_layer[session, config].append(LayerFailure(solver, cause, trials, attempts, output))
-    for failures in by_layer.values():
-        failures.sort(key=lambda one: (-one.trials - one.attempts, one.solver, one.cause))
-    return by_layer
-
-
-def _outputs(
-    connection: sa.Connection,
-    table: type[TrialRow] | type[StepResultRow],
-    counts: Iterable[Mapping[str, tuple[int, int]]],
-) -> dict[int, str]:
-    """The last line of the output of each latest failure."""
-    ids = [kinds[table.__tablename__][1] for kinds in counts if table.__tablename__ in kinds]
-    query = sa.select(table.id, table.output_tail).where(table.id.in_(ids))
-    return {row.id: last_line(row.output_tail) for row in connection.execute(query)}
 
 
 def _history(connection: sa.Connection, library: str, configs: Collection[int]) -> Any:
