@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from tuna.errors import BadInput, NotFound
+from tuna.errors import BadInput, LibraryMissing, NotFound
 
 T = TypeVar("T")
 
@@ -98,6 +98,13 @@ class Plugins(Generic[T]):
                         "plug-in not loaded", group=self._group, reason=str(error)
                     )
         return found
+
+    def only(self, purpose: str, package: str) -> T:
+        """Return the first plug-in; raises LibraryMissing, without one, which says that `purpose`
+        needs a package."""
+        for plugin in self.all().values():
+            return plugin
+        raise LibraryMissing(f"{purpose} the package {package}.", hint=f"pip install {package}")
 
     @contextlib.contextmanager
     def adding(self, name: str, plugin: T) -> Iterator[None]:

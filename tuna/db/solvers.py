@@ -120,9 +120,8 @@ class Applicability:
     pairs: int
     #: number of answers by name of a solver that is not in the database
     unknown: Mapping[str, int] = field(default_factory=dict)
-    unanswered: tuple[
-        str, ...
-    ] = ()  #: labels of configs for which the library failed to answer; their solvers stay
+    #: labels of configs for which the library failed to answer; their solvers stay
+    unanswered: tuple[str, ...] = ()
     #: number of configs that no solver takes, by reason
     without: Mapping[str, int] = field(default_factory=dict)
 

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuna.errors import LibraryMissing
 from tuna.plugins import Plugins
 
 
@@ -44,8 +43,4 @@ _WAYS: Plugins[type[TrialLog]] = Plugins("tuna.trial_logs", "log of trials", typ
 
 def trial_log(url: str, home: Path, folder: str = "") -> TrialLog:
     """Return the log that a package brings; raises LibraryMissing without one."""
-    for found in _WAYS.all().values():
-        return found(url, home, folder)
-    raise LibraryMissing(
-        "Logs of trials need the package tuna-trials.", hint="pip install tuna-trials"
-    )
+    return _WAYS.only("Logs of trials need", "tuna-trials")(url, home, folder)

@@ -101,9 +101,8 @@ class EntryInVersion:
 class Evidence:
     """All that speaks for an entry, and against it."""
 
-    measurement: (
-        EntryMeasurement | None
-    )  #: the entry's measurement; None: it was imported, or its session has another result now
+    #: the entry's measurement; None: it was imported, or its session has another result now
+    measurement: EntryMeasurement | None
     others: tuple[OtherSolver, ...]  #: other solvers, the fastest first
     history: tuple[EntryInVersion, ...]
     reproduce: str  #: command line that measures again; empty: the library is not installed

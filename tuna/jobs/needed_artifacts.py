@@ -167,9 +167,8 @@ def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
         artifacts.renew_all()
     last = ""
     while True:
-        ended = sa.func.min(
-            sa.case((Job.state.in_(END_STATES), 1), else_=0)
-        )  # 1: all of its jobs have
+        # 1: all of its jobs have
+        ended = sa.func.min(sa.case((Job.state.in_(END_STATES), 1), else_=0))
         query = (  # primary key (digest, job_id): a range in order
             sa.select(
                 JobArtifact.digest,

@@ -107,9 +107,8 @@ class Environment:
     device: str = ""  #: readable name of the device, such as the CPU model
     target: str = ""  #: target of the compiler, in the library's own form
     flags: Mapping[str, str] = field(default_factory=dict)
-    conditions: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: conditions that the session chose, without those left at their default
+    #: conditions that the session chose, without those left at their default
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from tuna.common.setting_values import command
-from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.candidate_children import ChildKind
 from tuna.libraries.context import DeviceHandle
@@ -116,8 +115,4 @@ _KINDS: Plugins[Boards] = Plugins(
 
 def installed_boards() -> Boards:
     """Return the boards that a package brings; raises LibraryMissing without one."""
-    for found in _KINDS.all().values():
-        return found
-    raise LibraryMissing(
-        "Measuring on boards needs the package tuna-remote.", hint="pip install tuna-remote"
-    )
+    return _KINDS.only("Measuring on boards needs", "tuna-remote")

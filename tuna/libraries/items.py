@@ -154,9 +154,8 @@ class Trial(_Wire):
     artifact: _Digest | None = None
     cause: Cause | None = None
     output_tail: _Output = ""
-    times_ms: Annotated[
-        tuple[float, ...], Field(max_length=_MAX_REPEATS)
-    ] = ()  #: time of every repeat of the measurement that counts
+    #: time of every repeat of the measurement that counts
+    times_ms: Annotated[tuple[float, ...], Field(max_length=_MAX_REPEATS)] = ()
     #: median, or for a finalist the median over fresh processes of their medians; None until
     #: measured
     time_ms: float | None = None

@@ -135,13 +135,14 @@ class FmaLoop:
         # dec rdi
         body = b"".join(self._fmadd(i, factor, term) for i in range(CHAINS)) + b"\x48\xff\xcf"
         back = -(len(body) + 6)
+        # vzeroupper, ret
         return (
             start
             + body
             + b"\x0f\x85"
             + back.to_bytes(4, "little", signed=True)
             + b"\xc5\xf8\x77\xc3"
-        )  # vzeroupper, ret
+        )
 
     def _fmadd(self, total: int, factor: int, term: int) -> bytes:
         """`total = total * factor + term`."""

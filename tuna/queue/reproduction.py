@@ -168,9 +168,8 @@ def item_command(library: Library, item: WorkItem, index: int | None = None) -> 
     fails to say it."""
     try:
         return command_line(library, item, index)
-    except (
-        Exception
-    ) as error:  # a plug-in's own code, or a kind of config that is not installed here
+    # a plug-in's own code, or a kind of config that is not installed here
+    except Exception as error:
         log.warning(
             "no command repeats the job", job=item.job_id, fault=f"{type(error).__name__}: {error}"
         )

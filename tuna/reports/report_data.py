@@ -261,9 +261,8 @@ class ReportFigures:
 
     header: ReportHeader
     layers: tuple[LayerFigures, ...]
-    totals: tuple[
-        TotalFigures, ...
-    ]  #: totals of each network with layers of the session; the first gives the layers' counts
+    #: totals of each network with layers of the session; the first gives the layers' counts
+    totals: tuple[TotalFigures, ...]
     jobs: tuple[tuple[str, int], ...]  #: state and number of its jobs, the most frequent first
     failures: tuple[FailureFigures, ...]
     devices: tuple[DeviceFigures, ...]

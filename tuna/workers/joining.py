@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from tuna.errors import LibraryMissing
 from tuna.libraries.boards import WorkerBoards
 from tuna.plugins import Plugins
 
@@ -54,9 +53,4 @@ _WAYS: Plugins[Joining] = Plugins(
 
 def joining() -> Joining:
     """Return the way to join that a package brings; raises LibraryMissing without one."""
-    for found in _WAYS.all().values():
-        return found
-    raise LibraryMissing(
-        "Workers that join over the network need the package tuna-remote.",
-        hint="pip install tuna-remote",
-    )
+    return _WAYS.only("Workers that join over the network need", "tuna-remote")

@@ -156,8 +156,7 @@ def _is_idle(app: Celery, client: redis.Redis, queues: Sequence[str]) -> bool:
             if any(queue_depth(connection, queue) for queue in queues):
                 return False
         return not is_open(client, namespaces(client), queues)
-    except (
-        Exception
-    ) as error:  # each transport raises its own; an unreachable broker may still hold chunks
+    # each transport raises its own; an unreachable broker may still hold chunks
+    except Exception as error:
         log.warning("queue depth unknown", error=str(error))
         return False

@@ -107,9 +107,8 @@ def _answered(what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]
 def of_installation() -> Iterator[Finding]:
     """Which distributions bring a package `tuna`: on PyPI three other projects do, and the last one
     installed wins."""
-    found = set(
-        packages_distributions().get("tuna", ())
-    )  # of which Tuna's own, even under a former name, have libraries
+    # of which Tuna's own, even under a former name, have libraries
+    found = set(packages_distributions().get("tuna", ()))
     others = sorted(
         name for name in found if not distribution(name).entry_points.select(group=GROUP)
     )

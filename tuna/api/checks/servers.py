@@ -220,9 +220,8 @@ def _replay(client: Any) -> Iterator[Finding]:
     redis/redis#14541."""
     try:
         said = client.acl_dryrun("default", "XADD", "tuna", "*", "r", "doctor")
-    except (
-        redis.ResponseError
-    ):  # no right to run ACL, or Redis < 7, which checks no rights on replay
+    # no right to run ACL, or Redis < 7, which checks no rights on replay
+    except redis.ResponseError:
         return
     hint = (
         "in Redis' access list, write: user default off resetpass ~* &* +@all. It stays off, but"

@@ -38,16 +38,14 @@ class Snapshot:
     #: number of chunks by queue that workers hold
     running: Mapping[str, int] = field(default_factory=dict)
     now_s: float = 0.0
-    served: Mapping[tuple[int, str], int] = field(
-        default_factory=dict
-    )  #: number of the last share by session and queue
+    #: number of the last share by session and queue
+    served: Mapping[tuple[int, str], int] = field(default_factory=dict)
     #: number of chunks by session and step that are published and have not ended
     in_flight: Mapping[tuple[int, str], int] = field(default_factory=dict)
     #: deadline by session, where it has one
     deadline_s: Mapping[int, float] = field(default_factory=dict)
-    left_s: Mapping[tuple[int, str], float] = field(
-        default_factory=dict
-    )  #: predicted seconds of work that is not done, by session and queue
+    #: predicted seconds of work that is not done, by session and queue
+    left_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
     #: predicted seconds of a stage (`StageTimes`)
     predicted_s: Mapping[StageKind, float] = field(default_factory=dict)
 

@@ -47,6 +47,12 @@ def text(length: int, **options: Any) -> Mapped[Any]:
     return mapped_column(sa.String(length), **options)
 
 
+def owner(key: str, **options: Any) -> Mapped[Any]:
+    """A column with the key of another row, such as `session.id`, which this one is deleted
+    with."""
+    return mapped_column(sa.ForeignKey(key, ondelete="CASCADE"), **options)
+
+
 def library_column() -> Mapped[Any]:
     """The column `library`, quoted."""
     return mapped_column("library", sa.String(64), quote=True)  # a reserved word of MySQL 9

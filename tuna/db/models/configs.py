@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import ForeignKey, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from tuna.db.models.base import Base, table, text
+from tuna.db.models.base import Base, owner, table, text
 from tuna.db.types import utc_now
 
 #: Lengths of the columns of `config` that a kind of a plug-in might exceed.
@@ -22,19 +22,15 @@ class ConfigRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str] = text(64, unique=True)
     kind: Mapped[str] = text(32)
-    json: Mapped[str] = text(
-        CONFIG_CHARS["json"], server_default=""
-    )  #: the config's fields as `Config.json_text` writes them, from which the config is read
-    body: Mapped[str | None] = mapped_column(
-        sa.String(64), ForeignKey("kernel.digest"), index=True
-    )  #: digest of what is too large for a field; NULL: the kind has nothing that large
-    driver: Mapped[str] = text(
-        CONFIG_CHARS["driver"]
-    )  #: text for people: the driver command, or the JSON where the kind has no driver command
+    #: the config's fields as `Config.json_text` writes them, from which the config is read
+    json: Mapped[str] = text(CONFIG_CHARS["json"], server_default="")
+    #: digest of what is too large for a field; NULL: the kind has nothing that large
+    body: Mapped[str | None] = mapped_column(ForeignKey("kernel.digest"), index=True)
+    #: text for people: the driver command, or the JSON where the kind has no driver command
+    driver: Mapped[str] = text(CONFIG_CHARS["driver"])
     label: Mapped[str] = text(CONFIG_CHARS["label"])
-    problem_key: Mapped[str | None] = text(
-        255, index=True
-    )  #: MIOpen's key of the problem in a find db; NULL: it has none
+    #: MIOpen's key of the problem in a find db; NULL: it has none
+    problem_key: Mapped[str | None] = text(255, index=True)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
@@ -43,9 +39,7 @@ class ConvConfigRow(Base):
     `config.json`."""
 
     __tablename__ = "conv_config"
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True
-    )
+    config_id: Mapped[int] = owner("config.id", primary_key=True)
     spatial_dim: Mapped[int]
     batchsize: Mapped[int]
     in_channels: Mapped[int]
@@ -82,9 +76,7 @@ class GemmConfigRow(Base):
     """The fields of a matrix product, for people's own queries; written from `config.json`."""
 
     __tablename__ = "gemm_config"
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True
-    )
+    config_id: Mapped[int] = owner("config.id", primary_key=True)
     m: Mapped[int]
     n: Mapped[int]
     k: Mapped[int]
@@ -99,9 +91,7 @@ class BatchNormConfigRow(Base):
     from `config.json`."""
 
     __tablename__ = "batch_norm_config"
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True
-    )
+    config_id: Mapped[int] = owner("config.id", primary_key=True)
     spatial_dim: Mapped[int]
     batchsize: Mapped[int]
     in_channels: Mapped[int]
@@ -123,9 +113,7 @@ class ConfigTag(Base):
 
     __tablename__ = "config_tag"
     tag: Mapped[str] = text(128, primary_key=True)
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
-    )
+    config_id: Mapped[int] = owner("config.id", primary_key=True, index=True)
     #: true if the config is tuned again whenever the library changes
     recurrent: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
 
@@ -155,14 +143,10 @@ class ModelConfig(Base):
     occurrences."""
 
     __tablename__ = "model_config"
-    model_id: Mapped[int] = mapped_column(
-        ForeignKey("model.id", ondelete="CASCADE"), primary_key=True
-    )
+    model_id: Mapped[int] = owner("model.id", primary_key=True)
     framework_id: Mapped[int] = mapped_column(
         ForeignKey("framework.id"), primary_key=True, index=True
     )
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
-    )
+    config_id: Mapped[int] = owner("config.id", primary_key=True, index=True)
     gpu_count: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     weight: Mapped[int]  #: number of lines of the imported file with this config

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from tuna.db.models.base import Base, library_column, table, text
+from tuna.db.models.base import Base, library_column, owner, table, text
 from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
@@ -29,7 +29,7 @@ class FindDb(Base):
 
     __tablename__ = "find_db"
     id: Mapped[int] = mapped_column(primary_key=True)
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    session_id: Mapped[int] = owner("session.id")
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"))
     #: job that measured it; NULL: an imported row
@@ -48,9 +48,7 @@ class FindDb(Base):
     #: true if the device was not quiet
     noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     clock: Mapped[str] = text(8, default="", server_default="")  #: clock of its trial
-    workload: Mapped[str | None] = mapped_column(
-        sa.String(64), ForeignKey("kernel.digest"), index=True
-    )
+    workload: Mapped[str | None] = mapped_column(ForeignKey("kernel.digest"), index=True)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
         UniqueConstraint("session_id", "config_id", "solver_id"),
@@ -70,11 +68,9 @@ class FindDbKernel(Base):
     """A code object that a find-db row needs."""
 
     __tablename__ = "find_db_kernel"
-    find_db_id: Mapped[int] = mapped_column(
-        ForeignKey("find_db.id", ondelete="CASCADE"), primary_key=True
-    )
+    find_db_id: Mapped[int] = owner("find_db.id", primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    kernel: Mapped[str] = mapped_column(ForeignKey("kernel.digest"), index=True)
     #: key under which the library loads the code object; empty: exporters generate one
     name: Mapped[str] = text(1024)
     args: Mapped[str] = mapped_column(LongText)
@@ -102,7 +98,7 @@ class GoldenEntry(Base):
 
     __tablename__ = "golden_entry"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    golden_id: Mapped[int] = mapped_column(ForeignKey("golden.id", ondelete="CASCADE"))
+    golden_id: Mapped[int] = owner("golden.id")
     arch: Mapped[str] = text(128)
     num_cu: Mapped[int]
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
@@ -117,9 +113,7 @@ class GoldenEntry(Base):
     noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     clock: Mapped[str] = text(8, default="", server_default="")
     problem_key: Mapped[str | None] = text(255)
-    workload: Mapped[str | None] = mapped_column(
-        sa.String(64), ForeignKey("kernel.digest"), index=True
-    )
+    workload: Mapped[str | None] = mapped_column(ForeignKey("kernel.digest"), index=True)
     worker: Mapped[str] = text(255)
     device: Mapped[str] = text(255)
     source: Mapped[str | None] = text(255)
@@ -136,11 +130,9 @@ class GoldenKernel(Base):
     """A code object that a golden entry needs; kept even if the session's results change."""
 
     __tablename__ = "golden_kernel"
-    golden_entry_id: Mapped[int] = mapped_column(
-        ForeignKey("golden_entry.id", ondelete="CASCADE"), primary_key=True
-    )
+    golden_entry_id: Mapped[int] = owner("golden_entry.id", primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    kernel: Mapped[str] = mapped_column(ForeignKey("kernel.digest"), index=True)
     name: Mapped[str] = text(1024)
     args: Mapped[str] = mapped_column(LongText)
 
@@ -159,9 +151,9 @@ class PredictorRow(Base):
     seen: Mapped[str] = text(64)  #: SHA-256 of the trials that it has learned from
     trials: Mapped[int]
     layers: Mapped[int]
-    model: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    model: Mapped[str] = mapped_column(ForeignKey("kernel.digest"), index=True)
     #: digest of the `Table` of each layer, of the package tuna-predict
-    tables: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    tables: Mapped[str] = mapped_column(ForeignKey("kernel.digest"), index=True)
     #: JSON of its `Evaluation`, of the package tuna-predict
     evaluation: Mapped[str] = mapped_column(LongText)
     in_answers: Mapped[bool] = mapped_column(default=False, server_default=sa.false())

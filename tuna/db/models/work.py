@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from tuna.db.models.base import Base, library_column, table, text
+from tuna.db.models.base import Base, library_column, owner, table, text
 from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
@@ -80,9 +80,7 @@ class ServedTime(Base):
     """A time in which coordinators served a session; see `search.rounds`."""
 
     __tablename__ = "served_time"
-    session_id: Mapped[int] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
-    )
+    session_id: Mapped[int] = owner("session.id", primary_key=True)
     began_at: Mapped[datetime] = mapped_column(primary_key=True)
     ended_at: Mapped[datetime]  #: latest time at which the coordinator was seen to serve it
     __table_args__ = table()
@@ -109,15 +107,9 @@ class SolverApplicability(Base):
     """This solver can run this config in this session's environment."""
 
     __tablename__ = "solver_applicability"
-    session_id: Mapped[int] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
-    )
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
-    )
-    solver_id: Mapped[int] = mapped_column(
-        ForeignKey("solver.id", ondelete="CASCADE"), primary_key=True, index=True
-    )
+    session_id: Mapped[int] = owner("session.id", primary_key=True)
+    config_id: Mapped[int] = owner("config.id", primary_key=True, index=True)
+    solver_id: Mapped[int] = owner("solver.id", primary_key=True, index=True)
 
 
 class NoSolver(Base):
@@ -125,12 +117,8 @@ class NoSolver(Base):
     it."""
 
     __tablename__ = "no_solver"
-    session_id: Mapped[int] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
-    )
-    config_id: Mapped[int] = mapped_column(
-        ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True
-    )
+    session_id: Mapped[int] = owner("session.id", primary_key=True)
+    config_id: Mapped[int] = owner("config.id", primary_key=True, index=True)
     reason: Mapped[str] = text(255)
     loaded: Mapped[bool] = mapped_column(default=False)
     __table_args__ = table()
@@ -142,7 +130,7 @@ class Search(Base):
 
     __tablename__ = "search"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    session_id: Mapped[int] = owner("session.id")
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: steps of each round, as `job.steps`
@@ -163,14 +151,12 @@ class Job(Base):
 
     __tablename__ = "job"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    session_id: Mapped[int] = owner("session.id")
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
     #: search of which the job is a round; NULL: the job is not a round
-    search_id: Mapped[int | None] = mapped_column(
-        BigId, ForeignKey("search.id", ondelete="CASCADE")
-    )
+    search_id: Mapped[int | None] = owner("search.id")
     #: number of the round in its search
     round: Mapped[int] = mapped_column(default=0, server_default="0")
     #: number of the part in its round: see `search.waiting_rounds`
@@ -211,7 +197,7 @@ class StepResultRow(Base):
 
     __tablename__ = "step_result"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    job_id: Mapped[int] = owner("job.id")
     step: Mapped[str] = text(64)
     attempt: Mapped[int]
     ok: Mapped[bool]
@@ -236,9 +222,7 @@ class DeadLetter(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     #: library that a coordinator needs to drain it; empty: it cannot be drained at all
     library: Mapped[str] = library_column()
-    session_id: Mapped[int | None] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), index=True
-    )
+    session_id: Mapped[int | None] = owner("session.id", index=True)
     fault: Mapped[str] = mapped_column(LongText)
     #: report's JSON, or whatever bytes were in its place
     body: Mapped[bytes] = mapped_column(LongBlob)
@@ -251,13 +235,12 @@ class TrialRow(Base):
 
     __tablename__ = "trial"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    job_id: Mapped[int] = owner("job.id")
     number: Mapped[int]  #: candidate index within the job
     params: Mapped[str | None] = mapped_column(LongText)
     artifact: Mapped[str | None] = text(64)
-    step: Mapped[str] = text(
-        64, default="", server_default=""
-    )  #: step that its outcome is from; empty: its attempt failed as a whole
+    #: step that its outcome is from; empty: its attempt failed as a whole
+    step: Mapped[str] = text(64, default="", server_default="")
     cause: Mapped[str | None] = text(32)
     output_tail: Mapped[str] = mapped_column(LongText)
     times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list of every repeat
@@ -279,15 +262,13 @@ class WarmStartRow(Base):
     `search.history`."""
 
     __tablename__ = "warm_start"
-    search_id: Mapped[int] = mapped_column(
-        BigId, ForeignKey("search.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
-    )
+    search_id: Mapped[int] = owner("search.id", primary_key=True, autoincrement=False)
     #: rank of the search among those with the same `round`, the nearest first
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     #: first round that learns from this row; rows of a smaller number are not used from then on
     round: Mapped[int] = mapped_column(default=0, server_default="0")
     #: digest of the block that holds the trials
-    digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("kernel.digest"), index=True)
     origin: Mapped[str] = text(16)  #: relation to the search that learns: `search.history.Origin`
     noisy: Mapped[bool]  #: true if its device was not quiet
     trials: Mapped[int]
@@ -314,7 +295,7 @@ class DeviceRow(Base):
 
     __tablename__ = "device"
     id: Mapped[int] = mapped_column(primary_key=True)
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
+    environment_id: Mapped[int] = owner("environment.id")
     name: Mapped[str] = text(255)
     peak_gflops: Mapped[float | None]  #: highest throughput that was measured beside a result
     #: method by which the peak was measured: `libraries.probe.Probe.source`
