@@ -31,15 +31,12 @@ EXCEPTIONS = {
         exports.json_lines exports.trial_log exports.write
         jobs.needed_artifacts queue.announcements queue.celery_internals queue.connection
         queue.envelopes queue.heartbeat queue.leases queue.messages sandbox.box
-        sandbox.cores sandbox.discovery sandbox.processes sandbox.self_limits
-        services.listening services.ports services.redis_client workers.joining
-        workers.launch workers.lifetime workers.link workers.serve workers.served_queues
-        workers.worker_process
+        sandbox.cores sandbox.discovery sandbox.processes services.listening services.ports
+        workers.launch workers.link workers.serve workers.served_queues workers.worker_process
     """,
     "tuna_serve": """
-        artifacts.files artifacts.signatures artifacts.store jobs.finals
-        jobs.needed_artifacts jobs.serving jobs.states reports.prometheus
-        sandbox.self_limits services.listening services.ports workers.lifetime
+        artifacts.signatures artifacts.store jobs.needed_artifacts reports.prometheus
+        services.listening services.ports
     """,
     "tuna_simulate": "coordinator.policies",
     "tuna_trials": "artifacts.files exports.trial_log",
@@ -133,4 +130,4 @@ def test_packages_import_public_rooms_of_the_core_and_counted_exceptions() -> No
     }
     assert imported - listed == set(), "what a package needs is a row, or belongs to a public room"
     assert listed - imported == set(), "shorten the list"
-    assert len({name for _, name in listed}) <= 38
+    assert len({name for _, name in listed}) <= 31

@@ -193,7 +193,7 @@ def test_a_program_that_is_boxed_still_compiles_and_runs_programs(place: Place) 
 #: it hid it.
 _LOOK = """\
 import ctypes, os
-from tuna.sandbox.self_limits import forbid_inspection
+from tuna.common.lifetime import forbid_inspection
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)

@@ -48,11 +48,12 @@ _OWN_LIBRARY = {
     "benchmarks/tvm.py",
     "examples/run_model.py",
     "tuna/common/files.py",
+    "tuna/common/lifetime.py",
     "tuna/libraries/probe.py",
     "tuna/libraries/tvm/large_pages.py",
     "tuna/sandbox/child.py",
 }
-_OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp", "self_limits")}
+_OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("landlock", "seccomp")}
 #: Loads code that the artifact store has checked, in a child of the sandbox: what a library's
 #: `Loader` is for; its own code; or a library that was installed as a package, in a child too; or
 #: a library of the installed driver of a device, by its name alone.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from tuna.common.lifetime import WITH_PARENT
 from tuna.common.python import module_command
 from tuna.errors import ServiceError
 from tuna.sandbox.processes import Child, child_env
@@ -19,7 +20,6 @@ from tuna.settings import Settings, get_settings
 from tuna.workers import launch
 from tuna.workers import worker as workers
 from tuna.workers.launch import APP, WorkerSpec, worker_command
-from tuna.workers.lifetime import WITH_PARENT
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_worker_whose_starter_has_ended_exits_before_it_does_anything(tuna_hom
 
 def test_a_process_whose_parent_has_ended_exits() -> None:
     line = (
-        "import os; from tuna.sandbox.self_limits import end_with_parent;"
+        "import os; from tuna.common.lifetime import end_with_parent;"
         " end_with_parent(os.getpid()); print('lives')"
     )
     done = subprocess.run(

@@ -26,6 +26,7 @@ from tuna.api.jobs import LoadedJobs as LoadedJobs
 from tuna.api.jobs import cancel as cancel
 from tuna.api.jobs import check_device as check_device
 from tuna.api.jobs import load_example_job as load_example_job
+from tuna.api.jobs import load_followers as load_followers
 from tuna.api.jobs import load_jobs as load_jobs
 from tuna.api.jobs import reproduce as reproduce
 from tuna.api.jobs import reproduce_trial as reproduce_trial
@@ -154,6 +155,7 @@ from tuna.settings import SettingsSection as SettingsSection
 from tuna.settings import changed_settings as changed_settings
 from tuna.settings import get_section as get_section
 from tuna.settings import get_settings as get_settings
+from tuna.workers.joining import Joining as Joining
 from tuna.workers.joining import Role as Role
 from tuna.workers.joining import joining as joining
 from tuna.workers.launch import RunStopped as RunStopped

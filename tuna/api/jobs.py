@@ -16,6 +16,8 @@ from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import Only
 from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.jobs import finals
+from tuna.jobs.serving import read_works
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import check, chosen
 from tuna.libraries.registry import get_library
@@ -151,6 +153,15 @@ def nothing_to_tune(library: str, layers: Sequence[tuple[str, str]]) -> BadInput
     return BadInput(
         f"{library} has a solver for none of these layers.", hint="\n  ".join([*shown, *more])
     )
+
+
+def load_followers(session_id: int) -> int:
+    """Make the jobs of a session that follow others which got on, rounds of searches and finals, as
+    its coordinator does; return how many. Raises NotFound."""
+    engine = open_database()
+    with reading(engine) as connection:
+        (work,) = read_works(connection, [session_id])
+    return finals.load_followers(engine, work)
 
 
 def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJobs:

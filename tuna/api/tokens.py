@@ -12,7 +12,7 @@ from tuna.db.access_tokens import AccessToken
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput
-from tuna.services.ports import announced_url
+from tuna.services.ports import announced_urls
 from tuna.settings import get_settings
 
 VisitorRole = Literal["submit", "read", "admin"]
@@ -32,8 +32,8 @@ def create_visitor_token(role: VisitorRole, ttl_s: float, label: str = "") -> st
 def service_url() -> tuple[str, bool]:
     """Return where `tuna serve` of this TUNA_HOME is reached, and whether it runs; where none does,
     its default address."""
-    url = announced_url(get_settings().run_dir, "serve")
-    return url or _DEFAULT_URL, url is not None
+    urls = announced_urls(get_settings().run_dir, "serve")
+    return (urls or [_DEFAULT_URL])[0], bool(urls)
 
 
 def create_space_token(space: str, ttl_s: float, url: str | None = None, label: str = "") -> str:

@@ -19,10 +19,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from tuna.common import signals
+from tuna.common.lifetime import forbid_inspection
 from tuna.common.version import __version__
 from tuna.errors import BadInput, StorageFull, TunaError
 from tuna.plugins import Plugins
-from tuna.sandbox.self_limits import forbid_inspection
 
 #: Number of new objects at which the garbage collector runs: importing SQLAlchemy and our models
 #: makes more, none of them garbage, and looking through them every 700 took a tenth of the time of

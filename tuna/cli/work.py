@@ -15,11 +15,11 @@ from tuna.cli import options, show, tokens
 from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.common import signals
 from tuna.common.cpu import load
+from tuna.common.lifetime import has_starter
 from tuna.common.messages import counted
 from tuna.errors import BadInput
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
-from tuna.workers.lifetime import has_starter
 
 if TYPE_CHECKING:
     from tuna.coordinator.session_run import Progress

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tuna.common import waits
 from tuna.common.clocks import Throttle
+from tuna.common.lifetime import ALONE, LIBRARIES
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.coordinator.quarantine import Quarantine
@@ -37,7 +38,6 @@ from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.settings import Settings
 from tuna.vocabulary import END_STATES, SEARCH, Resource, State
 from tuna.workers.launch import LastingWorkers, LocalWorkers, WorkerSpec, local_workers
-from tuna.workers.lifetime import ALONE, LIBRARIES
 
 log = structlog.get_logger(__name__)
 

@@ -131,8 +131,7 @@ class CsvExporter(GenericExporter):
 
     form = "csv"
     title = "CSV table"
-    extension = ".results.csv"
-    endings = (extension,)
+    endings = (".results.csv",)
 
     def write_records(self, path: Path, records: Iterable[ResultRecord]) -> int:
         """One row each after the names of the columns."""

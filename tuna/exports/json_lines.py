@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AwareDatetime,
@@ -28,7 +28,6 @@ from pydantic import (
 from tuna.errors import BadInput
 from tuna.libraries import compressed
 from tuna.libraries.exporter import (
-    UNSAFE,
     Entry,
     Exporter,
     ExportTally,
@@ -71,7 +70,7 @@ class GenericExporter(Exporter[GenericOptions]):
 
     timed = True
     options = GenericOptions
-    extension: ClassVar[str]
+    names_library = True
 
     @abstractmethod
     def write_records(self, path: Path, records: Iterable[ResultRecord]) -> int:
@@ -81,10 +80,6 @@ class GenericExporter(Exporter[GenericOptions]):
     def read(self, path: Path) -> Iterator[ResultRecord]:
         """The records of a file, packed or not, one at a time; raises BadInput with the line of one
         that is none."""
-
-    def ending(self, source: ResultSource, options: GenericOptions) -> str:
-        """After the library, so that the files of two libraries do not replace each other."""
-        return f".{UNSAFE.sub('_', source.library)}{self.extension}"
 
     def write(
         self, path: Path, source: ResultSource, options: GenericOptions, tally: ExportTally
@@ -207,8 +202,7 @@ class JsonExporter(GenericExporter):
 
     form = "json"
     title = "JSON file"
-    extension = ".results.jsonl"
-    endings = (extension,)
+    endings = (".results.jsonl",)
 
     def write_records(self, path: Path, records: Iterable[ResultRecord]) -> int:
         """One line each after the header."""

@@ -161,6 +161,8 @@ class Exporter(ABC, Generic[Options]):
     form: ClassVar[str]  #: word that a user types, such as `find`
     title: ClassVar[str]  #: name for people, such as `find db`
     endings: ClassVar[tuple[str, ...]]  #: endings of such files' names, without `.bz2`
+    #: true if the library is in a file's name, so that those of two do not replace each other
+    names_library: ClassVar[bool] = False
     is_directory: ClassVar[bool] = False  #: true if the database is a directory rather than a file
     timed: ClassVar[bool] = False  #: true if the first value of an entry is a time in ms
     #: true if a merge drops the master's other solvers of a problem that the target knows, unless
@@ -174,10 +176,11 @@ class Exporter(ABC, Generic[Options]):
         """Raise BadInput unless such a source can have a database of this format."""
         return
 
-    @abstractmethod
     def ending(self, source: ResultSource, options: Options) -> str:
         """Return the ending of the file's name, such as `.HIP.fdb.txt`; it ends in one of
-        `endings`."""
+        `endings`, by default in the first."""
+        library = f".{UNSAFE.sub('_', source.library)}" if self.names_library else ""
+        return library + self.endings[0]
 
     @abstractmethod
     def write(self, path: Path, source: ResultSource, options: Options, tally: ExportTally) -> int:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from tuna.common import lifetime
 from tuna.sandbox import landlock, seccomp, self_limits
 
 #: Functions that answer, by the name of the request, the attribute of a served module
@@ -45,7 +46,7 @@ def limit_self(limits: Mapping[str, Any]) -> None:
 
     As a subreaper it stays the ancestor of all that it starts.
     """
-    self_limits.end_with_parent(limits["parent"])
+    lifetime.end_with_parent(limits["parent"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
         os.setsid()
@@ -140,13 +141,13 @@ class _Fork:
         self._answers, theirs_write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        self_limits.forbid_inspection()  # or it could open our files through /proc
+        lifetime.forbid_inspection()  # or it could open our files through /proc
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             status = 1
             try:
-                self_limits.end_with_parent(parent)
+                lifetime.end_with_parent(parent)
                 for fd in (self._requests, self._answers, *(file.fileno() for file in ours)):
                     os.close(fd)
                 with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from tuna.sandbox.self_limits import end_with_parent
+from tuna.common.lifetime import end_with_parent
 
 
 def start_fork(work: Callable[[], None]) -> int:

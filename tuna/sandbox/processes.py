@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
+from tuna.common.lifetime import forbid_inspection
 from tuna.common.messages import one_line
 from tuna.common.python import bare_command, module_command
 from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
 from tuna.sandbox.discovery import visibility
 from tuna.sandbox.process_tree import CpuLimit, end, ended
-from tuna.sandbox.self_limits import forbid_inspection
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Bytes of the tail of a child's output that are kept

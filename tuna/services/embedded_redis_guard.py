@@ -20,7 +20,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tuna.sandbox.self_limits import end_with_parent
+from tuna.common.lifetime import end_with_parent
 
 
 def main(argv: list[str]) -> None:

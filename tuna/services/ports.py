@@ -43,15 +43,16 @@ def announced(run_dir: Path, name: str, port: int, url: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def announced_url(run_dir: Path, name: str) -> str | None:
-    """Return the URL of a service of this TUNA_HOME that runs; None if there is none."""
+def announced_urls(run_dir: Path, name: str) -> list[str]:
+    """Return the URLs of the services of this name that run with this TUNA_HOME."""
+    urls: list[str] = []
     for path in sorted(run_dir.glob(f"{name}-*.url")):
         with contextlib.suppress(OSError), path.open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return file.read() or None
-    return None
+                urls += filter(None, [file.read()])
+    return urls
 
 
 def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:

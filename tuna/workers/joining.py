@@ -3,52 +3,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-from tuna.libraries.boards import WorkerBoards
 from tuna.plugins import Plugins
 
 Role = Literal["compile", "eval"]
 
 
-class Joining(ABC):
+@dataclass(frozen=True)
+class Joining:
     """One way to join."""
 
-    #: module of a joined worker, which is run with the arguments ROLE PROCESSES
-    node: ClassVar[str]
-
-    @abstractmethod
-    def create_token(
-        self, role: Literal["compile", "eval", "client"], ttl_s: float, url: str | None = None
-    ) -> str:
-        """Make a token for a worker, or one for each role for a client; return its line.
-
-        `url`: how workers reach what they join. Raises BadInput.
-        """
-
-    @abstractmethod
-    def join(
-        self,
-        role: Role,
-        line: str,
-        processes: int = 1,
-        *,
-        devices: str | None = None,
-        boards: WorkerBoards | None = None,
-    ) -> None:
-        """Become a worker that joined with the token of `line`; its settings go into this process's
-        environment, for its workers.
-
-        `processes`, `devices`, `boards`: as for `api.serve_workers`. Raises BadInput, ServiceError.
-        """
+    node: str  #: module of a joined worker, which is run with the arguments ROLE PROCESSES
+    #: `create_token(role, ttl_s, url)`: make a token for a worker, or one for each role for a
+    #: client, and return its line. `url`: how workers reach what they join. Raises BadInput.
+    create_token: Callable[[Literal["compile", "eval", "client"], float, str | None], str]
+    #: `join(role, line, processes, devices=, boards=)`: become a worker that joined with the token
+    #: of `line`; its settings go into this process's environment, for its workers. The others are
+    #: as for `api.serve_workers`. Raises BadInput, ServiceError.
+    join: Callable[..., None]
 
 
-_WAYS: Plugins[Joining] = Plugins(
-    "tuna.joining",
-    "way to join",
-    Joining,  # type: ignore[type-abstract]
-)
+_WAYS: Plugins[Joining] = Plugins("tuna.joining", "way to join", Joining)
 
 
 def joining() -> Joining:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuna.common import signals
+from tuna.common.lifetime import WITH_PARENT
 from tuna.common.python import module_command
 from tuna.errors import ServiceError
 from tuna.libraries.boards import board_settings
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
 from tuna.workers.joining import joining
-from tuna.workers.lifetime import WITH_PARENT
 
 #: Module in which Celery finds the app
 APP = "tuna.celery_app"
@@ -138,7 +138,7 @@ def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subproce
 def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker: what a person would type, in any working directory."""
     settings = get_settings()
-    before = "from tuna.workers import lifetime; lifetime.end_with_starter()"
+    before = "from tuna.common import lifetime; lifetime.end_with_starter()"
     if settings.gateway or "TUNA_GATEWAY" in spec.env:
         return module_command(joining().node, spec.queue, str(spec.processes), before=before)
     name = f"{spec.title}-{os.getpid()}@%h"

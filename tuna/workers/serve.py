@@ -15,6 +15,7 @@ from types import MappingProxyType
 import structlog
 
 from tuna.common import logs, signals
+from tuna.common.lifetime import ONCE, SESSION
 from tuna.common.restarts import Restarts
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery
@@ -23,7 +24,6 @@ from tuna.sandbox.discovery import CPU, Device
 from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
 from tuna.workers.launch import WorkerSpec, run_hook, start_process
-from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
 

@@ -9,13 +9,13 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tuna.common.lifetime import ALONE, LIBRARIES, SESSION
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.base import Environment
 from tuna.libraries.boards import board_settings, installed_boards
 from tuna.libraries.registry import get_library, names
 from tuna.vocabulary import Resource, queue_name
-from tuna.workers.lifetime import ALONE, LIBRARIES, SESSION
 
 
 @dataclass(frozen=True)

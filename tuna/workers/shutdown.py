@@ -21,7 +21,7 @@ import redis
 import structlog
 from celery import Celery
 
-from tuna.common import signals
+from tuna.common import lifetime, signals
 from tuna.errors import ServiceError
 from tuna.queue import celery_internals
 from tuna.queue.announcements import is_open, namespaces
@@ -29,7 +29,6 @@ from tuna.queue.connection import connect, queue_depth
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
-from tuna.workers import lifetime
 
 log = structlog.get_logger(__name__)
 

@@ -22,6 +22,7 @@ from celery import signals as celery_signals
 
 from tuna.common import logs, signals
 from tuna.common.files import make_home
+from tuna.common.lifetime import ONCE, end_with_parent, end_with_starter, forbid_inspection
 from tuna.common.settings_file import ignored_file
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.queue import celery_internals
@@ -33,12 +34,10 @@ from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.settings import Settings, ignored_settings
 from tuna.vocabulary import OUTAGE_S
 from tuna.workers import served_queues, shutdown
 from tuna.workers.launch import DeviceRepair
-from tuna.workers.lifetime import ONCE, end_with_starter
 from tuna.workers.served_queues import ServedQueues
 from tuna.workers.worker_process import WorkerProcess
 

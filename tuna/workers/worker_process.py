@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from tuna.artifacts.files import folder_url
 from tuna.artifacts.store import Artifacts
+from tuna.common.lifetime import LIBRARIES
 from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -31,7 +32,6 @@ from tuna.settings import Settings
 from tuna.vocabulary import queue_name
 from tuna.workers.devices import device_for, place_of
 from tuna.workers.health import Health
-from tuna.workers.lifetime import LIBRARIES
 from tuna.workers.link import RedisLink, WorkerLink
 from tuna.workers.runner import Runner
 from tuna.workers.served_queues import ServedQueues, Unavailable, served_names

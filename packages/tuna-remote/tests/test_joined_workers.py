@@ -20,8 +20,9 @@ from processes import Processes
 from tuna.db import joined_workers
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import StepResultRow
+from tuna.services.ports import announced_urls
 from tuna.settings import get_settings
-from tuna_remote.gateway.ports import open_gateways
+from tuna_remote.gateway.ports import GATEWAY
 
 Eventually = Callable[[Callable[[], object], float], None]
 
@@ -53,7 +54,7 @@ class Site:
                 probe.bind(("127.0.0.1", 0))
                 self.port = probe.getsockname()[1]
         process = self.processes.start("tuna", "gateway", "--port", str(self.port))
-        self._eventually(lambda: open_gateways(get_settings().run_dir), 60)
+        self._eventually(lambda: announced_urls(get_settings().run_dir, GATEWAY), 60)
         return process
 
     def joined(self, role: str, *words: str) -> psutil.Popen:

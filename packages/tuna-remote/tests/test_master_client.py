@@ -134,7 +134,7 @@ def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_o
         said.append,
     )
     client.connect()
-    line = joining.create_client_token(60.0, "https://somewhere.invalid:1")
+    line = joining.create_token("client", 60.0, "https://somewhere.invalid:1")
     compiles, measures = JoinToken.parse_client(line)
     specs = client.join(line)
     shown = "".join(f"INFO {text}\n" for text in said)
@@ -168,7 +168,7 @@ def test_a_target_that_no_session_is_for_is_refused_and_its_token_is_left(master
         BadInput,
         match=re.escape(f'The master at {master} has no session for the target {{"kind": "llvm"}}'),
     ):
-        client.join(joining.create_client_token(60.0))
+        client.join(joining.create_token("client", 60.0))
     assert {token.state for token in api.list_tokens()} == {"open"}
     with reading(open_database()) as connection:
         assert joined_workers.remote_workers(connection) == []
@@ -180,7 +180,7 @@ def test_a_token_of_one_worker_is_not_a_clients(master: str) -> None:
     with pytest.raises(BadInput, match="has two tokens") as raised:
         client.join(joining.create_token("eval", 60.0))
     assert "--role client" in raised.value.hint
-    line = joining.create_client_token(60.0)
+    line = joining.create_token("client", 60.0)
     with pytest.raises(BadInput, match="not a join token") as raised:
         client.join(line[:-10] + "#")
     assert line[-20:-10] not in str(raised.value)

@@ -19,9 +19,10 @@ from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.queue.connection import connect, release_services
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.services.ports import announced_urls
 from tuna.settings import get_settings
 from tuna_remote import joining
-from tuna_remote.gateway.ports import gateway_url, open_gateways
+from tuna_remote.gateway.ports import GATEWAY, gateway_url
 from tuna_remote.gateway.tokens import JoinToken
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -39,8 +40,7 @@ def master(home: Path) -> Iterator[str]:
 def test_a_token_names_the_gateway_of_this_home(master: str) -> None:
     token = JoinToken.parse(joining.create_token("eval", 60.0))
     assert token.gateway.url == master
-    port = int(master.rpartition(":")[2])
-    assert open_gateways(get_settings().run_dir) == [("127.0.0.1", port)]
+    assert announced_urls(get_settings().run_dir, GATEWAY) == [master]
 
 
 @pytest.mark.service
@@ -90,7 +90,7 @@ def test_a_gateway_ends_with_the_process_that_started_it(
         assert listens(address)
         one.kill()
     eventually(lambda: not listens(address), 20)
-    assert open_gateways(get_settings().run_dir) == []
+    assert announced_urls(get_settings().run_dir, GATEWAY) == []
 
 
 @pytest.mark.parametrize(

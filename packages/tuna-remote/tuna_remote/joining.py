@@ -7,20 +7,20 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
+from typing import Literal
 
-from tuna.api import get_settings
+from tuna.api import Role, get_settings, require_packages_of_server
 from tuna.api.rows import access_tokens, open_database, reading, writing
 from tuna.api.workers import array_index, board_settings
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.boards import WorkerBoards
 from tuna.sandbox import discovery
-from tuna.services.ports import require_packages_of_server
-from tuna.workers.joining import Role
+from tuna.services.ports import announced_urls
 from tuna.workers.serve import check_options
 from tuna.workers.served_queues import ServedQueues, Unavailable
 from tuna_remote.gateway import https_client, joined, tokens
 from tuna_remote.gateway.master_client import MasterClient, MeasuringPlace
-from tuna_remote.gateway.ports import gateway_url, open_gateways
+from tuna_remote.gateway.ports import GATEWAY
 from tuna_remote.gateway.protocol import MAX_PROCESSES
 from tuna_remote.gateway.tokens import JoinToken, client_line
 
@@ -38,8 +38,8 @@ def listening(host: str, port: int, option: str = "--port") -> Iterator[str]:
     require_packages_of_server()
     from tuna_remote.gateway.process import gateway_process
 
-    with gateway_process(host, port, option) as number:
-        yield gateway_url(host, number)
+    with gateway_process(host, port, option) as url:
+        yield url
 
 
 def gateway(host: str, port: int, on_start: Callable[[str], None] = lambda _: None) -> None:
@@ -48,45 +48,43 @@ def gateway(host: str, port: int, on_start: Callable[[str], None] = lambda _: No
     require_packages_of_server()
     from tuna_remote.gateway.process import run_gateway
 
-    run_gateway(host, port, lambda number: on_start(gateway_url(host, number)))
+    run_gateway(host, port, on_start)
 
 
-def own_gateway_url() -> str:
-    """The URL of a gateway of this TUNA_HOME that listens; raises BadInput if there is none."""
-    found = open_gateways(get_settings().run_dir)
-    if not found:
-        raise BadInput(
-            "No gateway of this TUNA_HOME listens.",
-            hint="start one: `tuna gateway`, or name one of the same database with --url",
-        )
-    return gateway_url(*found[0])
-
-
-def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
+def create_token(
+    role: Literal["compile", "eval", "client"], ttl_s: float, url: str | None = None
+) -> str:
     """Make a token, and return the one line that `tuna worker --join` takes; pass it on as you
-    would a password.
+    would a password. For a client, as `tuna rpc-client --token` takes it, there are two tokens in
+    the line: it compiles and measures.
 
     `url`: how workers reach a gateway of this database; default: that of this TUNA_HOME. Raises
     BadInput if there is none.
     """
+    if role == "client":
+        return client_line(*(_new_token(one, ttl_s, url) for one in ("compile", "eval")))
     return _new_token(role, ttl_s, url).line()
 
 
-def create_client_token(ttl_s: float, url: str | None = None) -> str:
-    """Make two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and
-    measures. Else like `create_token`."""
-    return client_line(*(_new_token(role, ttl_s, url) for role in ("compile", "eval")))
-
-
 def _new_token(role: Role, ttl_s: float, url: str | None) -> JoinToken:
-    address = url or own_gateway_url()
+    urls = _own_urls() if url is None else [url]
+    if not urls:
+        raise BadInput(
+            "No gateway of this TUNA_HOME listens.",
+            hint="start one: `tuna gateway`, or name one of the same database with --url",
+        )
     engine = open_database()
     with reading(engine) as connection:
         pin = tokens.pin_of_secret(joined.tls_secret(connection))
-    token = tokens.JoinToken.new(tokens.Gateway.parse_url(address, pin))
+    token = JoinToken.new(tokens.Gateway.parse_url(urls[0], pin))
     with writing(engine) as connection:
         access_tokens.add(connection, token.id, token.secret, role, ttl_s)
     return token
+
+
+def _own_urls() -> list[str]:
+    """The URLs of the gateways of this TUNA_HOME that listen."""
+    return announced_urls(get_settings().run_dir, GATEWAY)
 
 
 def join(
@@ -118,13 +116,11 @@ def join(
         raise ServiceError(f"This worker has no board to join with. {reasons}")
     names = tuple(queue.partition(".")[2] for queue in queues)
     facts = https_client.facts_of(
-        {
-            "host": "-".join(filter(None, (socket.gethostname(), array_index()))),
-            "device": served.device_name(queues),
-            "environments": names if role == "eval" else (),
-            "toolchains": names if role == "compile" else (),
-            "processes": min(processes, MAX_PROCESSES),
-        }
+        host="-".join(filter(None, (socket.gethostname(), array_index()))),
+        device=served.device_name(queues),
+        environments=names if role == "eval" else (),
+        toolchains=names if role == "compile" else (),
+        processes=min(processes, MAX_PROCESSES),
     )
     credentials = https_client.join(token, role, facts)
     os.environ["TUNA_GATEWAY"] = credentials.text()
@@ -145,8 +141,8 @@ def rpc_client(
     the exit code.
 
     They compile, and measure for `target`: here, or on a board with the key `device` at the TVM
-    tracker on `runner_port` of this machine. `line`: what `create_client_token` gave; needless for
-    a master of this home. Needs the main thread. Raises BadInput, LibraryMissing, ServiceError.
+    tracker on `runner_port` of this machine. `line`: what `create_token` gave; needless for a
+    master of this home. Needs the main thread. Raises BadInput, LibraryMissing, ServiceError.
     """
     place = MeasuringPlace.parse(target, device, runner_port)
     client = MasterClient(server, place, get_settings(), say)
@@ -160,7 +156,7 @@ def _own_token(server: str) -> str:
     The token's pin keeps it from any other server there.
     """
     port = server.rpartition(":")[2]
-    if not any(port == str(one) for _, one in open_gateways(get_settings().run_dir)):
+    if not any(url.endswith(f":{port}") for url in _own_urls()):
         raise BadInput(
             f"The master at {server} lets a client join with a token alone.",
             hint=(
@@ -168,4 +164,4 @@ def _own_token(server: str) -> str:
                 " TUNA_JOIN, or with --token"
             ),
         )
-    return create_client_token(_OWN_TOKEN_S, f"https://{server}")
+    return create_token("client", _OWN_TOKEN_S, f"https://{server}")

@@ -118,9 +118,7 @@ class _Simulation:
         key = (id(line), item.stage, rounds, continues)
         group = queue.groups.get(key)
         if group is None:
-            group = queue.groups[key] = StageGroup(
-                key, line, item.stage, rounds, continues=continues
-            )
+            group = queue.groups[key] = StageGroup(key, line, item.stage, rounds, continues)
         group.items.append(item)
         queue.open_items += 1
         self._changed[name] = None

@@ -8,6 +8,7 @@ import random
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tuna.coordinator.policies import SearchProgress, StageKind, StageTimes
 from tuna_simulate.scenario import (
@@ -24,30 +25,19 @@ from tuna_simulate.scenario import (
 _HISTORY = 8
 
 
+@dataclass(eq=False, slots=True)
 class Item:
     """A stage of a job's round, or a part of it: ready, published or running."""
 
-    __slots__ = (
-        "attempts",
-        "chain_s",
-        "crashes",
-        "job",
-        "predicted_s",
-        "ready_s",
-        "round",
-        "stage",
-        "started_s",
-    )
-
-    def __init__(
-        self, job: SimulatedJob, round_: int, stage: int, ready_s: float, chain_s: float
-    ) -> None:
-        self.job, self.round, self.stage = job, round_, stage
-        self.ready_s = ready_s
-        self.chain_s = chain_s  #: moment when it could start if no stage ever waited for a process
-        self.attempts = 0  #: number of failed attempts
-        self.started_s = self.predicted_s = 0.0
-        self.crashes = False  #: True if its process dies before it ends
+    job: SimulatedJob
+    round: int
+    stage: int
+    ready_s: float
+    chain_s: float  #: moment when it could start if no stage ever waited for a process
+    attempts: int = 0  #: number of failed attempts
+    started_s: float = 0.0
+    predicted_s: float = 0.0
+    crashes: bool = False  #: True if its process dies before it ends
 
     @property
     def kind(self) -> StageKind:

@@ -14,16 +14,14 @@ from tuna_simulate.scenario import Pool
 GroupKey = tuple[int, int, int, bool]
 
 
+@dataclass(eq=False, slots=True)
 class Process:
     """A worker process, which runs one item at a time."""
 
-    __slots__ = ("item", "left_s", "pool", "version")
-
-    def __init__(self, pool: SimulatedPool) -> None:
-        self.pool = pool
-        self.item: Item | None = None
-        self.left_s = 0.0  #: seconds of work of its item that were left at the pool's last change
-        self.version = 0  #: number of the latest event for the item's end; earlier events are void
+    pool: SimulatedPool
+    item: Item | None = None
+    left_s: float = 0.0  #: seconds of work of its item that were left at the pool's last change
+    version: int = 0  #: number of the latest event for the item's end; earlier events are void
 
 
 class SimulatedPool:
@@ -60,19 +58,18 @@ def _step(process: Process) -> str:
     return process.item.job.line.stages[process.item.stage].step
 
 
+@dataclass(eq=False, slots=True)
 class StageGroup:
     """Open items that a policy does not tell apart."""
 
-    __slots__ = ("_open", "_seen", "continues", "items", "key", "line", "rounds", "stage")
-
-    def __init__(
-        self, key: GroupKey, line: JobLine, stage: int, rounds: int, *, continues: bool
-    ) -> None:
-        self.key = key
-        self.line, self.stage, self.rounds, self.continues = line, stage, rounds, continues
-        self.items: deque[Item] = deque()
-        self._open: OpenStep | None = None
-        self._seen: tuple[int, float] = (0, 0.0)
+    key: GroupKey
+    line: JobLine
+    stage: int
+    rounds: int
+    continues: bool
+    items: deque[Item] = field(default_factory=deque)
+    _open: OpenStep | None = None
+    _seen: tuple[int, float] = (0, 0.0)
 
     def as_open_step(self) -> OpenStep:
         """The group as a policy sees it; made anew only where it changed."""

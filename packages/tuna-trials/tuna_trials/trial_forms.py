@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
@@ -67,7 +67,7 @@ class TrialExporter(Exporter[ExportOptions]):
     """All trials, by layer and solver; a subclass says how a file of them looks."""
 
     options = ExportOptions
-    ended: ClassVar[str]  #: end of the file's name, after the library
+    names_library = True
 
     def accepts(self, source: ResultSource) -> None:
         """Refuse a golden version: it has no trials."""
@@ -75,10 +75,6 @@ class TrialExporter(Exporter[ExportOptions]):
             raise BadInput(
                 f"{source.title} has no trials.", hint="export the session that it was built from"
             )
-
-    def ending(self, source: ResultSource, options: ExportOptions) -> str:
-        """After the library."""
-        return f".{UNSAFE.sub('_', source.library)}{self.ended}"
 
     def write(
         self, path: Path, source: ResultSource, options: ExportOptions, tally: ExportTally
@@ -155,7 +151,6 @@ class T4Exporter(TrialExporter):
     form = "t4"
     title = "T4 folder"
     endings = (".t4",)
-    ended = ".t4"
     is_directory = True
 
     def write_groups(self, path: Path, groups: _Groups, naming: _Naming) -> int:
@@ -247,7 +242,6 @@ class OptunaExporter(TrialExporter):
     form = "optuna"
     title = "Optuna journal"
     endings = (".optuna.log",)
-    ended = ".optuna.log"
 
     def write_groups(self, path: Path, groups: _Groups, naming: _Naming) -> int:
         """Studies of STUDY_TRIALS at most, each by a storage of its own: one keeps in memory all

@@ -107,10 +107,6 @@ class TunedExporter(Exporter[ExportOptions]):
     consumers: ClassVar[tuple[str, ...]]
     family: ClassVar[KernelFamily]
 
-    def ending(self, source: ResultSource, options: ExportOptions) -> str:
-        """The form's own."""
-        return self.endings[0]
-
     def write(
         self, path: Path, source: ResultSource, options: ExportOptions, tally: ExportTally
     ) -> int:
@@ -245,10 +241,6 @@ class WinnersExporter(Exporter[ExportOptions]):
 
     form, title, endings = "triton-json", "file of Triton tiles", (".triton.json",)
     options = ExportOptions
-
-    def ending(self, source: ResultSource, options: ExportOptions) -> str:
-        """The form's own."""
-        return self.endings[0]
 
     def write(
         self, path: Path, source: ResultSource, options: ExportOptions, tally: ExportTally

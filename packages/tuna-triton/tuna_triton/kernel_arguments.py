@@ -71,14 +71,6 @@ def _grouped(tile: Tile, rows: int, groups: Sequence[int]) -> Tile:
     return tile if group is None else {**tile, "GROUP_SIZE_M": group}
 
 
-_GEMM_AXES: Mapping[str, Sequence[int]] = {
-    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
-    "BLOCK_SIZE_N": (32, 64, 128, 256),
-    "BLOCK_SIZE_K": (32, 64, 128),
-    "GROUP_SIZE_M": (1, 8),
-    "num_warps": (4, 8),
-    "num_stages": (2, 3, 4),
-}
 #: Rows of tiles in the largest group that consumers' tuners try.
 WIDEST_GROUP = 64
 #: The space of vLLM's and SGLang's tuners of block-wise fp8 products.
@@ -89,6 +81,12 @@ _BLOCK_FP8_AXES: Mapping[str, Sequence[int]] = {
     "GROUP_SIZE_M": (1, 16, 32, WIDEST_GROUP),
     "num_warps": (4, 8),
     "num_stages": (2, 3, 4, 5),
+}
+#: The space of vLLM's `benchmark_moe.py` and SGLang's tuner: 1,920 points.
+_MOE_AXES = {**_BLOCK_FP8_AXES, "BLOCK_SIZE_K": (64, 128, 256)}
+_GEMM_AXES = {
+    **_BLOCK_FP8_AXES,
+    **{"BLOCK_SIZE_K": (32, 64, 128), "GROUP_SIZE_M": (1, 8), "num_stages": (2, 3, 4)},
 }
 _WIDE = (DataType.BF16, DataType.FP16, DataType.FP32)
 
@@ -206,16 +204,6 @@ BLOCK_FP8 = KernelFamily(
     _block_fp8_default,
     lambda config, tile, _: _grouped(tile, _gemm(config).m, _BLOCK_FP8_AXES["GROUP_SIZE_M"]),
 )
-
-#: The space of vLLM's `benchmark_moe.py` and SGLang's tuner: 1,920 points.
-_MOE_AXES: Mapping[str, Sequence[int]] = {
-    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
-    "BLOCK_SIZE_N": (32, 64, 128, 256),
-    "BLOCK_SIZE_K": (64, 128, 256),
-    "GROUP_SIZE_M": (1, 16, 32, WIDEST_GROUP),
-    "num_warps": (4, 8),
-    "num_stages": (2, 3, 4, 5),
-}
 
 
 def _moe(config: Config) -> MoeConfig:

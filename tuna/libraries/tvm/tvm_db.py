@@ -263,10 +263,6 @@ class TvmDatabaseExporter(Exporter[TvmOptions]):
                 f"{source.title} is for {source.library}: only a tvm session has a TVM database."
             )
 
-    def ending(self, source: ResultSource, options: TvmOptions) -> str:
-        """Always `.tvm`."""
-        return ".tvm"
-
     def write(
         self, path: Path, source: ResultSource, options: TvmOptions, tally: ExportTally
     ) -> int:

@@ -31,7 +31,6 @@ from tuna.queue import celery_internals
 from tuna.queue.envelopes import DroppedMessages
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk, Report, ReportKind
-from tuna.services import redis_client
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +58,7 @@ return 1
 
 
 class HandedChunk(NamedTuple):
-    """A chunk that a remote worker holds."""
+    """A chunk that a remote worker holds; its fields but the token are those of the record."""
 
     token: str
     chunk: str
@@ -73,6 +72,22 @@ class HandedChunk(NamedTuple):
         """Digests of the artifacts that its items name."""
         items = Chunk.model_validate_json(self.message).items
         return {digest for item in items for digest in item.artifacts}
+
+    def record(self) -> dict[str, str | float]:
+        """Return what `of_record` reads."""
+        jobs = json.dumps(sorted(self.jobs))
+        values = (self.chunk, self.message, jobs, self.limit_s, int(self.begun), self.ends_by)
+        return dict(zip(_FIELDS, values, strict=True))
+
+    @classmethod
+    def of_record(cls, token: str, values: Sequence[bytes]) -> HandedChunk:
+        """Return the chunk of a record's fields."""
+        chunk, message, jobs, limit_s, begun, ends_by = (value.decode() for value in values)
+        held = frozenset(json.loads(jobs))
+        return cls(token, chunk, message, held, float(limit_s), begun == "1", float(ends_by))
+
+
+_FIELDS = HandedChunk._fields[1:]
 
 
 class Handout:
@@ -118,20 +133,10 @@ class Handout:
 
     def find(self, token: str) -> HandedChunk | None:
         """The record of a token; None if there is none (any longer)."""
-        fields = ("chunk", "message", "jobs", "limit_s", "begun", "ends_by")
-        found = cast(list[Any], self._client.hmget(self._record(token), fields))
-        if found[0] is None or found[-1] is None:
+        values = cast(list[Any], self._client.hmget(self._record(token), _FIELDS))
+        if values[0] is None or values[-1] is None:
             return None
-        chunk, message, jobs, limit_s, begun, ends_by = map(redis_client.text, found)
-        return HandedChunk(
-            token,
-            chunk,
-            message,
-            frozenset(json.loads(jobs)),
-            float(limit_s),
-            begun == "1",
-            float(ends_by),
-        )
+        return HandedChunk.of_record(token, values)
 
     def renew(self, worker: str, token: str) -> bool:
         """Renew a lease until the time limit of its chunk is over; False if it is lost."""
@@ -139,7 +144,7 @@ class Handout:
         chunk, ends_by = cast(list[Any], found)
         if chunk is None or ends_by is None:
             return False
-        name = redis_client.text(chunk)
+        name = chunk.decode()
         if float(ends_by) < time.time():
             log.warning("time limit of a chunk is over", worker=worker, chunk=name)
             self.forfeit(worker, token)
@@ -209,29 +214,14 @@ class Handout:
         running = sorted(ends)[-worker.processes :]
         begun = len(running) < worker.processes
         begins_by = now if begun else max(now, running[0])
-        jobs = [item.job_id for item in chunk.items]
-        handed = HandedChunk(
-            token,
-            chunk.id,
-            text,
-            frozenset(jobs),
-            limit_s,
-            begun,
-            begins_by + limit_s + _MARGIN_S,
-        )
-        fields = {
-            "chunk": chunk.id,
-            "message": text,
-            "jobs": json.dumps(jobs),
-            "limit_s": limit_s,
-            "begun": int(begun),
-            "ends_by": handed.ends_by,
-        }
-        expires_ms = int(1000 * min(handed.ends_by + _KEPT_S, 2**33))
+        jobs = frozenset(item.job_id for item in chunk.items)
+        ends_by = begins_by + limit_s + _MARGIN_S
+        handed = HandedChunk(token, chunk.id, text, jobs, limit_s, begun, ends_by)
+        expires_ms = int(1000 * min(ends_by + _KEPT_S, 2**33))
         started = Report(kind=ReportKind.STARTED, chunk=chunk.id, worker=worker.name)
         try:
             keys = (self._record(token), self._held(worker.name))
-            values = (expires_ms, handed.ends_by, token, *itertools.chain(*fields.items()))
+            values = (expires_ms, ends_by, token, *itertools.chain(*handed.record().items()))
             if not self._write(keys=keys, args=values):
                 message.requeue()  # the same request came twice, and another gateway was first
                 return self.find(token)
@@ -269,7 +259,7 @@ class Handout:
     def _forget_lost(self, worker: str) -> list[float]:
         """Forget the chunks that the worker holds no more; returns when the others end."""
         for name in cast(list[Any], self._client.zrange(self._held(worker), 0, -1)):
-            token = redis_client.text(name)
+            token = name.decode()
             held = self.find(token)
             if held is None or not self.leases.is_held(held.chunk, token):
                 self._forget(worker, token)
@@ -279,7 +269,7 @@ class Handout:
         """Report what was stored for a chunk whose lease is lost."""
         held = self.find(token)
         fields = cast(list[Any], self._client.hkeys(self._record(token)))
-        names = [redis_client.text(name).partition(":") for name in fields]
+        names = [name.decode().partition(":") for name in fields]
         stored = tuple(sorted(digest for kind, _, digest in names if kind == "put"))
         if held is not None and stored:
             report = Report(

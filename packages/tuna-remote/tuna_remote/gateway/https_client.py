@@ -7,7 +7,6 @@ import http.client
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -172,10 +171,10 @@ def join(token: JoinToken, role: Role, facts: Facts, timeout_s: float = _JOIN_S)
     return Credentials(token.gateway, read_answer(Joined, answer).name, secret)
 
 
-def facts_of(variables: Mapping[str, Any]) -> Facts:
-    """Facts of a joining worker; raises BadInput for what a gateway would not take."""
+def facts_of(**facts: Any) -> Facts:
+    """Facts of a joining worker on this host; raises BadInput for what a gateway would not take."""
     try:
-        return Facts(**variables)
+        return Facts(**{"host": socket.gethostname(), **facts})
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise BadInput(

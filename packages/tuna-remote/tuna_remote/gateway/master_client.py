@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.api import Settings
+from tuna.common.lifetime import SESSION, TELL
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.base import Environment
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.boards import Tracker
 from tuna.sandbox.cores import compile_cpus
 from tuna.workers.launch import WorkerSpec
-from tuna.workers.lifetime import SESSION, TELL
 from tuna.workers.serve import Supervisor
 from tuna.workers.served_queues import session_text
 from tuna_remote import boards
 from tuna_remote.gateway import https_client
-from tuna_remote.gateway.protocol import MAX_PROCESSES, Facts
+from tuna_remote.gateway.protocol import MAX_PROCESSES
 from tuna_remote.gateway.tokens import Credentials, JoinToken
 
 _CONNECT_S = 5.0
@@ -128,7 +128,7 @@ class MasterClient:
         )
         environment, variables, granted = self._admitted(measures)
         processes = min(len(compile_cpus()), MAX_PROCESSES)
-        facts = _facts("", toolchains=(environment.toolchain,), processes=processes)
+        facts = https_client.facts_of(toolchains=(environment.toolchain,), processes=processes)
         of_compiler = _variables(https_client.join(compiles, "compile", facts))
         self._say(f"RPCClient: Register token {compiles.id},{measures.id}")
         self._say(f"RPCClient: {self._place}")
@@ -153,7 +153,8 @@ class MasterClient:
         """The environment that a session is for, the settings to measure in it, and the credentials
         of the worker that does."""
         for found, variables in self._place.places():
-            facts = _facts(found.device, environments=(found.machine_key,))
+            keys = (found.machine_key,)
+            facts = https_client.facts_of(device=found.device, environments=keys)
             with contextlib.suppress(https_client.NoSession):
                 return found, variables, _variables(https_client.join(token, "eval", facts))
         raise BadInput(
@@ -169,20 +170,3 @@ class MasterClient:
 
 def _variables(credentials: Credentials) -> dict[str, str]:
     return {"TUNA_GATEWAY": credentials.text(), "TUNA_WORKER_NAME": credentials.name}
-
-
-def _facts(
-    device: str,
-    environments: tuple[str, ...] = (),
-    toolchains: tuple[str, ...] = (),
-    processes: int = 1,
-) -> Facts:
-    return https_client.facts_of(
-        {
-            "host": socket.gethostname(),
-            "device": device,
-            "environments": environments,
-            "toolchains": toolchains,
-            "processes": processes,
-        }
-    )

@@ -24,18 +24,16 @@ from typing import Any
 import structlog
 
 from tuna.api import Settings, get_settings
-from tuna.common import logs, signals
+from tuna.common import lifetime, logs, signals
 from tuna.common.files import make_home
+from tuna.common.lifetime import ONCE, TELL, end_with_parent, forbid_inspection
 from tuna.common.restarts import Restarts
 from tuna.errors import ServiceError, TunaError
 from tuna.queue.leases import new_id
 from tuna.queue.messages import Chunk, summary
 from tuna.sandbox import box
 from tuna.sandbox.cores import eval_cpus
-from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
-from tuna.workers import lifetime
 from tuna.workers.launch import DeviceRepair
-from tuna.workers.lifetime import ONCE, TELL
 from tuna.workers.served_queues import ServedQueues, role_queues
 from tuna.workers.worker_process import WorkerProcess
 from tuna_remote.gateway.https_client import AccessLost

@@ -8,22 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from tuna.api import Settings, get_settings
 from tuna.api.rows import open_database, reading
 from tuna.common import logs
 from tuna.common.files import make_home
+from tuna.common.lifetime import end_with_parent, forbid_inspection
 from tuna.common.python import module_command
 from tuna.errors import ServiceError
 from tuna.queue import celery_internals
 from tuna.queue.connection import connect, ensure_services, make_celery
-from tuna.sandbox.self_limits import end_with_parent, forbid_inspection
 from tuna.services.listening import GRACE_S, BoundedServer, Listener
 from tuna.services.ports import listen
 from tuna_remote.gateway import joined
-from tuna_remote.gateway.ports import claim_file, claim_port
+from tuna_remote.gateway.ports import announced_gateway, gateway_url
 from tuna_remote.gateway.server import GatewayApp
 from tuna_remote.gateway.tokens import server_context
 
@@ -38,8 +37,8 @@ def gateway_listener(listening: Sequence[socket.socket], settings: Settings) -> 
         return Listener(listening, app.asgi(), server_context(joined.tls_secret(connection)))
 
 
-def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
-    """Run a gateway in the main thread until a signal comes; `started` is called with its port.
+def run_gateway(host: str, port: int, started: Callable[[str], None] = lambda _: None) -> None:
+    """Run a gateway in the main thread until a signal comes; `started` is called with its URL.
 
     `port`: 0 for any. Raises BadInput for an address that cannot be had.
     """
@@ -49,49 +48,40 @@ def run_gateway(host: str, port: int, started: Any = lambda _: None) -> None:
         number = int(listening[0].getsockname()[1])
         server = BoundedServer(gateway_listener(listening, settings))
         make_home(settings.home)
-        claim = claim_port(settings.run_dir, host, number)
-        stack.callback(os.close, claim)
-        stack.callback(claim_file(settings.run_dir, host, number).unlink, missing_ok=True)
-        started(number)
+        stack.enter_context(announced_gateway(host, number))
+        started(gateway_url(host, number))
         server.run()
 
 
 @contextlib.contextmanager
-def gateway_process(host: str, port: int, option: str = "--port") -> Iterator[int]:
-    """Run a gateway as a process that ends with this one, while the block runs; yields its port.
+def gateway_process(host: str, port: int, option: str = "--port") -> Iterator[str]:
+    """Run a gateway as a process that ends with this one, while the block runs; yields its URL.
 
     `port`: 0 for any. Raises BadInput if the address cannot be had, before anything is written; its
     hint names the option.
     """
-    settings = get_settings()
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(one) for one in listen(host, port, option)]
         port = int(listening[0].getsockname()[1])
-        make_home(settings.home)
-        claim = claim_port(settings.run_dir, host, port)
-        try:
-            child = _start([listener.fileno() for listener in listening], claim)
-        finally:
-            os.close(claim)  # the child's alone
-        stack.close()
-        try:
-            yield port
-        finally:
-            # while no other process can have the port
-            claim_file(settings.run_dir, host, port).unlink(missing_ok=True)
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(GRACE_S + 1)
-            child.kill()
-            child.wait()
+        make_home(get_settings().home)
+        child = _start([listener.fileno() for listener in listening])
+    try:
+        with announced_gateway(host, port):  # as long as no other process can have the port
+            yield gateway_url(host, port)
+    finally:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_S + 1)
+        child.kill()
+        child.wait()
 
 
-def _start(listening: Sequence[int], claim: int) -> subprocess.Popen[bytes]:
+def _start(listening: Sequence[int]) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         module_command(__name__, str(os.getpid()), *map(str, listening)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        pass_fds=[*listening, claim],
+        pass_fds=listening,
         start_new_session=True,  # Ctrl-C reaches the process that started it alone
     )
     assert child.stdout is not None

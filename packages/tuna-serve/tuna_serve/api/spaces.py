@@ -10,10 +10,9 @@ from typing import Any
 
 from tuna.api import get_settings
 from tuna.api.rows import check_space, open_database, reading, sessions, transaction
-from tuna.api.services import artifacts_of_models
+from tuna.api.services import artifacts_of_models, remove_unneeded
 from tuna.artifacts.signatures import Keys
 from tuna.errors import BadInput, NotFound
-from tuna.jobs import needed_artifacts
 from tuna_serve import cache_pack, pack_sources
 from tuna_serve.db import cache_entries
 from tuna_serve.db.cache_entries import CacheEntry, CacheSpace
@@ -58,11 +57,7 @@ def prune_cache(
     if gone is not None:
         transaction(engine, cache_entries.let_go, space, cache_pack.held_by(gone))
     pruned = transaction(engine, cache_entries.prune, space, keys, unused_since)
-    digests = {entry.digest for entry in pruned}
-    with reading(engine) as connection:
-        digests -= needed_artifacts.in_use(connection, digests)
-    if digests:
-        artifacts_of_models().remove(sorted(digests))
+    remove_unneeded({entry.digest for entry in pruned})
     return pruned
 
 

@@ -33,8 +33,6 @@ FACTS = (
 )
 #: Lines of a file of layers, which are read in the service's own process.
 _MAX_LINES = 4 * MAX_LAYERS
-#: Bytes of an answer that are sent at a time.
-PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -91,44 +90,26 @@ class Asked(BaseModel):
         return _TRIALS_OF_MODEL if layers is None else _TRIALS_OF_LAYER * layers
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on all that a token asks for."""
-
-    open: int
-    trials: int
-    stored_bytes: int
-    priority: int
-
-    @classmethod
-    def of(cls, settings: ServiceSettings) -> Limits:
-        """Return the bounds of tokens with the role `submit`."""
-        return cls(
-            settings.submit_open,
-            settings.submit_trials,
-            settings.submit_mib << 20,
-            settings.submit_priority,
+def check_limits(
+    bounds: ServiceSettings, now: Standing, priority: int, trials: int, upload_bytes: int
+) -> None:
+    """Raise BadInput for a priority that a token with the role `submit` may not give, LimitReached
+    if one more request, of this size, is too much."""
+    if priority > bounds.submit_priority:
+        raise BadInput(f"This token may ask for a priority of {bounds.submit_priority} at most.")
+    if now.open >= bounds.submit_open:
+        raise LimitReached(
+            f"This token has {now.open} open requests, and may have {bounds.submit_open}.",
+            hint="wait for one of them, or cancel it",
         )
-
-    def check(self, now: Standing, priority: int, trials: int, upload_bytes: int) -> None:
-        """Raise BadInput for a priority that the token may not give, LimitReached if one more
-        request, of this size, is too much."""
-        if priority > self.priority:
-            raise BadInput(f"This token may ask for a priority of {self.priority} at most.")
-        if now.open >= self.open:
-            raise LimitReached(
-                f"This token has {now.open} open requests, and may have {self.open}.",
-                hint="wait for one of them, or cancel it",
-            )
-        if now.trials + trials > self.trials:
-            raise LimitReached(
-                f"The open requests of this token would take {now.trials + trials} trials, and may"
-                f" take {self.trials}.",
-                hint="ask for fewer `trials`",
-            )
-        if now.stored_bytes + upload_bytes > self.stored_bytes:
-            raise LimitReached(
-                f"The files of this token's requests would take more than"
-                f" {self.stored_bytes >> 20} MiB.",
-                hint="delete requests that are over",
-            )
+    if now.trials + trials > bounds.submit_trials:
+        raise LimitReached(
+            f"The open requests of this token would take {now.trials + trials} trials, and may"
+            f" take {bounds.submit_trials}.",
+            hint="ask for fewer `trials`",
+        )
+    if now.stored_bytes + upload_bytes > bounds.submit_mib << 20:
+        raise LimitReached(
+            f"The files of this token's requests would take more than {bounds.submit_mib} MiB.",
+            hint="delete requests that are over",
+        )

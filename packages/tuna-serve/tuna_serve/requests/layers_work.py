@@ -27,8 +27,6 @@ from tuna.api.rows import (
 from tuna.common.messages import counted
 from tuna.configs import Config
 from tuna.errors import TunaError
-from tuna.jobs import finals
-from tuna.jobs.serving import works_of
 from tuna.libraries.registry import get_library
 from tuna.vocabulary import END_STATES, RequestState, State
 from tuna_serve.db import requests
@@ -150,7 +148,7 @@ class LayersWork:
             self._own_workers = self._is_here() and not self._count()
             with contextlib.suppress(RunStopped):
                 api.run(self._session_id, workers=self._own_workers, on_progress=follow)
-            self._load_followers()
+            api.load_followers(self._session_id)
 
     def _look(self, watch: Watch) -> None:
         """Raise RunStopped where the jobs of the request are over, or are done in another way."""
@@ -162,17 +160,10 @@ class LayersWork:
             cancel_jobs(self._request, met)
         workers_now = self._count()
         mine = watch.look(workers=workers_now)
-        if not mine.unfinished and not self._load_followers():
+        if not mine.unfinished and not api.load_followers(self._session_id):
             raise RunStopped("All jobs of the request are done")
         if not workers_now and not self._own_workers and self._is_here():
             raise RunStopped("There are no workers any more")
-
-    def _load_followers(self) -> int:
-        """Make the jobs that follow those of the session that are done: finals, rounds."""
-        engine = open_database()
-        with reading(engine) as connection:
-            work = works_of(connection, [self._session_id])[self._session_id]
-        return finals.load_followers(engine, work)
 
     def _count(self) -> int:
         return api.count_workers(self._session_id)

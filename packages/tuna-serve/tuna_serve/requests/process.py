@@ -14,8 +14,8 @@ from tuna.api import get_settings
 from tuna.api.rows import keeping_open, open_database, server_errors, utc_now, writing
 from tuna.common import logs, signals
 from tuna.common.files import own_folder
+from tuna.common.lifetime import end_with_parent
 from tuna.errors import DatabaseError, ServiceError, TunaError
-from tuna.sandbox.self_limits import end_with_parent
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest

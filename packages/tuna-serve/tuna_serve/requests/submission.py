@@ -19,8 +19,9 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers
-from tuna_serve.requests.asked import SESSIONS, Asked, Conflict, Kind, Limits
+from tuna_serve.requests.asked import SESSIONS, Asked, Conflict, Kind, check_limits
 from tuna_serve.requests.uploads import Upload, UploadTooLarge, check_model, forget
+from tuna_serve.settings import ServiceSettings
 
 #: Bytes of a file of layers, or of a body that has them in JSON.
 LAYERS_BYTES = 4 << 20
@@ -38,7 +39,7 @@ class Submission:
     filename: str
     token: str  #: id
     client_key: str | None = None
-    limits: Limits | None = None  #: None: of nobody who needs any
+    limits: ServiceSettings | None = None  #: None: of nobody who needs any
 
     def row(self, trials: int) -> dict[str, Any]:
         """Return the columns of the request."""
@@ -74,10 +75,11 @@ class Submission:
         return self.asked.counted_trials(None)
 
     def check_limits(self, connection: sa.Connection, trials: int) -> None:
-        """Raise BadInput, LimitReached as `Limits.check` does."""
+        """Raise what `asked.check_limits` does."""
         if self.limits is not None:
             standing = requests.standing(connection, self.token)
-            self.limits.check(standing, self.asked.priority, trials, self.upload.size_bytes)
+            size_bytes = self.upload.size_bytes
+            check_limits(self.limits, standing, self.asked.priority, trials, size_bytes)
 
 
 def submit(submission: Submission) -> tuple[TuningRequest, bool]:

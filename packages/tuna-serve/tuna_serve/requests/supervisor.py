@@ -20,10 +20,10 @@ from tuna.api import Settings, is_alive
 from tuna.api.rows import keeping_open, open_database, reading, server_errors
 from tuna.common import signals
 from tuna.common.clocks import Throttle
+from tuna.common.lifetime import WITH_PARENT
 from tuna.common.python import module_command
 from tuna.common.restarts import Restarts
 from tuna.vocabulary import RequestState
-from tuna.workers.lifetime import WITH_PARENT
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import process, uploads
@@ -60,7 +60,7 @@ class _Child:
     def start(self, module: str, *words: str) -> None:
         """Start it; it ends with this process."""
         before = (
-            "from tuna.sandbox.self_limits import end_with_parent;"
+            "from tuna.common.lifetime import end_with_parent;"
             f" end_with_parent({os.getpid()}, {int(signals.NOW)})"
         )
         self.started_at = time.monotonic()

@@ -10,11 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.api import Progress, progress
-from tuna.api.rows import ConfigTag, Job, TrialRow, jobs, open_database, reading, utc_now, writing
-from tuna.jobs.states import is_open
+from tuna.api.rows import ConfigTag, Job, TrialRow, open_database, reading, utc_now, writing
 from tuna.libraries.base import Library
-from tuna.libraries.steps import find_step
-from tuna.vocabulary import SEARCH, RequestState
+from tuna.vocabulary import END_STATES, RequestState, State
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests.asked import Asked
@@ -67,10 +65,10 @@ class Watch:
             request = requests.get(connection, self.request.id)
             if request.state is RequestState.CANCELED:
                 raise RequestCanceled
-            mine = unfinished(connection, self._library, session_id, request.tag)
+            done = progress(connection, self._library, session_id, (), request.tag)
             trials = self._trials(connection)
         self._looked_at = time.monotonic()
-        self.over = self._used_up(trials)
+        self.over, mine = self._used_up(trials), _with_rounds(done)
         numbers = {
             **request.progress,
             "jobs": mine.total,
@@ -115,12 +113,9 @@ class Watch:
         return int(connection.execute(query).scalar_one())
 
 
-def unfinished(connection: sa.Connection, library: Library, session_id: int, tag: str) -> Progress:
-    """Return the progress of jobs whose layers carry the tag; rounds of searches count as jobs."""
-    found = progress(connection, library, session_id, (), tag)
-    rounds = open_rounds = 0
-    for (steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
-        if jobs.step_names(steps)[0] == SEARCH:
-            rounds += count
-            open_rounds += count if is_open(state, find_step(library, step).resource) else 0
-    return replace(found, total=found.total + rounds, unfinished=found.unfinished + open_rounds)
+def _with_rounds(progress: Progress) -> Progress:
+    """Return a progress in which rounds of searches count as jobs, beside the searches."""
+    is_over = {state: State(state) in END_STATES for state in progress.rounds}
+    left = sum(count for state, count in progress.rounds.items() if not is_over[state])
+    total = progress.total + sum(progress.rounds.values())
+    return replace(progress, total=total, unfinished=progress.unfinished + left)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import IO, Annotated, Any, Literal
 
+from anyio import to_thread
 from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response, StreamingResponse
@@ -12,6 +13,8 @@ from starlette.responses import Response, StreamingResponse
 from tuna.api.documents import csv_lines, json_text
 from tuna.api.rows import DEFAULT_LIMIT, RowPage
 
+#: Bytes of a file that are sent at a time.
+PART_BYTES = 1 << 20
 #: Rows of a page at most; with fewer, if these are long.
 MAX_ROWS, _MAX_CHARS = 500, 480_000
 #: Rows of a large page that are read first, to see how long they are.
@@ -76,6 +79,18 @@ class Paged(BaseModel):
             return first
         rest = read(min(limit, fitting) - len(first.rows), first.next)
         return RowPage((*first.rows, *rest.rows), rest.next)
+
+
+async def file_parts(
+    content: IO[bytes], close: Callable[[], object], head: bytes = b""
+) -> AsyncIterator[bytes]:
+    """Yield some bytes, then those of a file, and close it, also where the visitor goes."""
+    try:
+        yield head
+        while part := await to_thread.run_sync(content.read, PART_BYTES):
+            yield part
+    finally:
+        close()
 
 
 def _texts(page: RowPage[Any], read: Callable[[Any], RowPage[Any]]) -> Iterator[str]:

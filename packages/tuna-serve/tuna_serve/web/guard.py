@@ -4,7 +4,6 @@ middleware."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tuna.api.rows import keeping_open
@@ -86,7 +86,8 @@ class Guard:
         headers = Headers(scope=scope)
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await _answer(with_headers, *refusal)
+            status, why = refusal
+            await JSONResponse({"error": why}, status, _CLOSES)(scope, receive, with_headers)
             return
         with keeping_open(self._engine), contextlib.ExitStack() as stack:
             if "content-length" in headers or "transfer-encoding" in headers:
@@ -193,11 +194,3 @@ def _without_body(send: Send) -> Send:
             await send({"type": "http.response.body"})
 
     return head_alone
-
-
-async def _answer(send: Send, status: int, why: str) -> None:
-    body = json.dumps({"error": why}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [(name.encode(), value.encode()) for name, value in _CLOSES.items()]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

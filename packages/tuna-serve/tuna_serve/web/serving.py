@@ -9,8 +9,9 @@ import re
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -162,16 +163,7 @@ def owner_token(engine: sa.Engine, path: Path) -> str:
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(24)
     with writing(engine) as connection:
         access_tokens.add(connection, token_id, secret, "admin", _OWNER_S, "owner of TUNA_HOME")
-    with _private(path) as file:
-        os.write(file, f"{token_id}.{secret}\n".encode())
-    return f"{token_id}.{secret}"
-
-
-@contextlib.contextmanager
-def _private(path: Path) -> Iterator[int]:
     path.unlink(missing_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        yield file
-    finally:
-        os.close(file)
+    with open(path, "x", opener=partial(os.open, mode=0o600)) as file:  # follows no link
+        file.write(f"{token_id}.{secret}\n")
+    return f"{token_id}.{secret}"

@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from typing import IO, Annotated
 
@@ -20,7 +20,6 @@ from starlette.responses import Response, StreamingResponse
 
 from tuna.api import get_settings
 from tuna.api.rows import access_tokens, open_database, reading, sessions, transaction, utc_now
-from tuna.artifacts.files import PART_BYTES
 from tuna.artifacts.signatures import Keys
 from tuna.artifacts.store import Artifacts
 from tuna.errors import BadInput, NotFound, TunaError
@@ -36,7 +35,7 @@ from tuna_serve.db.cache_entries import (
 from tuna_serve.requests.asked import Conflict
 from tuna_serve.requests.uploads import Upload, folder, forget
 from tuna_serve.settings import service_settings
-from tuna_serve.web.answers import answered
+from tuna_serve.web.answers import answered, file_parts
 from tuna_serve.web.visitors import CacheVisitor, Role, Visitor
 
 log = structlog.get_logger(__name__)
@@ -273,14 +272,6 @@ def _sent(content: IO[bytes], headers: dict[str, str], head: bytes = b"") -> Res
         with content:
             body = head + content.read()
         return Response(body, media_type="application/octet-stream", headers=headers)
-
-    async def parts() -> AsyncIterator[bytes]:
-        try:
-            yield head
-            while part := await to_thread.run_sync(content.read, PART_BYTES):
-                yield part
-        finally:
-            content.close()
-
     headers["content-length"] = str(len(head) + size_bytes)
-    return StreamingResponse(parts(), media_type="application/octet-stream", headers=headers)
+    parts = file_parts(content, content.close, head)
+    return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)

@@ -22,11 +22,11 @@ from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
 from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers, submission
-from tuna_serve.requests.asked import MAX_LAYERS, Asked, Limits
+from tuna_serve.requests.asked import MAX_LAYERS, Asked
 from tuna_serve.requests.submission import Submission
 from tuna_serve.requests.uploads import Upload
 from tuna_serve.settings import service_settings
-from tuna_serve.web.answers import Paged, answered
+from tuna_serve.web.answers import Paged, answered, file_parts
 from tuna_serve.web.changes import kept
 from tuna_serve.web.events import Texts, streamed
 from tuna_serve.web.forms import FormReader
@@ -109,7 +109,7 @@ async def receive(
         asked = Asked.model_validate(
             sent.model_dump(include=set(Asked.model_fields), exclude_unset=True)
         )
-        limits = Limits.of(service_settings()) if visitor.role is Role.SUBMIT else None
+        limits = service_settings() if visitor.role is Role.SUBMIT else None
         wanted = Submission(asked, kind, upload, filename, visitor.token, client_key, limits)
         limiter = request.app.state.submitting
         return await to_thread.run_sync(submission.submit, wanted, limiter=limiter)
@@ -266,18 +266,11 @@ async def request_result(
     name, content = await to_thread.run_sync(opened.__enter__)
     size_bytes = await to_thread.run_sync(partial(content.seek, 0, 2))
     content.seek(0)
-
-    async def parts() -> AsyncIterator[bytes]:
-        try:
-            while part := await to_thread.run_sync(content.read, answers.PART_BYTES):
-                yield part
-        finally:
-            opened.__exit__(None, None, None)
-
+    parts = file_parts(content, partial(opened.__exit__, None, None, None))
     kind = "application/json" if name.endswith(".json") else "application/octet-stream"
     safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
     headers = {
         "content-length": str(size_bytes),
         "content-disposition": f'attachment; filename="{safe}"',
     }
-    return StreamingResponse(parts(), media_type=kind, headers=headers)
+    return StreamingResponse(parts, media_type=kind, headers=headers)

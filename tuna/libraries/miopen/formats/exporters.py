@@ -353,10 +353,6 @@ class KernelExporter(_MiopenExporter[MiopenExportOptions]):
     entry_is_key = True
     options = MiopenExportOptions
 
-    def ending(self, source: ResultSource, options: MiopenExportOptions) -> str:
-        """Always `.kdb`."""
-        return ".kdb"
-
     def write(
         self, path: Path, source: ResultSource, options: MiopenExportOptions, tally: ExportTally
     ) -> int:
