@@ -1,4 +1,5 @@
-"""Planned models, compiled and linked as a worker and the coordinator do it, in this process."""
+"""Models that are planned, and run or compiled and linked as a worker and the coordinator do it, in
+this process."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm.target import codegen
 
 from tuna.configs.model import BF16_TOLERANCE, WholeModelConfig
 from tuna.libraries.kernels import KernelJob
@@ -18,11 +20,50 @@ from tuna.libraries.tvm.model_answers import Answers, Case, ModelProblem, RightO
 from tuna_models.child_answers import BODY, PROGRAM
 from tuna_models.compiler import build, passes, program
 from tuna_models.compiler.build import Planned, TaskKernels
-from tuna_models.compiler.program import Program
+from tuna_models.compiler.program import Program, machine_of
 from tuna_models.compiler.segments import Form
 from tuna_models.judging import bounds, edges, inputs, rules
 from tuna_models.manifest import Precision
-from tuna_models.reading import importer
+from tuna_models.reading import importer, onnx_reference
+from tuna_models.reading.torch_importer import TorchModel
+
+#: This machine's CPU.
+HERE: dict[str, Any] = {
+    "kind": "llvm",
+    "mcpu": str(codegen.llvm_get_system_cpu()),
+    "num-cores": 1,
+}
+#: Without LLVM's optimisations, which take longer than all else and do not depend on operators;
+#: tests of whole models and of exact sums have them.
+TARGET = {**HERE, "opt-level": 0}
+
+
+def planned(
+    model: Any,
+    kernels: TaskKernels | None = None,
+    target: Mapping[str, Any] = TARGET,
+    **options: Any,
+) -> Planned:
+    """The plan of a model of ONNX or PyTorch, or of a module of TVM; `options` of `build.plan`."""
+    code = tvm.target.Target(target)
+    module = model if isinstance(model, tvm.IRModule) else importer.to_relax(model, "net")
+    return build.plan(module, kernels or TaskKernels(code, {}), code, **options)
+
+
+def run(plan: Planned, *arrays: Any, target: Mapping[str, Any] = TARGET) -> list[Any]:
+    """The outputs of a planned model."""
+    machine = machine_of(plan, tvm.target.Target(target))
+    answer = machine["main"](*map(tvm.runtime.tensor, arrays))
+    return [value.numpy() for value in ([answer] if hasattr(answer, "numpy") else answer)]
+
+
+def error_of(
+    model: Any, plan: Planned, given: Mapping[str, Any], target: Mapping[str, Any] = TARGET
+) -> float:
+    """The largest error of a planned model against its reference."""
+    is_torch = isinstance(model, TorchModel)
+    expected = model.reference(given) if is_torch else onnx_reference.run(model, given)
+    return inputs.largest_error(run(plan, *given.values(), target=target), expected)
 
 
 def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:
@@ -34,10 +75,10 @@ def job_of(folder: Path, target: Mapping[str, Any]) -> KernelJob:
     return KernelJob(config, "TvmModel", text, {}, 0, 1, {}, str(folder / BODY), files)
 
 
-def write_answers(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def write_answers(path: Path, given: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Write the right outputs to these inputs, called y0, y1, ..."""
     answers = [RightOutput(values, f"y{place}") for place, values in enumerate(outputs)]
-    Answers([Case(list(inputs), answers)]).write(path)
+    Answers([Case(list(given), answers)]).write(path)
 
 
 def write(planned: Planned, target: Mapping[str, Any], folder: Path, *others: Planned) -> Path:

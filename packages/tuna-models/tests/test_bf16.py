@@ -11,12 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from compiled import check
+from compiled import HERE, TARGET, check, error_of, planned
 from nets import NETS, Net
 from quantised_nets import Quantised
 from shared_data import need
 from tvm import te, tirx
-from tvm.target import codegen
 
 from tuna.configs import TaskConfig
 from tuna.configs.values import DataType
@@ -25,24 +24,19 @@ from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import epilogue, machine
 from tuna_models import child
 from tuna_models.cli.tune import _name_of
-from tuna_models.compiler import blocked, build, precisions
-from tuna_models.compiler.build import Planned, TaskKernels
-from tuna_models.compiler.program import machine_of
+from tuna_models.compiler import blocked, precisions
+from tuna_models.compiler.build import Planned
 from tuna_models.judging import bounds, inputs, rounding
 from tuna_models.judging.checks import Checked, Checks, judge
-from tuna_models.judging.inputs import largest_error
 from tuna_models.manifest import Manifest, Precision
-from tuna_models.reading import importer, onnx_reference
+from tuna_models.reading import importer
 
 #: A CPU that has the instruction, and one that does not; planning needs neither.
 WITH, WITHOUT = ({"kind": "llvm", "mcpu": name, "num-cores": 1} for name in ("znver5", "znver3"))
-HERE = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 
 
 def in_bf16(model: Any, target: dict[str, Any] = WITH) -> Planned:
-    code = tvm.target.Target(target)
-    module = importer.to_relax(model, "net")
-    return build.plan(module, TaskKernels(code, {}), code, precision=Precision.BF16)
+    return planned(model, target=target, precision=Precision.BF16)
 
 
 def names(found: Planned) -> Counter[str]:
@@ -72,12 +66,7 @@ def test_a_model_in_bf16_answers_within_its_bound(name: str) -> None:
         for one, known in zip(importer.inputs_of(model), followed, strict=True)
     ]
     given = inputs.values(wanted, seed=3)
-    answer = machine_of(found, tvm.target.Target(HERE))["main"](
-        *(tvm.runtime.tensor(array) for array in given.values())
-    )
-    outputs = [answer] if hasattr(answer, "numpy") else answer
-    error = largest_error([tensor.numpy() for tensor in outputs], onnx_reference.run(model, given))
-    assert 1e-4 < error < 1e-2, "and not fp32's"
+    assert 1e-4 < error_of(model, found, given, HERE) < 1e-2, "and not fp32's"
 
 
 def partly_quantised() -> Any:
@@ -118,7 +107,7 @@ def test_what_has_no_bytes_in_a_quantised_model_is_in_bf16(
     for task, count in plan.tasks():
         types.update({task.core.data_type.value: count} if task.core else {})
     assert types == cores
-    problem, runs = check(tmp_path, HERE, model, model, Precision.BF16)
+    problem, runs = check(tmp_path, TARGET, model, model, Precision.BF16)
     assert runs[0].composed
     assert problem.error(runs) == 0.0, problem.report(runs)
     cuts = problem.answers.cases[0].cuts
@@ -293,8 +282,7 @@ def test_an_answer_with_named_parts_is_rounded_beside_a_residual() -> None:
 
 def test_a_task_in_bf16_is_another_one_than_in_fp32() -> None:
     model = NETS["residual"]()
-    code = tvm.target.Target(WITH)
-    plain = build.plan(importer.to_relax(model, "net"), TaskKernels(code, {}), code)
+    plain = planned(model, target=WITH)
 
     def keys(found: Planned) -> set[str]:
         return {task.key for task, _ in found.tasks() if isinstance(task, TaskConfig) and task.core}

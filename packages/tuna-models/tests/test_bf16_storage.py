@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from compiled import HERE, TARGET, run
 from nets import Net
 from onnx import TensorProto
 from shared_data import need
-from test_bf16 import HERE, in_bf16, kinds, names
+from test_bf16 import in_bf16, kinds, names
 
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels import machine
-from tuna_models.compiler.program import machine_of
 from tuna_models.judging.inputs import largest_error
 from tuna_models.reading import onnx_reference
 
@@ -158,17 +158,13 @@ def test_positions_phases_and_masks_are_as_in_fp32(kind: str) -> None:
     results = [make(net) for make in makers.values()]
     read = {name for node in net.nodes for name in node.input}
     model = net.model(*results, inputs=[one for one in INPUTS if one[0] in read])
-    planned, given = in_bf16(model, HERE), given_to(model)
+    planned, given = in_bf16(model, TARGET), given_to(model)
     types = [task.core.data_type for task, n in planned.tasks() for _ in range(n) if task.core]
     assert types.count(DataType.FP32) == in_fp32 < len(types) / 2
-    answers = machine_of(planned, tvm.target.Target(HERE))["main"](
-        *(tvm.runtime.tensor(array) for array in given.values())
-    )
+    answers = zip(run(planned, *given.values()), onnx_reference.run(model, given), strict=True)
     errors = {
-        name: largest_error([answer.numpy()], [wanted])
-        for name, answer, wanted in zip(
-            makers, answers, onnx_reference.run(model, given), strict=True
-        )
+        name: largest_error([answer], [wanted])
+        for name, (answer, wanted) in zip(makers, answers, strict=True)
     }
     assert not {name: error for name, error in errors.items() if not error < 1e-2}
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from compiled import error_of, planned, run
 from nets import Net
-from test_plan import TARGET, epilogues, error_of, planned
+from test_plan import epilogues
 from tvm import relax
 
 from tuna.configs import ConvConfig
 from tuna.libraries import reference
-from tuna_models.compiler import build
-from tuna_models.compiler.build import Planned, TaskKernels
-from tuna_models.compiler.program import machine_of
+from tuna_models.compiler.build import Planned
 
 
 def cores(found: Planned) -> list[ConvConfig]:
@@ -133,11 +131,10 @@ def test_a_convolution_along_one_axis_is_one_of_images_with_one_row(groups: int)
             layer = relax.op.nn.conv1d(x, relax.const(weights), 2, 2, groups=groups)
             answer = builder.emit_output(relax.op.nn.relu(builder.emit(layer)))
         builder.emit_func_output(answer)
-    target = tvm.target.Target(TARGET)
-    found = build.plan(builder.finalize(), TaskKernels(target, {}), target)
+    found = planned(builder.finalize())
     assert epilogues(found) == [("relu",)]
     row = ConvConfig(2, 24, 1, 11, 24, 1, 5, 0, 2, 1, 2, group_count=groups)
     assert cores(found) == [row]
     expected = np.maximum(reference.convolve(row, given[:, :, None], weights[:, :, None]), 0)
-    answered = machine_of(found, target)["main"](tvm.runtime.tensor(given)).numpy()
+    (answered,) = run(found, given)
     np.testing.assert_allclose(answered, expected[:, :, 0], atol=1e-5)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled import check
+from compiled import TARGET, check
 from nets import Net
 from onnx import TensorProto
-from test_plan import TARGET
 
 from tuna.libraries.tvm import model_answers
 from tuna.libraries.tvm.model_answers import Answers, Case, Run

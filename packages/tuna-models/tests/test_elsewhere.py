@@ -14,11 +14,9 @@ import numpy as np
 import onnx
 import pytest
 import rpc_servers
-import tvm
 from command_lines import Ended
-from compiled import job_of, write, write_answers
+from compiled import TARGET, job_of, planned, run, write, write_answers
 from nets import Net
-from test_plan import TARGET, planned
 
 from tuna import api
 from tuna.api import running
@@ -30,7 +28,6 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.solvers import MODEL, applicable, unsupported
 from tuna.sandbox.cores import measuring_with
 from tuna_models import api as models_api
-from tuna_models.compiler.program import machine_of
 from tuna_models.work import session as models_work
 from tuna_models.work.known_kernels import ResultScope
 from tuna_remote import board_child
@@ -127,9 +124,7 @@ def test_a_model_is_checked_and_timed_on_a_board_that_links_nothing(
     built = write(found, TARGET, tmp_path)
     job = job_of(tmp_path, TARGET)
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
-    machine = machine_of(found, tvm.target.Target(TARGET))
-    expected = machine["main"](tvm.runtime.tensor(x)).numpy()
-    write_answers(Path(job.files["answers"]), [x], [expected])
+    write_answers(Path(job.files["answers"]), [x], run(found, x))
     loader = board_child.BoardLoader()
     problem = loader.reference(job)
     assert problem is not None

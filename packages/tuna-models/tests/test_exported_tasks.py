@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import tvm
 from builders import DatabaseBuilder, memory
+from compiled import HERE, planned
 from nets import Net
-from test_functions import target as target_here
 
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import configs
@@ -25,11 +25,9 @@ from tuna.libraries.tvm import functions, problems, tvm_db
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.signature import packing_for
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
-from tuna_models.reading import importer, onnx_reference
+from tuna_models.reading import onnx_reference
 
-TARGET = json.dumps({"kind": "llvm", "mcpu": str(target_here().attrs["mcpu"]), "num-cores": 1})
+TARGET = json.dumps(HERE)
 #: The passes of TVM's own documentation, then a lookup of each function in the database.
 PLAIN = """
 import json, sys
@@ -67,15 +65,12 @@ def attending() -> Any:
 def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
     """A session with a result of each task of the model."""
     session = built.session(reason="models", target=TARGET, conditions={"caches": "cold"})
-    kernels = TaskKernels(tvm.target.Target(json.loads(TARGET)), {})
-    planned = build.plan(
-        importer.to_relax(model, "net"), kernels, tvm.target.Target(json.loads(TARGET))
-    )
-    for task, _ in planned.tasks():
+    plan = planned(model, target=HERE)
+    for task, _ in plan.tasks():
         solver, body = "TvmGemmTile", folder / "body"
         if task.core is None:
             solver = "TvmFunction"
-            body.write_text(planned.bodies[task.body])
+            body.write_text(plan.bodies[task.body])
             if not functions.can_be_tuned(functions.read(str(body))):
                 continue
             configs.store(built.connection, [task], None, bodies={task.body: body.read_bytes()})
@@ -122,7 +117,7 @@ def test_plain_tvm_finds_a_models_functions_in_an_export_which_counts_the_others
 def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     core = ConvConfig(1, 12, 5, 6, 20, 3, 3, 1, 1)
     task = TaskConfig(core=core, layouts="native", epilogue=("bias", "residual", "relu"))
-    found = problems.with_family(task, "direct", Mode.NATIVE, tvm.target.Target(json.loads(TARGET)))
+    found = problems.with_family(task, "direct", Mode.NATIVE, tvm.target.Target(HERE))
     assert found is not None
     problem = make(task)
     packed = found.inputs(*problem.inputs)

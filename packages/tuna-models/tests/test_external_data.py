@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,20 +58,6 @@ def test_weights_without_space_are_said_in_a_sentence(tmp_path: Path) -> None:
             files.write(tmp_path / "w" / "net.data", bytes(200))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.usefixtures("forked", "quick_timing")
-def test_weights_beside_a_model_are_imported_and_kept_with_it(
-    type_in: Callable[..., Ended], model: Path, tmp_path: Path
-) -> None:
-    imported = type_in("tuna", "model", "import", "net", model)
-    assert imported.code == 0, imported
-    shutil.rmtree(model.parent)
-    built = type_in(
-        "tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--no-rivals", "--json"
-    )
-    assert built.code == 0, built
-    assert json.loads(built.out)["errors"]["reference"] < 1e-5
 
 
 def test_other_weights_make_another_version(type_in: Callable[..., Ended], model: Path) -> None:

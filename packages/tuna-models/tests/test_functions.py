@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from compiled import HERE
 from tvm import te, tirx, topi
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.target import codegen
 
 from tuna.configs.task import DEFINITIONS
 from tuna.libraries.task_reference import FUNCTIONS
@@ -26,9 +26,7 @@ RIGHT = {name: functools.partial(one, FUNCTIONS) for name, one in DEFINITIONS.it
 
 
 def target(cores: int = 1) -> Any:
-    return tvm.target.Target(
-        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores}
-    )
+    return tvm.target.Target({**HERE, "num-cores": cores})
 
 
 def function(arguments: list[Any]) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled import error_of, planned
 from nets import Net
 from onnx import helper
-from test_plan import error_of, planned
 from tvm import relax
 from tvm.relax import transform
 

@@ -9,16 +9,15 @@ from pathlib import Path
 import nets
 import pytest
 import tvm
-from compiled import job_of, write, write_answers
+from compiled import TARGET, job_of, planned, run, write, write_answers
 from nets import Net
-from test_plan import TARGET
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
-from tuna_models.compiler import build, choosing, passes
+from tuna_models.compiler import choosing, passes
 from tuna_models.compiler.build import Planned, Record, TaskKernels
-from tuna_models.compiler.program import Program, machine_of
+from tuna_models.compiler.program import Program
 from tuna_models.judging import bounds, inputs, runtimes
 from tuna_models.manifest import Class
 from tuna_models.reading import importer
@@ -45,9 +44,7 @@ def timed(folder: Path, module: tvm.IRModule, variants: Sequence[Planned]) -> Ma
     built = write(variants[0], TARGET, folder, *variants[1:])
     given = list(inputs.values(bounds.of(module), seed=0).values())
     job = job_of(folder, TARGET)
-    machine = machine_of(variants[0], tvm.target.Target(TARGET))
-    expected = machine["main"](*map(tvm.runtime.tensor, given))
-    write_answers(Path(job.files["answers"]), given, [expected.numpy()])
+    write_answers(Path(job.files["answers"]), given, run(variants[0], *given))
     problem = TvmLoader().reference(job)
     assert problem is not None
     kernel = TvmLoader().load(job, built, [*problem.inputs, problem.blank()])
@@ -76,8 +73,8 @@ def test_records_and_the_prediction_are_timed_inside_the_model(
     made = Program.of(found.planned, None, tvm.target.Target(TARGET))
     names = [
         made.names[f"timed_{number}"][function]
-        for number, planned in enumerate(found.planned)
-        for function, own in planned.functions.items()
+        for number, plan in enumerate(found.planned)
+        for function, own in plan.functions.items()
         if own.key == task.key
     ]
     assert len(set(names)) == 3, "each kernel is a function of its own"
@@ -128,8 +125,7 @@ def test_the_fastest_kernel_inside_the_model_is_chosen(
 
 def test_estimates_are_of_the_families_that_have_the_core() -> None:
     target = tvm.target.Target(TARGET)
-    module = importer.to_relax(nets.residual(), "net")
-    for task, _ in build.plan(module, TaskKernels(target, {}), target).tasks():
+    for task, _ in planned(nets.residual()).tasks():
         found = choosing.estimates(task, target)
         assert bool(found) is (task.core is not None)
         assert all(cycles > 0 for cycles in found.values())

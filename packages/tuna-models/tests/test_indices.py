@@ -9,27 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from compiled import compile_to
+from compiled import TARGET, compile_to
+from compiled import planned as planned_model
+from compiled import run as answer_of
 from nets import Net
 from onnx import TensorProto
 from tvm import relax
-from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
+from tuna_models.compiler.build import Planned
 from tuna_models.compiler.program import machine_of
-from tuna_models.reading import importer
 
-TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 Read = Callable[[Net], str]
 
 
-def planned(write: Read, *shape: int, kind: int = TensorProto.INT64) -> build.Planned:
+def planned(write: Read, *shape: int, kind: int = TensorProto.INT64) -> Planned:
     """The model that `write` adds to a net with the input `ids`."""
-    net, target = Net(()), tvm.target.Target(TARGET)
-    model = net.model(write(net), inputs=[("ids", kind, shape)], check=False)
-    return build.plan(importer.to_relax(model, "net"), TaskKernels(target, {}), target)
+    net = Net(())
+    return planned_model(net.model(write(net), inputs=[("ids", kind, shape)], check=False))
 
 
 def table(net: Net, *shape: int) -> str:
@@ -69,9 +66,9 @@ def scatter_nd(net: Net) -> str:
     return net.add("ScatterND", table(net, 7), "ids", net.constant([-1.0, -2.0]))
 
 
-def run(found: build.Planned, ids: Any) -> Any:
-    machine = machine_of(found, tvm.target.Target(TARGET))
-    return machine["main"](tvm.runtime.tensor(ids)).numpy()
+def run(found: Planned, ids: Any) -> Any:
+    (answer,) = answer_of(found, ids)
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -102,13 +99,13 @@ def test_the_image_of_a_region_is_checked() -> None:
 def test_each_index_of_a_tensor_is_checked_against_its_axis(place: int) -> None:
     x = relax.Var("x", relax.TensorType((7, 5), "float32"))
     ids = [relax.Var(name, relax.TensorType((2,), "int64")) for name in ("rows", "columns")]
-    builder, target = relax.BlockBuilder(), tvm.target.Target(TARGET)
+    builder = relax.BlockBuilder()
     with builder.function("main", [x, *ids]):
         with builder.dataflow():
             value = builder.emit(relax.op.index_tensor(x, relax.Tuple(ids)))
             answer = builder.emit_output(value)
         builder.emit_func_output(answer)
-    made = machine_of(build.plan(builder.get(), TaskKernels(target, {}), target), target)
+    made = machine_of(planned_model(builder.get()), tvm.target.Target(TARGET))
     values, given = np.random.default_rng(0).random((7, 5), np.float32), [[0, 6], [4, 0]]
     tensors = map(tvm.runtime.tensor, (values, *map(np.array, given)))
     assert np.array_equal(made["main"](*tensors).numpy(), values[tuple(given)])

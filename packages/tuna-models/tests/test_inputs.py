@@ -226,29 +226,13 @@ def test_a_file_of_inputs_that_do_not_fit_is_refused(tmp_path: Path) -> None:
         inputs.read(wanted, path)
 
 
-@pytest.fixture
-def tokens(type_in: Callable[..., Ended], tmp_path: Path) -> Path:
-    """Where the library of an imported model with token ids is to be."""
-    path = tmp_path / "net.onnx"
-    onnx.save(nets.tokens(), path)
-    assert type_in("tuna", "model", "import", "net", path).code == 0
-    return tmp_path / "net.so"
-
-
-def test_a_model_with_token_ids_is_built_and_checked(
-    type_in: Callable[..., Ended], tokens: Path
-) -> None:
-    built = type_in("tuna", "model", "build", "net", "-o", tokens, "--no-rivals", "--json")
-    assert built.code == 0, built
-    assert json.loads(built.out)["errors"]["reference"] < 1e-5
-    facts = json.loads(Path(f"{tokens}.json").read_text())
-    assert [one.get("bounds") for one in facts["inputs"]] == [[0, 49], None, [1, 6], [1, 6]]
-
-
 @pytest.mark.drill(only=True)
 def test_a_model_with_token_ids_is_benchmarked_and_run_on_recorded_inputs(
-    type_in: Callable[..., Ended], tokens: Path, tmp_path: Path
+    type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:
+    path, tokens = tmp_path / "net.onnx", tmp_path / "net.so"
+    onnx.save(nets.tokens(), path)
+    assert type_in("tuna", "model", "import", "net", path).code == 0
     given, whole = tmp_path / "given.npz", np.ones((2, 6), np.int64)
     np.savez(
         given,
@@ -267,6 +251,7 @@ def test_a_model_with_token_ids_is_benchmarked_and_run_on_recorded_inputs(
     )
     assert "(2, 6, 16) float32" in ran.stdout
     facts = json.loads(Path(f"{tokens}.json").read_text())
+    assert [one.get("bounds") for one in facts["inputs"]] == [[0, 49], None, [1, 6], [1, 6]]
     assert set(facts["cpu_flags"]) <= set(cpu_model().flags.split()), "built for this CPU"
     for recorded in ([], ["--input", given]):
         timed = type_in("tuna", "benchmark-model", tokens, "--local", "--json", *recorded)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compiled import check, write_answers
+from compiled import TARGET, check, write_answers
 from nets import Net
 from onnx import TensorProto
-from test_plan import TARGET
 
 from tuna.libraries.tvm import model_answers
 from tuna.libraries.tvm.model_answers import Run

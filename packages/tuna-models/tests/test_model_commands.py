@@ -46,9 +46,11 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "run_model.py"
 
 @pytest.fixture
 def residual(tmp_path: Path) -> Path:
-    """A model file."""
+    """A model file, with its weights in another one beside it."""
     path = tmp_path / "net.onnx"
-    onnx.save(nets.residual(), path)
+    onnx.save(
+        nets.residual(), path, save_as_external_data=True, location="net.data", size_threshold=0
+    )
     return path
 
 
@@ -69,6 +71,8 @@ def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
     again = type_in("tuna", "model", "import", "net", residual)
     assert "0 tasks are new" in again.out
     assert len(models_api.list_models()) == 1
+    for file in (residual, residual.with_name("net.data")):
+        file.unlink()  # it is kept with its weights
     library = tmp_path / "net.so"
     built = type_in("tuna", "model", "build", "net", "-o", library)
     assert built.code == 0, built

@@ -6,22 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from compiled import HERE, planned, run
 from nets import Net
-from tvm.target import codegen
-
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
-from tuna_models.compiler.program import machine_of
-from tuna_models.reading import importer
-
-TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
 
 
 def answer(model: Any, x: Any) -> Any:
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(model, "net"), TaskKernels(target, {}), target)
-    return machine_of(planned, target)["main"](tvm.runtime.tensor(x)).numpy()
+    (found,) = run(planned(model, target=HERE), x, target=HERE)
+    return found
 
 
 def normalised(x: Any, axes: tuple[int, ...], epsilon: float) -> Any:

@@ -9,15 +9,12 @@ from typing import Any
 import compiled
 import numpy as np
 import pytest
-import tvm
 from test_broken_models import ADD, filled, made, node
 
 from tuna.errors import BadInput
 from tuna_models import child
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
 from tuna_models.judging import not_finite, rules
-from tuna_models.reading import importer, onnx_reference
+from tuna_models.reading import onnx_reference
 
 ONES = {"x": filled(2, 3)}
 #: Models without a finite answer to ones, and where that comes from.
@@ -66,10 +63,10 @@ def test_answers_of_which_some_are_nan_are_built_and_said_to_be() -> None:
 
 def test_a_model_that_calls_nothing_is_compiled(tmp_path: Path) -> None:
     target = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
-    code, model = tvm.target.Target(target), made(node("Identity", "x"))
-    planned = build.plan(importer.to_relax(model, "net"), TaskKernels(code, {}), code)
-    assert not planned.calls
-    assert compiled.write(planned, target, tmp_path).stat().st_size
+    model = made(node("Identity", "x"))
+    plan = compiled.planned(model, target=target)
+    assert not plan.calls
+    assert compiled.write(plan, target, tmp_path).stat().st_size
 
 
 def test_an_operator_that_the_reference_does_not_compute_is_named() -> None:

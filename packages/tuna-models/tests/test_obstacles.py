@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tvm
+from compiled import planned, run
 from onnx import TensorProto, helper, numpy_helper
-from test_operators import TARGET
 
 from tuna.errors import BadInput
 from tuna_models import manifest
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
-from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -39,10 +35,8 @@ def written(
 
 def answer(path: Path, *arrays: Any, **given: Any) -> Any:
     """The output of the built model."""
-    target = tvm.target.Target(TARGET)
-    module = importer.to_relax(importer.read(path, {}, None, **given), path.name)
-    machine = machine_of(build.plan(module, TaskKernels(target, {}), target), target)
-    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    (found,) = run(planned(importer.read(path, {}, None, **given)), *arrays)
+    return found
 
 
 def test_an_input_that_decides_a_shape_is_named_with_the_line_to_type(tmp_path: Path) -> None:

@@ -10,31 +10,19 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from compiled import compile_to
+from compiled import TARGET, compile_to, planned, run
 from nets import Net
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
-from tvm.target import codegen
 
 from tuna.errors import BadInput
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
-from tuna_models.compiler.program import machine_of
 from tuna_models.operators import own_functions
 from tuna_models.reading import converters, importer, onnx_files, onnx_reference
 from tuna_models.reading.bodies import WITH_BODIES
 from tuna_models.reading.fold import fold
 
-#: Without LLVM's optimisations, which take longer than all else and do not depend on operators;
-#: the tests of whole models have them.
-TARGET = {
-    "kind": "llvm",
-    "mcpu": str(codegen.llvm_get_system_cpu()),
-    "num-cores": 1,
-    "opt-level": 0,
-}
 RANDOM = np.random.default_rng(0)
 FLOAT, BYTE, CHAR = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT8
 
@@ -64,10 +52,7 @@ def model(
 
 def answers(found: Any, inputs: dict[str, Any]) -> list[Any]:
     """Of the built model."""
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
-    given = machine_of(planned, target)["main"](*map(tvm.runtime.tensor, inputs.values()))
-    return [value.numpy() for value in ([given] if hasattr(given, "numpy") else given)]
+    return run(planned(found), *inputs.values())
 
 
 def of_onnxruntime(found: Any, inputs: dict[str, Any]) -> list[Any]:
@@ -181,10 +166,8 @@ def test_a_thousand_steps_are_as_many_functions_as_five() -> None:
         inputs = {"x": floats(steps, 1, 7)}
         constants = {"w": floats(1, 64, 7), "r": floats(1, 64, 16)}
         node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=16)
-        found = importer.to_relax(model([node], inputs, ["y"], constants), "net")
-        return len(build.plan(found, TaskKernels(target, {}), target).functions)
+        return len(planned(model([node], inputs, ["y"], constants)).functions)
 
-    target = tvm.target.Target(TARGET)
     assert functions(1000) == functions(5)
 
 
@@ -301,10 +284,9 @@ def test_values_that_are_all_zero_are_quantised_to_zero() -> None:
 
 
 def test_a_quantised_convolution_has_the_kernel_of_any_other() -> None:
-    target = tvm.target.Target(TARGET)
     for made in (in_floats, linear_convolution, whole_convolution):
-        planned = build.plan(importer.to_relax(made()[0], "net"), TaskKernels(target, {}), target)
-        assert [task.core is not None for task, _ in planned.tasks()].count(True) == 1, made
+        tasks = planned(made()[0]).tasks()
+        assert [task.core is not None for task, _ in tasks].count(True) == 1, made
 
 
 def branch(name: str, *nodes: Any) -> Any:
@@ -457,19 +439,16 @@ def test_a_convolution_along_one_axis_has_a_kernel(operator: str) -> None:
     shape = (10, 3, 4) if operator == "Conv" else (6, 5, 4)
     attributes = {"strides": [2], "pads": [1, 1], "dilations": [2], "group": 2, "kernel_shape": [4]}
     y = net.add(operator, "x", net.constant(floats(*shape)), net.constant(floats(10)), **attributes)
-    found, target = net.model(y), tvm.target.Target(TARGET)
-    same(answers(found, inputs), onnx_reference.run(found, inputs), 1e-5)
-    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
-    assert any(task.core is not None for task, _ in planned.tasks())
+    plan = planned(found := net.model(y))
+    same(run(plan, *inputs.values()), onnx_reference.run(found, inputs), 1e-5)
+    assert any(task.core is not None for task, _ in plan.tasks())
 
 
 def test_constants_without_values_come_through_a_library(tmp_path: Path) -> None:
     net, inputs = Net((1, 3, 5)), {"x": floats(1, 3, 5)}
     nothing = net.constant(np.zeros((1, 0, 5)))
     found = net.model(net.add("Concat", net.relu("x"), nothing, axis=1))
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(found, "net"), TaskKernels(target, {}), target)
-    compile_to(planned, TARGET, tmp_path / "net.so")
+    compile_to(planned(found), TARGET, tmp_path / "net.so")
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "net.so")), tvm.cpu())
     same(
         [machine["main"](tvm.runtime.tensor(inputs["x"])).numpy()],

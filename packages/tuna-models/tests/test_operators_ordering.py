@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from compiled import planned, run
 from onnx import helper
-from test_operators import TARGET, answers, model, of_onnxruntime
+from test_operators import answers, model, of_onnxruntime
 from tvm import relax
 
 from tuna.errors import BadInput
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
-from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 
 FLOATS = ("float16", "float32", "float64")
@@ -98,9 +95,7 @@ def test_the_index_of_pytorch_is_that_of_the_first_nan() -> None:
             ]
             found = builder.emit_output(relax.Tuple([builder.emit(call) for call in calls]))
         builder.emit_func_output(found)
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(builder.get(), TaskKernels(target, {}), target)
-    ours = [one.numpy() for one in machine_of(planned, target)["main"](tvm.runtime.tensor(x))]
+    ours = run(planned(builder.get()), x)
     expected = [
         of(x, axis, keepdims=keepdims)
         for of in (np.argmax, np.argmin)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import tvm
+from compiled import TARGET
 from nets import Net
-from test_plan import TARGET
 
 from tuna_models.compiler import passes
 from tuna_models.reading import importer

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled import error_of, planned
 from nets import Net
 from onnx import TensorProto
-from test_plan import error_of, planned
 
 from tuna_models.compiler.build import Planned
 

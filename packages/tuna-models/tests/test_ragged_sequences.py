@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from test_operators import BOTH, TARGET, answers, of_onnxruntime, recurrent, same
+from compiled import TARGET, planned
+from test_operators import BOTH, answers, of_onnxruntime, recurrent, same
 
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
 from tuna_models.compiler.program import machine_of
 from tuna_models.judging import bounds
 from tuna_models.reading import importer, onnx_reference
@@ -31,9 +30,7 @@ def ragged(case: dict[str, Any], lengths: list[int], **more: Any) -> tuple[Any, 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}-{len(case)}")
 def test_lengths_of_sequences_may_be_an_input(case: dict[str, Any]) -> None:
     model, given = ragged(case, [5, 1, 3])
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(model, "net"), TaskKernels(target, {}), target)
-    main = machine_of(planned, target)["main"]
+    main = machine_of(planned(model), tvm.target.Target(TARGET))["main"]
 
     def run() -> list[Any]:
         return [value.numpy() for value in main(*map(tvm.runtime.tensor, given.values()))]

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-import tvm
-from command_lines import Ended
-from compiled import check
+from compiled import HERE, TARGET, check, planned
 from onnx import helper
 from quantised_nets import Quantised, bytes_alone, dynamic, operators, residual, stem
-from test_plan import TARGET
 
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
+from tuna.libraries.tvm.model_answers import ModelProblem, Run
 from tuna_models.compiler.segments import Form
 from tuna_models.judging import rules
 from tuna_models.reading import importer
+
+Checked = tuple[ModelProblem, list[Run]]
 
 
 @pytest.fixture(autouse=True)
@@ -31,28 +27,40 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("make", "tensors"),
-    [
-        (residual, 5),
-        (partial(residual, whole=False), 5),
-        (dynamic, 2),
-        (partial(dynamic, gelu=True), 2),
-        (operators, 3),
-        (stem, 9),
-        (partial(stem, np.int8), 9),
-        (bytes_alone, 1),
-    ],
-    ids=["residual", "in fp32", "dynamic", "epilogues", "operators", "stem", "signed", "bytes"],
-)
-def test_each_quantised_tensor_is_that_of_the_reference(
-    make: Any, tensors: int, tmp_path: Path
-) -> None:
-    problem, runs = check(tmp_path, TARGET, make(), make())
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    """The check of a block with a shortcut, built with LLVM's optimisations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("checked"))
+        return check(Path.cwd(), HERE, residual(), residual())
+
+
+def is_right(problem: ModelProblem, runs: list[Run], tensors: int) -> None:
     assert len(runs[0].quantised) == tensors
     assert runs[0].composed
     assert problem.error(runs) <= 1e-3, problem.report(runs)
     assert "whole numbers differ, next to a tie" in problem.report(runs)
+
+
+def test_each_quantised_tensor_of_optimised_code_is_that_of_the_reference(checked: Checked) -> None:
+    is_right(*checked, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "tensors", "target"),
+    [
+        (partial(residual, whole=False), 5, HERE),
+        (partial(dynamic, gelu=True), 2, TARGET),
+        (operators, 3, TARGET),
+        (partial(stem, np.int8), 9, TARGET),
+        (bytes_alone, 1, TARGET),
+    ],
+    ids=["in fp32", "dynamic", "operators", "stem", "bytes"],
+)
+def test_each_quantised_tensor_is_that_of_the_reference(
+    make: Any, tensors: int, target: dict[str, Any], tmp_path: Path
+) -> None:
+    is_right(*check(tmp_path, target, make(), make()), tensors)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +78,7 @@ def test_gates_of_channels_are_built_in_sixteen_bits_as_in_eight(kind: Any, tmp_
     gate = net.add("Sigmoid", net.quantised_conv(gate, 16, size=1))
     y = net.add("Mul", x, net.rounded(gate, 3e-5 * wide, zero))
     model = net.model(net.rounded(y, 1e-4 * wide, zero), check=False)
-    problem, runs = check(tmp_path, TARGET, model, model)
-    assert problem.error(runs) <= 1e-3, problem.report(runs)
+    _check(model, tmp_path)
 
 
 def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
@@ -88,8 +95,8 @@ def test_wrong_segments_are_found_and_no_later_ones(tmp_path: Path) -> None:
     ]
 
 
-def test_a_model_that_is_not_what_its_segments_compute_is_wrong(tmp_path: Path) -> None:
-    problem, runs = check(tmp_path, TARGET, residual(), residual())
+def test_a_model_that_is_not_what_its_segments_compute_is_wrong(checked: Checked) -> None:
+    problem, runs = checked
     other = [replace(runs[0], composed=False), *runs[1:]]
     assert problem.error(other) == float("inf")
     assert "is not what its segments compute" in problem.report(other)
@@ -114,20 +121,18 @@ def test_a_tie_of_an_inputs_own_value_and_a_power_of_two_goes_to_even() -> None:
 
 
 def calls(module: Any, form: Form = Form.MODEL, cpu: str = TARGET["mcpu"]) -> dict[str, int]:
-    target = tvm.target.Target({**TARGET, "mcpu": cpu})
-    return dict(build.plan(module, TaskKernels(target, {}), target, form).calls)
+    return dict(planned(module, target={**TARGET, "mcpu": cpu}, form=form).calls)
 
 
 def test_what_is_shipped_ends_no_function_at_real_values_that_are_added() -> None:
     """Though a product and a sum behind it would be one operation, with one rounding."""
     module = importer.to_relax(residual(whole=False), "net")
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(module, TaskKernels(target, {}), target)
-    assert all(cut.scale is not None for cut in planned.cuts)
-    assert sum(planned.calls.values()) < sum(calls(module, Form.TENSORS).values())
-    added = next(name for name in planned.functions if "_relu_divide" in name)
-    assert planned.module[added].script(show_meta=False).count("llvm.arithmetic.fence") == 2
-    assert str(planned.module["main"].ret_ty) == str(module["main"].ret_ty.fields[0])
+    plan = planned(module)
+    assert all(cut.scale is not None for cut in plan.cuts)
+    assert sum(plan.calls.values()) < sum(calls(module, Form.TENSORS).values())
+    added = next(name for name in plan.functions if "_relu_divide" in name)
+    assert plan.module[added].script(show_meta=False).count("llvm.arithmetic.fence") == 2
+    assert str(plan.module["main"].ret_ty) == str(module["main"].ret_ty.fields[0])
 
 
 def test_kernels_of_bytes_that_are_shipped_are_those_that_are_checked() -> None:
@@ -151,9 +156,7 @@ def test_what_is_shipped_ends_no_function_where_it_computes_the_same_without(
     module = importer.to_relax(model, "net")
     shipped, whole = (calls(module, form) for form in (Form.MODEL, Form.TENSORS))
     assert sum(shipped.values()) < sum(whole.values())
-    problem, runs = check(tmp_path, TARGET, model, model)
-    assert runs[0].composed
-    assert problem.error(runs) <= 1e-3
+    _check(model, tmp_path)
 
 
 def test_quantised_tensors_that_several_functions_read_are_bytes_in_memory(tmp_path: Path) -> None:
@@ -166,14 +169,16 @@ def test_quantised_tensors_that_several_functions_read_are_bytes_in_memory(tmp_p
     gate = net.add("Sigmoid", net.rounded(net.quantised_conv(gate, 32, size=1), 0.02))
     y = net.rounded(net.add("Mul", y, net.rounded(gate, 1 / 255, 0)), 0.02)
     model = net.model(net.rounded(net.quantised_conv(y, 16, 32), 0.05))
-    assert _computed_on_bytes(model, tmp_path)["global_average"] == 1
+    assert _calls_on_bytes(model)["global_average"] == 1
+    _check(model, tmp_path)
 
 
-@pytest.mark.parametrize("widths", [(16, 32), (12, 20)])
+@pytest.mark.parametrize(("widths", "cuts"), [((16, 32), 3), ((12, 20), 1)])
 def test_bytes_are_resized_put_together_and_taken_apart(
-    widths: tuple[int, int], tmp_path: Path
+    widths: tuple[int, int], cuts: int, tmp_path: Path
 ) -> None:
-    """Whether parts begin at a block of channels or inside of one."""
+    """Whether parts begin at a block of channels or inside of one; the one that has both kinds of
+    copies is run too."""
     net, total = Quantised((1, 16, 6, 7), 13), sum(widths)
     y = net.rounded(net.quantised_conv(net.rounded("x", 0.03), total, 16), 0.04)
     net.nodes.append(helper.make_node("Split", [y, net.whole(widths)], ["a", "b"], axis=1))
@@ -186,9 +191,11 @@ def test_bytes_are_resized_put_together_and_taken_apart(
     scales, way = net.constant((1.0, 1.0, 2.0, 2.0)), {"nearest_mode": "floor"}
     y = net.add("Resize", y, "", scales, coordinate_transformation_mode="asymmetric", **way)
     y = net.rounded(net.quantised_conv(net.rounded(y, 0.04), 16, 24), 0.05)
-    calls = _computed_on_bytes(net.model(y), tmp_path)
-    assert (calls["resized"], calls["concatenation"]) == (1, 1)
-    assert calls["channels"] == (3 if widths[0] % 16 == 0 else 1)
+    model = net.model(y)
+    calls = _calls_on_bytes(model)
+    assert (calls["resized"], calls["concatenation"], calls["channels"]) == (1, 1, cuts)
+    if cuts == 1:
+        _check(model, tmp_path)
 
 
 def test_segments_begin_at_what_they_are_given_where_sums_read_whole_numbers() -> None:
@@ -198,46 +205,28 @@ def test_segments_begin_at_what_they_are_given_where_sums_read_whole_numbers() -
     weights = net.quantised_weights(32, 16, 2, 2, axis=1)
     y = net.rounded(net.add("ConvTranspose", y, weights, strides=[2, 2]), 0.03)
     model = net.model(net.rounded(net.quantised_conv(y, 16, 16), 0.05))
-    target = tvm.target.Target(TARGET)
-    kernels = TaskKernels(target, {})
-    planned = build.plan(importer.to_relax(model, "net"), kernels, target, Form.SEGMENTS)
-    text = planned.module["main"].script(show_meta=False)
+    text = planned(model, form=Form.SEGMENTS).module["main"].script(show_meta=False)
     assert all(f"(cut{place}," in text for place in range(3))
 
 
-def _computed_on_bytes(model: Any, folder: Path) -> dict[str, int]:
-    """Calls of the built model by function, of which those on blocks of channels read and write
-    bytes alone; its answers are right."""
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(model, "net"), TaskKernels(target, {}), target)
+def _calls_on_bytes(model: Any) -> dict[str, int]:
+    """Calls of the planned model by function, of which those on blocks of channels read and write
+    bytes alone."""
+    plan = planned(model)
     kinds = {
         str(param.ty.dtype)
-        for name in planned.functions
-        for param in planned.module[name].params
+        for name in plan.functions
+        for param in plan.module[name].params
         if len(param.shape) == 5 and int(param.shape[0]) == 1
     }
     assert kinds == {"uint8"}
-    problem, runs = check(folder, TARGET, model, model)
-    assert runs[0].composed
-    assert problem.error(runs) <= 1e-3, problem.report(runs)
     found = Counter[str]()
-    for name, count in planned.calls.items():
+    for name, count in plan.calls.items():
         found[name.rstrip("0123456789")] += count
     return found
 
 
-@pytest.mark.usefixtures("forked", "quick_timing")
-def test_a_quantised_model_is_built_by_the_command_line_with_its_rule(
-    type_in: Callable[..., Ended], tmp_path: Path
-) -> None:
-    path = tmp_path / "net.onnx"
-    onnx.save(residual(), path)
-    assert type_in("tuna", "model", "import", "net", path).code == 0
-    built = type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so", "--no-rivals")
-    assert built.code == 0, built
-    said = " ".join(built.out.split())
-    assert (
-        "checked: 5 quantised tensors, each computed from the reference's integers before it"
-        in said
-    )
-    assert "whole numbers differ, next to a tie" in said
+def _check(model: Any, folder: Path) -> None:
+    problem, runs = check(folder, TARGET, model, model)
+    assert runs[0].composed
+    assert problem.error(runs) <= 1e-3, problem.report(runs)

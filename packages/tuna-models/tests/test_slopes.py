@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from compiled import TARGET, error_of, planned
 from nets import Net
 from quantised_nets import Quantised
 from shared_data import need
-from test_bf16 import HERE, in_bf16
-from test_plan import error_of, planned
+from test_bf16 import in_bf16
 
 from tuna.libraries.tvm.kernels import machine
 from tuna_models.compiler.build import Planned
-from tuna_models.compiler.program import machine_of
-from tuna_models.judging.inputs import largest_error
-from tuna_models.reading import onnx_reference
 
 Form = Callable[[Net, str, Any], str]
 
@@ -99,11 +96,9 @@ def test_slopes_for_each_channel_answer_as_the_reference(precision: str) -> None
     if precision == "fp32":
         assert error_of(model, planned(model), given) < 1e-5
         return
-    target = tvm.target.Target(HERE)
-    if "bf16" not in machine.from_target(target).words:
+    if "bf16" not in machine.from_target(tvm.target.Target(TARGET)).words:
         need(None, "a CPU with avx512_bf16")
-    answer = machine_of(in_bf16(model, HERE), target)["main"](tvm.runtime.tensor(given["x"]))
-    assert largest_error([answer.numpy()], onnx_reference.run(model, given)) < 0.03
+    assert error_of(model, in_bf16(model, TARGET), given) < 0.03
 
 
 def test_slopes_that_are_no_factors_for_channels_stay_operators() -> None:

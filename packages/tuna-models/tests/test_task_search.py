@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from compiled import HERE
 from test_functions import applied, function, normalised, softmax, x
 from tvm import te, topi
-from tvm.target import codegen
 
 from tuna.configs import TaskConfig
 from tuna.libraries.kernels import KernelJob
@@ -24,7 +24,7 @@ from tuna_models.compiler.build import Record, TaskKernels
 from tuna_models.manifest import Class
 from tuna_models.work.tuning_order import Tunable, Wanted, order
 
-TARGET = json.dumps({"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1})
+TARGET = json.dumps(HERE)
 TASK = TaskConfig(name="softmax", body="0" * 64)
 
 

@@ -19,12 +19,10 @@ if find_spec("torch") is None:
 
 import numpy as np
 import torch
-import tvm
-from test_plan import TARGET, error_of, planned
+from compiled import error_of, planned, run
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
-from tuna_models.compiler.program import machine_of
 from tuna_models.judging import inputs
 from tuna_models.reading import importer
 
@@ -258,11 +256,10 @@ def test_operators_convert_types_as_pytorch_does(tmp_path: Path) -> None:
     given = {"x": x.astype(np.float32)}
     torch.export.save(torch.export.export(Numbers(), (torch.randn(4, 16),)), path)
     model = importer.read(path, {})
-    machine = machine_of(planned(model), tvm.target.Target(TARGET))
-    found = machine["main"](*map(tvm.runtime.tensor, given.values()))
+    found = run(planned(model), *given.values())
     for ours, right in zip(found, model.reference(given), strict=True):
-        assert ours.numpy().dtype == right.dtype
-        np.testing.assert_allclose(ours.numpy(), right, rtol=1e-5)
+        assert ours.dtype == right.dtype
+        np.testing.assert_allclose(ours, right, rtol=1e-5)
 
 
 class Rows(torch.nn.Module):

@@ -13,13 +13,11 @@ if find_spec("torch") is None:
 
 import numpy as np
 import torch
-import tvm
-from test_plan import TARGET, planned
+from compiled import planned, run
 from torch.nn import functional
 
 from tuna.configs import ConvConfig
 from tuna.errors import BadInput
-from tuna_models.compiler.program import machine_of
 from tuna_models.reading import importer
 from tuna_models.reading.torch_importer import TorchModel
 
@@ -133,14 +131,13 @@ def test_operators_answer_as_pytorch_does(function: Any) -> None:
     torch.manual_seed(1)
     x = torch.randn(1, 8, 12, 12)
     model = TorchModel(torch.export.export(Answers(function), (x,)), {})
-    machine = machine_of(planned(model), tvm.target.Target(TARGET))
-    answers = machine["main"](tvm.runtime.tensor(x.numpy()))
+    answers = run(planned(model), x.numpy())
     near = 2e-3 if function is in_half else 2e-5
     for number, (ours, right) in enumerate(
         zip(answers, model.reference({"x": x.numpy()}), strict=True)
     ):
-        assert ours.numpy().dtype == right.dtype, number
-        np.testing.assert_allclose(ours.numpy(), right, near, near, err_msg=str(number))
+        assert ours.dtype == right.dtype, number
+        np.testing.assert_allclose(ours, right, near, near, err_msg=str(number))
 
 
 def shapes(x: Any) -> Any:
@@ -170,10 +167,8 @@ def test_operators_of_open_extents_get_those_that_are_chosen() -> None:
     ]
     model = TorchModel(program, dict(zip(open_extents, (3, 10), strict=True)))
     x = np.random.default_rng(1).normal(size=(3, 8, 10, 12)).astype(np.float32)
-    machine = machine_of(planned(model), tvm.target.Target(TARGET))
-    answers = machine["main"](tvm.runtime.tensor(x))
-    for ours, right in zip(answers, model.reference({"x": x}), strict=True):
-        np.testing.assert_allclose(ours.numpy(), right, 2e-5, 2e-5)
+    for ours, right in zip(run(planned(model), x), model.reference({"x": x}), strict=True):
+        np.testing.assert_allclose(ours, right, 2e-5, 2e-5)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,11 @@ if find_spec("torch") is None:
 import numpy as np
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
-import tvm
-from test_plan import TARGET, planned
+from compiled import planned, run
 from torch.nn import functional
 
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
-from tuna_models.compiler.program import machine_of
 from tuna_models.judging import rules
 from tuna_models.reading import importer
 from tuna_models.reading.torch_importer import TorchModel
@@ -88,8 +86,7 @@ def test_a_quantised_program_answers_as_pytorch_and_is_cut_where_it_rounds(
     assert [cut.name for cut in found.cuts] == [answer.name for answer in right.quantised]
     assert len(right.quantised) == tensors
     assert all(np.all(each.low <= each.high) for each in right.quantised)
-    machine = machine_of(found, tvm.target.Target(TARGET))
-    answer = machine["main"](tvm.runtime.tensor(x.numpy())).numpy()
+    (answer,) = run(found, x.numpy())
     np.testing.assert_allclose(answer, right.outputs[0].values, 1e-5, 1e-5)
 
 

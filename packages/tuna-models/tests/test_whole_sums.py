@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from compiled import HERE, planned, run
 from onnx import TensorProto, helper, numpy_helper
-from test_plan import TARGET
 
-from tuna_models.compiler import build
-from tuna_models.compiler.build import TaskKernels
-from tuna_models.compiler.program import machine_of
-from tuna_models.reading import importer, onnx_reference
+from tuna_models.reading import onnx_reference
 
 #: Largest distance of an exact value from a tie at which fp32 may take the other side.
 NEAR = 1e-5
@@ -74,15 +70,10 @@ class Graph:
         given = zip(self.inputs, self.values, strict=True)
         return onnx_reference.run(self.model, {value.name: array for value, array in given})
 
-    def run(self, cpu: str) -> list[Any]:
+    def run(self, cpu: str = HERE["mcpu"]) -> list[Any]:
         """What the model answers that is built for a CPU."""
-        model = self.model
-        target = tvm.target.Target({**TARGET, "mcpu": cpu})
-        module = importer.to_relax(model, "net")
-        planned = build.plan(module, TaskKernels(target, {}), target)
-        found = machine_of(planned, target)["main"](*map(tvm.runtime.tensor, self.values))
-        parts = [found] if hasattr(found, "numpy") else list(found)
-        return [part.numpy() for part in parts]
+        target = {**HERE, "mcpu": cpu}
+        return run(planned(self.model, target=target), *self.values, target=target)
 
 
 def bytes_of(random: Any, kind: Any, *shape: int) -> Any:
@@ -155,7 +146,7 @@ def whole_sums() -> Graph:
     return net
 
 
-@pytest.mark.parametrize("cpu", [TARGET["mcpu"], pytest.param("x86-64", marks=DRILL)])
+@pytest.mark.parametrize("cpu", [HERE["mcpu"], pytest.param("x86-64", marks=DRILL)])
 def test_sums_of_whole_numbers_are_exact_however_many_there_are(cpu: str) -> None:
     net = whole_sums()
     answers = zip(net.run(cpu), net.reference(), net.outputs, strict=True)
@@ -298,10 +289,10 @@ def sums_without_kernels() -> Graph:
 @pytest.mark.parametrize(
     ("make", "cpu"),
     [
-        (scaled_sums, TARGET["mcpu"]),
+        (scaled_sums, HERE["mcpu"]),
         pytest.param(scaled_sums, "haswell", marks=DRILL),
-        (sums_without_kernels, TARGET["mcpu"]),
-        (averages, TARGET["mcpu"]),
+        (sums_without_kernels, HERE["mcpu"]),
+        (averages, HERE["mcpu"]),
     ],
 )
 def test_quantised_tensors_are_those_of_integers_and_scales_in_double_precision(
@@ -346,7 +337,7 @@ def of_any_size(largest: float) -> Graph:
 def test_dynamic_scales_may_be_as_small_or_large_as_numbers_are() -> None:
     for largest in (1e-38, 3e37):
         net = of_any_size(largest)
-        for made in (net.run(TARGET["mcpu"]), net.reference()):
+        for made in (net.run(), net.reference()):
             (whole, real), (right, exact) = made, (values for *_, values in net.outputs)
             assert np.array_equal(whole, right)
             assert np.abs(exact).max() < 3e38
@@ -360,7 +351,7 @@ def test_ranges_below_the_least_number_are_of_zeros() -> None:
     name = net.add("DynamicQuantizeLinear", net.given(x))
     net.nodes[-1].output.extend(["scale", "zero"])
     net.answer(name, TensorProto.UINT8, np.zeros(3, np.uint8))
-    for made in (net.run(TARGET["mcpu"]), net.reference()):
+    for made in (net.run(), net.reference()):
         assert made[0].tolist() == [0, 0, 0]
 
 
@@ -383,8 +374,8 @@ def test_zero_points_and_scales_may_be_known_when_the_model_runs() -> None:
         y = net.add("Mul", scale, net.add("Cast", y, to=TensorProto.FLOAT))
         exact = (a.astype(np.int64) - zero) @ b.astype(np.int64)
         net.answer(y, TensorProto.FLOAT, exact * np.float64(np.float32(0.0123)))
-    target = tvm.target.Target(TARGET)
-    planned = build.plan(importer.to_relax(net.model, "net"), TaskKernels(target, {}), target)
-    assert not planned.left_in_fp32
-    for found, (*_, right) in zip(net.run(TARGET["mcpu"]), net.outputs, strict=True):
+    plan = planned(net.model, target=HERE)
+    assert not plan.left_in_fp32
+    answers = run(plan, *net.values, target=HERE)
+    for found, (*_, right) in zip(answers, net.outputs, strict=True):
         np.testing.assert_allclose(found, right, rtol=3e-7, atol=3e-6)

@@ -13,6 +13,7 @@ import nets
 import numpy as np
 import onnx
 import pytest
+import quantised_nets
 from command_lines import Ended
 
 from tuna.coordinator.session_run import Progress, RunEvents
@@ -102,11 +103,8 @@ def test_a_model_is_converted_once_for_its_import_and_its_plans(
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")
-def test_a_model_is_imported_planned_and_linked_by_one_child(
-    type_in: Callable[..., Ended],
-    residual: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_quantised_model_is_imported_planned_and_linked_by_one_child_and_says_its_rule(
+    type_in: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[ModelProcess] = []
 
@@ -116,10 +114,14 @@ def test_a_model_is_imported_planned_and_linked_by_one_child(
             made.append(self)
 
     monkeypatch.setattr(model_session, "ModelProcess", Counted)
-    library = tmp_path / "out" / "net.so"
+    path, library = tmp_path / "net.onnx", tmp_path / "out" / "net.so"
+    onnx.save(quantised_nets.residual(), path)
     library.parent.mkdir()
-    ended = type_in("tuna", "tune", residual, "--minutes", 0, "-o", library, "--no-rivals")
+    ended = type_in("tuna", "tune", path, "--minutes", 0, "-o", library, "--no-rivals")
     assert ended.code == 0, ended.err
+    said = " ".join(ended.out.split())
+    assert "checked: 5 quantised tensors, each computed from the reference's integers" in said
+    assert "whole numbers differ, next to a tie" in said
     assert [process._child.starts for process in made] == [1]
     assert {path.name for path in library.parent.iterdir()} == {"net.so", "net.so.json"}
 

@@ -39,6 +39,7 @@ from tuna.common.files import gunzip
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.tvm import toolchain
+from tuna.libraries.tvm.functions import from_json
 from tuna.libraries.tvm.large_pages import use_large_pages
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
 from tuna.libraries.tvm.object_files import compile_all
@@ -102,7 +103,7 @@ def build(job: KernelJob, path: Path) -> None:
 
 def _functions(text: str) -> list[tuple[Any, Any]]:
     """The functions of a module in TVM's JSON, each with its variable, by name."""
-    functions = tvm.ir.load_json(text).functions
+    functions = from_json(text).functions
     return sorted(functions.items(), key=lambda entry: str(entry[0].name_hint))
 
 
