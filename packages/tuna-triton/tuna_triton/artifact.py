@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -27,11 +28,14 @@ ELEMENT_BYTES = {
     **{"fp32": 4, "fp16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1},
     **{"fp8e4nv": 1, "fp8e5": 1, "fp8e4b8": 1, "fp8e5b16": 1},
 }
-#: Bytes of a launch argument by its type; `ptr` is a device address.
-PARAM_BYTES = {
-    **{"ptr": 8, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "fp32": 4, "fp64": 8},
-    **{"i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2},
+#: Form of a launch argument by its type, as `struct` has it, and its bytes; `ptr` is a device
+#: address.
+PARAM_FORMATS = {
+    **{"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q"},
+    **{"fp32": "<f", "fp64": "<d"},
+    **{"i1": "<b", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H"},
 }
+PARAM_BYTES = {name: struct.calcsize(form) for name, form in PARAM_FORMATS.items()}
 ROLES = ("input", "output", "scratch")
 #: Names of buffers that Triton itself asks for: their bytes are stated by the launch, and the
 #: argument is a null pointer where these are 0.

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,47 +42,29 @@ _KEPT = 32
 #: Inputs of a mixture of experts that list its rows by expert.
 _HIGHEST_TILE = 256
 _ROUTED = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
-#: Bits of the exponent, its bias, and whether the only special value is 0x80 (AMD's "fnuz").
-_FP8 = {
-    "fp8e4nv": (4, 7, False),
-    "fp8e5": (5, 15, False),
-    "fp8e4b8": (4, 8, True),
-    "fp8e5b16": (5, 16, True),
+#: NumPy's types of elements: its own, and those of `ml_dtypes`
+_FP8: Mapping[str, Any] = {
+    "fp8e4nv": ml_dtypes.float8_e4m3fn,
+    "fp8e5": ml_dtypes.float8_e5m2,
+    "fp8e4b8": ml_dtypes.float8_e4m3fnuz,
+    "fp8e5b16": ml_dtypes.float8_e5m2fnuz,
 }
+_DTYPES: Mapping[str, Any] = {
+    **{"fp32": "f4", "fp16": "f2", "bf16": ml_dtypes.bfloat16, **_FP8},
+    **{"i64": "i8", "i32": "i4", "i8": "i1"},
+}
+#: AMD's 8-bit floats, whose only special value is 0x80
+_FNUZ = ("fp8e4b8", "fp8e5b16")
 
 
 def decode(element: str, raw: NDArray[np.generic]) -> Floats:
     """Return the values of an array of `raw` bits."""
-    bits = np.ascontiguousarray(raw)
-    if element in _FP8:
-        return _fp8_values(element)[bits.view(np.uint8)]
-    if element == "bf16":
-        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    kinds = {"fp32": "f4", "fp16": "f2", "i64": "i8", "i32": "i4", "i8": "i1"}
-    return bits.view(kinds[element]).astype(np.float64)
-
-
-def _fp8_values(element: str) -> Floats:
-    exponent_bits, bias, fnuz = _FP8[element]
-    bits = np.arange(256)
-    fraction_bits = 7 - exponent_bits
-    exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1)
-    fraction = bits & ((1 << fraction_bits) - 1)
-    units = np.where(exponent > 0, fraction + (1 << fraction_bits), fraction).astype(np.float64)
-    values: Floats = np.ldexp(units, np.maximum(exponent, 1) - bias - fraction_bits)
-    if exponent_bits == 5 and not fnuz:  # as in IEEE 754
-        values[exponent == 31] = np.where(fraction[exponent == 31] > 0, np.nan, np.inf)
-    values[bits >= 128] *= -1
-    if fnuz:
-        values[0x80] = np.nan
-    elif exponent_bits == 4:
-        values[[0x7F, 0xFF]] = np.nan
-    return values
+    return np.ascontiguousarray(raw).view(_DTYPES[element]).astype(np.float64)
 
 
 def poison_byte(element: str) -> int:
     """The byte that fills memory with NaN, or with integers that no kernel writes by chance."""
-    return 0x80 if element[0] == "i" or (element in _FP8 and _FP8[element][2]) else 0xFF
+    return 0x80 if element[0] == "i" or element in _FNUZ else 0xFF
 
 
 @dataclass(frozen=True)
@@ -212,7 +195,8 @@ class DeviceProblem:
         element = self._buffers[output].element
         eight_bits = any(one.buffer.element in _FP8 for one in self.inputs.values())
         # half a unit in the last place of an 8-bit float, and as much for what comes before
-        usual = _TOLERANCES[element] if element not in _FP8 else 2.0 ** (_FP8[element][0] - 7)
+        eps = float(ml_dtypes.finfo(_FP8[element]).eps) if element in _FP8 else 0.0
+        usual = eps or _TOLERANCES[element]
         return max(usual, _FP8_TOLERANCE) if eight_bits else usual
 
 
@@ -274,7 +258,7 @@ def _random(name: str, element: str, size: int) -> NDArray[np.generic]:
     7."""
     generator = _generator(name, element)
     if element in _FP8:
-        magnitude = np.abs(_fp8_values(element))
+        magnitude = np.abs(decode(element, np.arange(256, dtype=np.uint8)))
         bits = np.flatnonzero((magnitude >= 1 / 16) & (magnitude <= 1))
         return generator.choice(bits, size).astype(np.uint8)
     if element[0] == "i":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuna.libraries.kernels import DeviceLost, DeviceUnusable
-from tuna_triton.artifact import GLOBAL_SCRATCH, PROFILE_SCRATCH, Launch, Param
+from tuna_triton.artifact import GLOBAL_SCRATCH, PARAM_FORMATS, PROFILE_SCRATCH, Launch, Param
 
 LIBRARY = "libcuda.so.1"
 _V, _I, _U, _Z, _D = (
@@ -79,13 +79,6 @@ _CAPTURE_THREAD = 1
 _STICKY = frozenset({226, 700, 702, 709, 710, *range(714, 720), 721, 999})
 #: Errors of the device itself: driver shut down, unavailable, none, invalid, ECC, NVLink.
 _LOST = frozenset({4, 46, 100, 101, 214, 220})
-_FORMATS = {
-    **{"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q"},
-    **{"fp32": "<f", "fp64": "<d"},
-    **{"i1": "<b", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H"},
-}
-
-
 _HOST, _ON_DEVICE = 1, 2  #: CU_MEMORYTYPE_*
 
 
@@ -309,7 +302,7 @@ class Cuda:
 def _slot(param: Param, addresses: Mapping[str, int]) -> bytes:
     """A parameter's bytes, in a slot of eight."""
     value = addresses[param.buffer] if param.type == "ptr" else param.value
-    return struct.pack(_FORMATS[param.type], value).ljust(8, b"\0")
+    return struct.pack(PARAM_FORMATS[param.type], value).ljust(8, b"\0")
 
 
 class DeviceMemory:
