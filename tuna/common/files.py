@@ -104,6 +104,30 @@ def read_bounded(file: BinaryIO, path: PurePath, most_bytes: int) -> bytes:
     return file.read(most_bytes)
 
 
+@contextlib.contextmanager
+def read_errors(path: Path, hint: str = "") -> Iterator[None]:
+    """Raise BadInput in place of what the system says of `path`, which is read; `hint` is for one
+    that is not there."""
+    try:
+        yield
+    except OSError as error:
+        hint = hint if isinstance(error, FileNotFoundError) else ""
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
+
+
+def read_text(path: Path, most_bytes: int, hint: str = "") -> str:
+    """Read a text that a user names, a pipe too; raises BadInput, as `read_errors` does, for one of
+    more than `most_bytes`, and for what is not UTF-8."""
+    with read_errors(path, hint), open_plain(path, pipes=True) as file:
+        data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise NotPlain(path, f"is longer than {most_bytes} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not UTF-8 text.") from None
+
+
 def empty(folder: Path) -> None:
     """Remove the contents of a folder, as far as this user can."""
     for path in list(folder.iterdir()):

@@ -13,14 +13,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.common.files import open_plain
+from tuna.common.files import open_plain, read_errors
 from tuna.configs import Config
 from tuna.db import configs
 from tuna.db.bulk import rows_among, upsert
 from tuna.db.engine import reading, transaction
 from tuna.db.models import FindDb, KernelRow
 from tuna.db.types import utc_now
-from tuna.errors import BadInput
 from tuna.libraries.imported_records import ImportedResult
 from tuna.results.selectable import SESSIONS
 from tuna.vocabulary import canonical_name
@@ -217,11 +216,9 @@ def _joined(old: str | None, new: str) -> str:
 def source_of(path: Path) -> str:
     """The file's or folder's name and the beginning of the SHA-256 of its contents."""
     digest = hashlib.sha256()
-    try:
+    with read_errors(path):
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             with open_plain(file) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
     return f"{path.name[:180]} sha256:{digest.hexdigest()[:16]}"

@@ -15,7 +15,6 @@ run in the order in which they stand.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -28,6 +27,7 @@ from ruamel.yaml.error import YAMLError
 
 from tuna.cli.console import say
 from tuna.cli.main import check_words
+from tuna.common.files import read_text
 from tuna.errors import BadInput
 
 #: Words for steps that are options of go_fish.py, beside the options' own names
@@ -171,12 +171,9 @@ def _rest(group: click.Group, words: list[str], name: str | None) -> list[str]:
 
 def _load(path: Path) -> dict[str, Any]:
     """The document, read without making objects of it; duplicate keys are refused."""
+    text = read_text(path, _MAX_BYTES)
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is not a file, or too long for a list of steps.")
-        document = YAML(typ="safe", pure=True).load(io.StringIO(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+        document = YAML(typ="safe", pure=True).load(text)
     except DuplicateKeyError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise BadInput(

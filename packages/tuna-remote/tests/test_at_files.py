@@ -91,8 +91,8 @@ def test_faults_have_a_file_and_a_line(folder: Path, text: str, said: str) -> No
 def test_a_file_that_cannot_be_read(folder: Path) -> None:
     (folder / "f.yaml").write_bytes(b"\xff\xfe")
     for name, said in (
-        ("f.yaml", "not a UTF-8"),
-        ("none.yaml", "does not exist"),
+        ("f.yaml", "not UTF-8"),
+        ("none.yaml", "cannot be read: No such file"),
         (".", "is not a plain file"),
     ):
         with pytest.raises(BadInput, match=said):

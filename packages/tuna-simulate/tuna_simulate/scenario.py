@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tuna.common.files import read_text
 from tuna.coordinator.policies import PER_PROCESS
 from tuna.errors import BadInput
 
@@ -145,21 +146,17 @@ class Scenario(_Part):
 
 def read_scenario(path: Path) -> Scenario:
     """A scenario from a `.toml` file, or from JSON in any other; raises BadInput."""
+    text = read_text(path, _MAX_FILE_BYTES)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BadInput(f"{path} has more than {_MAX_FILE_BYTES} bytes.")
-        text = path.read_bytes().decode()
         document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         return Scenario.model_validate(document)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BadInput(
             f"{path}: {where + ': ' if where else ''}{first['msg']}.", hint=_HINT
         ) from error
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is neither TOML (.toml) nor JSON: {error}.", hint=_HINT) from error
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from tuna.common.files import read_text
 from tuna.common.messages import install_extra
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.libraries import compressed, registry
@@ -185,12 +186,9 @@ class T4Exporter(TrialExporter):
         if not files:
             raise BadInput(f"{path} is not a {self.title}.")
         for file in files:
+            text = read_text(file, _LIMIT_BYTES)
             try:
-                if file.stat().st_size > _LIMIT_BYTES:
-                    raise BadInput(f"{file} has more than {_LIMIT_BYTES} bytes.")
-                contents = _T4File.model_validate_json(file.read_bytes())
-            except OSError as error:
-                raise BadInput(f"{file} cannot be read: {error.strerror or error}.") from error
+                contents = _T4File.model_validate_json(text)
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
                 name = ".".join(map(str, first["loc"]))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuna.common.files import read_text
 from tuna.errors import BadInput
 
 _HEAD = "import triton\nimport triton.language as tl\n"
@@ -55,12 +56,10 @@ def installed(package: str, path: str) -> Path | None:
 def read(path: Path, function: str) -> KernelFile:
     """Return the kernel `function` of the Python file at `path`; raises BadInput that names what is
     wrong."""
+    text = read_text(path, _MAX_BYTES)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is too large for a file of kernels.")
-        text = path.read_text()
         tree = ast.parse(text)
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as Python: {error}") from None
     return extract(text, tree, function, str(path))
 

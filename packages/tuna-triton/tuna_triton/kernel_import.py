@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+from tuna.common.files import read_text
 from tuna.common.messages import last_line
 from tuna.errors import BadInput
 from tuna.sandbox.box import Box
@@ -47,7 +48,7 @@ def read_kernel(path: Path, shapes: Path) -> ImportedKernel:
 
     The file's functions are run for each shape, the reference too.
     """
-    file = parse(_text(path, _MAX_FILE_BYTES), path.name)
+    file = parse(read_text(path, _MAX_FILE_BYTES, _EXAMPLE), path.name)
     configs = tuple(
         dict.fromkeys(_config(file, shape, shapes, number) for number, shape in _shapes(shapes))
     )
@@ -55,24 +56,11 @@ def read_kernel(path: Path, shapes: Path) -> ImportedKernel:
     return ImportedKernel(file, configs)
 
 
-def _text(path: Path, most: int) -> str:
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(most + 1)
-        if len(data) > most:
-            raise BadInput(f"{path} is larger than {most} bytes.")
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not UTF-8 text.") from None
-
-
 def _shapes(path: Path) -> Sequence[tuple[int, dict[str, Any]]]:
     """The shapes of a file with their numbers."""
+    text = read_text(path, _MAX_SHAPES_BYTES, _EXAMPLE)
     try:
-        found = json.loads(_text(path, _MAX_SHAPES_BYTES), parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not JSON: {error}.") from None
     if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.common.files import read_text
 from tuna.configs import GemmConfig
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
@@ -143,15 +144,13 @@ def read_tiles(path: Path) -> tuple[dict[str, Any], dict[int, Tile]]:
     """Return a file's content and the tiles by batch size; raises BadInput where a consumer could
     not read it."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is too large for a file of tiles.")
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path, _MAX_BYTES))
         if not isinstance(content, dict):
             raise ValueError("the JSON is not an object")
         tiles: dict[int, Tile] = {
             int(key): dict(tile) for key, tile in content.items() if key != "triton_version"
         }
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is not a file of tiles: {error}") from None
     return content, tiles
 

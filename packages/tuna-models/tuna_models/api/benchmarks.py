@@ -18,7 +18,7 @@ import numpy as np
 
 from tuna.api import changed_settings, get_settings, measure_built
 from tuna.api.rows import ModelTime, benchmarks, networks, open_database, reading, writing
-from tuna.common.files import open_plain
+from tuna.common.files import open_plain, read_errors
 from tuna.common.messages import last_line
 from tuna.configs.model import TOLERANCE, WholeModelConfig
 from tuna.errors import BadInput, LibraryMissing, ServiceError
@@ -296,11 +296,8 @@ def read_library(path: Path, label: str = "") -> _Library:
     """Read a library; raises BadInput for a file that is none or unreadable, and for one of which
     the facts beside it have another size or SHA-256: loading one that is cut off would end the
     process."""
-    try:
-        with open_plain(path) as file:
-            data = file.read()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+    with read_errors(path), open_plain(path) as file:
+        data = file.read()
     if not data.startswith(b"\x7fELF"):
         raise BadInput(
             f"{path} is not a shared library.", hint="`tuna model build NAME -o MODEL.so` makes one"

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tuna.common.files import atomic_file, open_plain, read_bounded, write_errors
+from tuna.common.files import atomic_file, open_plain, read_bounded, read_errors, write_errors
 from tuna.errors import BadInput
 from tuna.vocabulary import MAX_BYTES
 
@@ -30,12 +30,8 @@ _CODE = ("tuna_models", "tuna.libraries.tvm", "tuna.configs")
 
 def read(path: Path) -> bytes:
     """The model file; raises BadInput."""
-    try:
-        with open_plain(path) as file:
-            return read_bounded(file, path, MAX_BYTES)
-    except OSError as error:
-        hint = _EXAMPLE if isinstance(error, FileNotFoundError) else ""
-        raise BadInput(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
+    with read_errors(path, _EXAMPLE), open_plain(path) as file:
+        return read_bounded(file, path, MAX_BYTES)
 
 
 def read_beside(model: Path, location: str) -> bytes:

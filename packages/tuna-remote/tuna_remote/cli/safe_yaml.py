@@ -11,6 +11,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
+from tuna.common.files import read_text
 from tuna.errors import BadInput
 
 Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
@@ -22,18 +23,7 @@ _SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
 
 def read(path: Path) -> Node:
     """The root of a file; raises BadInput with the line of what is not YAML, or not data."""
-    try:
-        if not path.is_file():
-            there = "is not a plain file" if path.exists() else "does not exist"
-            raise BadInput(f"{path} {there}.")
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} has more than {_MAX_BYTES >> 20} MiB.")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not a UTF-8 text.") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
-    return parse(text, str(path))
+    return parse(read_text(path, _MAX_BYTES), str(path))
 
 
 def parse(text: str, source: str) -> Node:
