@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tuna.common.files import read_text
+from tuna.common.messages import first_fault
 from tuna.coordinator.policies import PER_PROCESS
 from tuna.errors import BadInput
 
@@ -151,11 +152,7 @@ def read_scenario(path: Path) -> Scenario:
         document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         return Scenario.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadInput(
-            f"{path}: {where + ': ' if where else ''}{first['msg']}.", hint=_HINT
-        ) from error
+        raise BadInput(f"{path}: {first_fault(error.errors())}.", hint=_HINT) from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is neither TOML (.toml) nor JSON: {error}.", hint=_HINT) from error
 

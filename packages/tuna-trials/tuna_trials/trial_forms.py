@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from tuna.common.files import read_text
-from tuna.common.messages import install_extra
+from tuna.common.messages import first_fault, install_extra
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import UNSAFE, Entry, Exporter, ExportOptions, ExportTally
@@ -190,9 +190,8 @@ class T4Exporter(TrialExporter):
             try:
                 contents = _T4File.model_validate_json(text)
             except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False)[0]
-                name = ".".join(map(str, first["loc"]))
-                raise BadInput(f"{file} is not Tuna's T4 file: {name} {first['msg']}.") from None
+                fault = first_fault(error.errors())
+                raise BadInput(f"{file} is not Tuna's T4 file: {fault}.") from None
             for result in contents.results:
                 times = [m["value"] for m in result.measurements if m.get("name") == "time"]
                 value = (times[0] if times else math.inf, result.invalidity, result.tuna.params)

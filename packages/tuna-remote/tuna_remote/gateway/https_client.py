@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import stamina
 from pydantic import BaseModel, ValidationError
 
+from tuna.common.messages import first_fault
 from tuna.errors import BadInput, ServiceError
 from tuna.vocabulary import OUTAGE_S
 from tuna_remote.gateway.protocol import NO_SESSION, Facts, Joined, JoinRequest, Refusal, Role
@@ -176,7 +177,5 @@ def facts_of(**facts: Any) -> Facts:
     try:
         return Facts(**{"host": socket.gethostname(), **facts})
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise BadInput(
-            f"This machine's {first['loc'][0]} cannot be sent to a gateway: {first['msg']}."
-        ) from None
+        fault = first_fault(error.errors())
+        raise BadInput(f"This machine's facts cannot be sent to a gateway: {fault}.") from None

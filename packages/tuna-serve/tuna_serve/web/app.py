@@ -23,6 +23,7 @@ from tuna import api
 from tuna.api import Settings
 from tuna.api.documents import json_text
 from tuna.api.rows import MAX_LAYERS, LayerIndex, server_errors
+from tuna.common.messages import first_fault
 from tuna.common.version import __version__
 from tuna.errors import (
     BadInput,
@@ -149,9 +150,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return _sentence(request, 422, f"{where}: {first['msg']}"[:500])
+    return _sentence(request, 422, first_fault(error.errors())[:500])
 
 
 async def _too_large(request: Request, _error: Exception) -> Response:
