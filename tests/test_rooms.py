@@ -27,16 +27,15 @@ EXCEPTIONS = {
     """,
     "tuna_onednn": "sandbox.cores sandbox.discovery sandbox.processes",
     "tuna_remote": """
-        archives.restore artifacts.copies artifacts.store
-        exports.json_lines exports.trial_log exports.write
-        jobs.needed_artifacts queue.announcements queue.celery_internals queue.connection
+        artifacts.copies artifacts.store exports.json_lines exports.trial_log
+        queue.announcements queue.celery_internals queue.connection
         queue.envelopes queue.heartbeat queue.leases queue.messages sandbox.box
         sandbox.cores sandbox.discovery sandbox.processes services.listening services.ports
         workers.launch workers.link workers.serve workers.served_queues workers.worker_process
     """,
     "tuna_serve": """
-        artifacts.signatures artifacts.store jobs.needed_artifacts reports.prometheus
-        services.listening services.ports
+        artifacts.signatures artifacts.store reports.prometheus services.listening
+        services.ports
     """,
     "tuna_simulate": "coordinator.policies",
     "tuna_trials": "artifacts.files exports.trial_log",
@@ -130,4 +129,4 @@ def test_packages_import_public_rooms_of_the_core_and_counted_exceptions() -> No
     }
     assert imported - listed == set(), "what a package needs is a row, or belongs to a public room"
     assert listed - imported == set(), "shorten the list"
-    assert len({name for _, name in listed}) <= 31
+    assert len({name for _, name in listed}) <= 28

@@ -1,6 +1,8 @@
 # The names of `tuna.api.rows`; see there.
 from tuna.archives import tables as tables
 from tuna.archives.archive import SESSION_UUID as SESSION_UUID
+from tuna.archives.restore import Restoration as Restoration
+from tuna.archives.restore import restoring as restoring
 from tuna.db import access_tokens as access_tokens
 from tuna.db import benchmarks as benchmarks
 from tuna.db import configs as configs
@@ -55,6 +57,9 @@ from tuna.db.searches import begin_as_recorded as begin_as_recorded
 from tuna.db.types import UtcDateTime as UtcDateTime
 from tuna.db.types import timed as timed
 from tuna.db.types import utc_now as utc_now
+from tuna.exports.write import of_session as of_session
+from tuna.jobs import needed_artifacts as needed_artifacts
+from tuna.jobs.needed_artifacts import ArtifactUser as ArtifactUser
 from tuna.results.best import MAX_LAYERS as MAX_LAYERS
 from tuna.results.best import LayerIndex as LayerIndex
 from tuna.results.best import read_configs as read_configs

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuna.api.rows import of_session
 from tuna.common.files import atomic_file
 from tuna.configs import read_one
 from tuna.errors import BadInput, NotFound
 from tuna.exports.json_lines import JsonExporter
-from tuna.exports.write import of_session
 from tuna.libraries.results import ResultRecord, is_time
 
 

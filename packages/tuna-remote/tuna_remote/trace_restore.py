@@ -11,8 +11,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.api.rows import Search, Session, SolverRow, configs, sessions, tables, utc_now
-from tuna.archives.restore import Restoration, restoring
+from tuna.api.rows import (
+    Restoration,
+    Search,
+    Session,
+    SolverRow,
+    configs,
+    restoring,
+    sessions,
+    tables,
+    utc_now,
+)
 from tuna.configs import from_json
 from tuna.errors import BadInput
 from tuna.vocabulary import END_STATES, SEARCH, State

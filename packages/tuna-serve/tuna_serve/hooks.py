@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tuna.jobs.needed_artifacts import ArtifactUser
+from tuna.api.rows import ArtifactUser
 from tuna.reports.prometheus import Metric, Samples, SqlMetrics
 from tuna_serve.db import cache_entries, requests
 

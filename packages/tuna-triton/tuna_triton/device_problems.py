@@ -31,8 +31,12 @@ IntArray = NDArray[np.int64]
 #: Length of the block that large arrays repeat: the largest prime below 2^22.
 BLOCK = 4_194_301
 #: Largest error, relative to the largest magnitude of the answer, for each element type; the same
-#: values as in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits.
-_TOLERANCES = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "i64": 0.0, "i32": 0.0, "i8": 0.0}
+#: values as in `tuna.libraries.reference`. Products of 8-bit floats are summed with fewer bits; of
+#: such a float, half a unit in its last place, and as much for what comes before.
+_TOLERANCES = {
+    **{"fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "i64": 0.0, "i32": 0.0, "i8": 0.0},
+    **{"fp8e4nv": 2**-3, "fp8e4b8": 2**-3, "fp8e5": 2**-2, "fp8e5b16": 2**-2},
+}
 _FP8_TOLERANCE = 1.6e-2
 #: Values of an output that are read back for one check, and rows and columns of them whose right
 #: answer is known.
@@ -59,7 +63,8 @@ _FNUZ = ("fp8e4b8", "fp8e5b16")
 
 def decode(element: str, raw: NDArray[np.generic]) -> Floats:
     """Return the values of an array of `raw` bits."""
-    return np.ascontiguousarray(raw).view(_DTYPES[element]).astype(np.float64)
+    values: Floats = np.ascontiguousarray(raw).view(_DTYPES[element]).astype(np.float64)
+    return values
 
 
 def poison_byte(element: str) -> int:
@@ -194,9 +199,7 @@ class DeviceProblem:
             return self._answers[output].tolerance
         element = self._buffers[output].element
         eight_bits = any(one.buffer.element in _FP8 for one in self.inputs.values())
-        # half a unit in the last place of an 8-bit float, and as much for what comes before
-        eps = float(ml_dtypes.finfo(_FP8[element]).eps) if element in _FP8 else 0.0
-        usual = eps or _TOLERANCES[element]
+        usual = _TOLERANCES[element]
         return max(usual, _FP8_TOLERANCE) if eight_bits else usual
 
 

@@ -242,19 +242,20 @@ class GatewayLink:
     def forfeit(self, lease: str, timeout_s: float = 5.0) -> None:
         """Let a lease expire at once, if this worker holds it: the process is dead, or gives its
         chunk up."""
-        with contextlib.suppress(AccessLost, ServiceError):
-            self.client.send("DELETE", f"/leases/{self.process}/{lease}", timeout_s=timeout_s)
+        self._tell("DELETE", f"/leases/{self.process}/{lease}", timeout_s)
 
     def return_lease(self, lease: str) -> None:
         """Return the chunk of a lease, uncharged, if this worker holds it."""
-        path = f"/leases/{self.process}/{lease}/return"
-        with contextlib.suppress(AccessLost, ServiceError):
-            self.client.send("POST", path, timeout_s=2.0)
+        self._tell("POST", f"/leases/{self.process}/{lease}/return")
 
     def leave(self) -> None:
         """Tell the gateway that this process ends."""
+        self._tell("POST", f"/leave/{self.process}")
+
+    def _tell(self, method: str, path: str, timeout_s: float = 2.0) -> None:
+        """Send what a gateway finds out by itself where it does not answer now."""
         with contextlib.suppress(AccessLost, ServiceError):
-            self.client.send("POST", f"/leave/{self.process}", timeout_s=2.0)
+            self.client.send(method, path, timeout_s=timeout_s)
 
     def _beat(self) -> None:
         while not self._stop.wait(RENEW_S):

@@ -198,20 +198,12 @@ def place_of_remote(worker: str, claimed: str) -> str:
 def status_of(worker: RemoteWorker, process: int, said: Heartbeat) -> WorkerStatus:
     """The status of a process, under the name of its worker and with what that was admitted to."""
     claimed, now = said.environment.split(", "), time.time()
-    return WorkerStatus(
-        name=f"{worker.name}:{process}",
-        role=worker.role,
-        host=worker.host,
-        pid=process,
-        device=said.device,
-        environment=", ".join(name for name in worker.environments if name in claimed),
-        toolchains=tuple(name for name in worker.toolchains if name in said.toolchains),
-        job_ids=said.job_ids[:_JOBS],
-        started_at=min(said.started_at, now),
-        seen_at=now,
-        done=said.done,
-        place=place_of_remote(worker.name, said.place),
-        failing=said.failing,
-        aside=said.aside,
-        waits_for=said.waits_for,
-    )
+    checked = {
+        "environment": ", ".join(name for name in worker.environments if name in claimed),
+        "toolchains": tuple(name for name in worker.toolchains if name in said.toolchains),
+        "job_ids": said.job_ids[:_JOBS],
+        "started_at": min(said.started_at, now),
+        "place": place_of_remote(worker.name, said.place),
+    }
+    known = {"role": worker.role, "host": worker.host, "pid": process, "seen_at": now}
+    return WorkerStatus(f"{worker.name}:{process}", **{**vars(said), **checked, **known})

@@ -24,9 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tuna.api import Settings
-from tuna.api.rows import RemoteWorker, reading, sessions, writing
+from tuna.api.rows import RemoteWorker, needed_artifacts, reading, sessions, writing
 from tuna.artifacts.store import Artifacts
-from tuna.jobs import needed_artifacts
 from tuna.libraries.items import MAX_TRIALS, StepResult
 from tuna.queue.announcements import is_open
 from tuna.queue.heartbeat import HeartbeatBoard
