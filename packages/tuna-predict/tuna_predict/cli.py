@@ -49,7 +49,7 @@ def train(library: str, arch: str | None, since: datetime | None, seed: int, as_
     """Train a predictor and keep it; prints how good it is on layers that it has not seen."""
     trained = api.train_predictor(Seen(library, arch, since), seed)
     if as_json:
-        print_json(trained.as_json())
+        print_json(trained)
         return
     _print_evaluation(trained.evaluation)
     say(
@@ -113,7 +113,7 @@ def list_predictors(as_json: bool) -> None:
     """List the predictors that were trained, the latest first."""
     predictors = api.list_predictors()
     if as_json:
-        print_json([stored.as_json() for stored in predictors])
+        print_json(predictors)
         return
     columns: list[Column[StoredPredictor]] = [
         Column("name", lambda row: row.name),

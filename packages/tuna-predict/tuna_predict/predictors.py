@@ -49,11 +49,6 @@ class StoredPredictor:
         used = {"answers": self.in_answers, "searches": self.in_searches}
         return " and ".join(name for name, there in used.items() if there)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it, JSON-serialisable."""
-        times = {"since": self.since, "created_at": self.created_at}
-        return vars(self) | {name: at and at.isoformat() for name, at in times.items()}
-
 
 def read_all(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> list[StoredPredictor]:
     """Return the predictors that meet the conditions, the latest first."""

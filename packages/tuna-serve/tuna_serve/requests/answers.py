@@ -26,6 +26,7 @@ from tuna_serve.requests import known
 from tuna_serve.requests.asked import MAX_LAYERS, Asked
 from tuna_serve.requests.known import ExactResult
 from tuna_serve.requests.uploads import folder, forget, uploaded_before
+from tuna_serve.requests.watch import current
 
 #: Numbers of a built model, which hold for whoever gets it.
 FACTS = (
@@ -118,12 +119,9 @@ def documents_of_layers(
 def answer_at_once(request_id: int) -> TuningRequest:
     """Answer a request that was just accepted if that takes no trial and no build; return it as it
     is then."""
-    engine = open_database()
-    with reading(engine) as connection:
-        request = requests.get(connection, request_id)
+    request = current(request_id)
     answer_layers(request) if request.kind == "layers" else _answer_model(request)
-    with reading(engine) as connection:
-        return requests.get(connection, request_id)
+    return current(request_id)
 
 
 def answer_layers(request: TuningRequest) -> bool:

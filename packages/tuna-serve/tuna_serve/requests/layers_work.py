@@ -43,15 +43,26 @@ _LOOK_EVERY_S = 3.0
 _MAX_CANDIDATES = 10_000
 
 
-class LayersWork:
+class RequestWork:
     """The work on one request; each step may be repeated, and then does what is missing."""
 
     def __init__(self, request: TuningRequest) -> None:
         self._request = request
         self._asked = Asked.model_validate(request.wanted)
         self._environment = answers.environment_of(request)
-        self._library = get_library(self._environment.library)
         self._session_id = request.session_id or 0
+
+    def _exact(self, ids: Collection[int]) -> dict[int, ExactResult]:
+        with reading(open_database()) as connection:
+            return known.exact(connection, self._environment, sorted(ids))
+
+
+class LayersWork(RequestWork):
+    """The work on a request for layers."""
+
+    def __init__(self, request: TuningRequest) -> None:
+        super().__init__(request)
+        self._library = get_library(self._environment.library)
         self._looked_at = 0.0
         self._missing: list[int] = []
         self._own_workers = False  #: this process has started some
@@ -83,10 +94,6 @@ class LayersWork:
         self._request = current(self._request.id)
         pairs = zip(parsed.configs, parsed.weights, strict=True)
         return {key: pair for key, pair in zip(stored.ids, pairs, strict=True) if key is not None}
-
-    def _exact(self, ids: Collection[int]) -> dict[int, ExactResult]:
-        with reading(open_database()) as connection:
-            return known.exact(connection, self._environment, sorted(ids))
 
     def _unmet(self, ids: Collection[int]) -> list[int]:
         """Return the layers without a result that is as fast as was asked for."""

@@ -20,11 +20,9 @@ from tuna.configs.sources import api_of
 from tuna.libraries.registry import get_library
 from tuna.vocabulary import RequestState
 from tuna_serve.db import requests
-from tuna_serve.db.requests import TuningRequest
 from tuna_serve.requests import answers, known
 from tuna_serve.requests.answers import RequestAnswer
-from tuna_serve.requests.asked import Asked
-from tuna_serve.requests.layers_work import cancel_jobs, set_priority, solvers_of
+from tuna_serve.requests.layers_work import RequestWork, cancel_jobs, set_priority, solvers_of
 from tuna_serve.requests.uploads import uploaded_before, working_folder
 from tuna_serve.requests.watch import Watch, begin_tuning, current
 from tuna_serve.settings import service_settings
@@ -34,15 +32,10 @@ class BudgetUsed(Exception):
     """The budget is used up; raised through all that works on the model."""
 
 
-class ModelRequestWork:
-    """The work on one request; each step may be repeated, and then does what is missing."""
+class ModelRequestWork(RequestWork):
+    """The work on a request for a model."""
 
-    def __init__(self, request: TuningRequest) -> None:
-        self._request = request
-        self._asked = Asked.model_validate(request.wanted)
-        self._environment = answers.environment_of(request)
-        self._session_id = request.session_id or 0
-        self._tuning = False
+    _tuning = False
 
     def run(self) -> None:
         """Work until the request is over; raises RequestCanceled, and TunaError for what makes it
@@ -63,7 +56,7 @@ class ModelRequestWork:
             if not self._request.tag:
                 stack.enter_context(models.forgotten_if_refused(self._import(work)))
             layers = self._tasks()
-            missing = self._missing(layers)
+            missing = {*layers} - {*self._exact(layers)}
             accepted = self._request.state is RequestState.ACCEPTED
             self._watch = Watch(self._request, get_library("tvm"))
             if accepted and not missing and self._asked.target_ms is None:
@@ -119,10 +112,6 @@ class ModelRequestWork:
             }
         tunable = solvers_of(self._session_id, list(layers))
         return {key: layers[key] for key in layers if key in tunable}
-
-    def _missing(self, layers: dict[int, tuple[Config, int]]) -> set[int]:
-        with reading(open_database()) as connection:
-            return {*layers} - {*known.exact(connection, self._environment, list(layers))}
 
     def _begin(self, layers: int, missing: int) -> None:
         with reading(open_database()) as connection:
@@ -183,9 +172,7 @@ class ModelRequestWork:
             models = api_of("models")
             checks = models.Checks(rivals=False, untuned=self._asked.untuned)
             built = models.build_model(self._request.tag, path, work=work, checks=checks)
-            with reading(open_database()) as connection:
-                results = known.exact(connection, self._environment, list(layers))
-            arch = self._environment.arch
+            results, arch = self._exact(layers), self._environment.arch
             coverage = known.coverage_of(self._request.tag, arch, layers, results)
             documents: dict[str, bytes | Path] = {
                 name: path,
