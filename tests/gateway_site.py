@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,13 @@ from tuna_remote import joining
 from tuna_remote.gateway import https_client, joined, remote_link
 from tuna_remote.gateway.protocol import Facts
 from tuna_remote.gateway.server import GatewayApp
-from tuna_remote.gateway.tokens import Credentials, JoinToken, pinned_context, server_context
+from tuna_remote.gateway.tokens import (
+    Credentials,
+    JoinToken,
+    pin_of_secret,
+    pinned_context,
+    server_context,
+)
 
 LIBRARY = get_library("noop")
 HOME = LIBRARY.environment()
@@ -188,6 +196,13 @@ class RemoteDouble:
         assert answer.status_code == 200, answer.text
         return Held(lease, answer.json())
 
+    def held(self) -> Held:
+        """The next chunk, once one more is published."""
+        self.site.publish()
+        found = self.next(wait_s=10.0)
+        assert found is not None
+        return found
+
     def path(self, held: Held, rest: str = "") -> str:
         return f"/leases/{self.process}/{held.lease}{rest}"
 
@@ -216,6 +231,12 @@ class RemoteDouble:
             assert self.report(held, held.report()) == 204
             done += 1
         return done
+
+
+def raw(site: GatewaySite) -> ssl.SSLSocket:
+    """A connection to the gateway on which nothing is said yet."""
+    plain = socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), 60)
+    return pinned_context(pin_of_secret(site.tls_secret)).wrap_socket(plain)
 
 
 def link_of(credentials: Credentials, home: Path) -> remote_link.GatewayLink:

@@ -15,6 +15,7 @@ from compiled import HERE, TARGET, check, error_of, planned
 from nets import NETS, Net
 from quantised_nets import Quantised
 from shared_data import need
+from test_model_store import manifest
 from tvm import te, tirx
 
 from tuna.configs import TaskConfig
@@ -310,17 +311,7 @@ def test_a_refusal_does_not_name_a_product_that_is_in_fp32() -> None:
 
 
 def test_the_precision_makes_an_import_another_version_and_fp32_leaves_them_as_they_were() -> None:
-    plain = Manifest(
-        file="f",
-        size_bytes=1,
-        opset="17",
-        shapes={},
-        target="{}",
-        tvm="0.27",
-        inputs=(),
-        tasks=(),
-        text="t",
-    )
+    plain = manifest()
     narrow = plain.model_copy(update={"precision": Precision.BF16})
     assert b"precision" not in plain.to_bytes()
     assert plain.digest != narrow.digest

@@ -19,13 +19,12 @@ pytestmark = pytest.mark.keeps_processes  # the server
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def session() -> Iterator[Any]:
     """A session with TVM's own server on loopback."""
     with rpc_servers.server() as server:
         opened = rpc.connect("127.0.0.1", server.port)
-        yield opened
-        opened.get_function("CloseRPCConnection")()
+        yield opened  # which the last test ends
 
 
 def test_objects_are_refused_before_they_are_sent_and_handles_of_the_board_cross(

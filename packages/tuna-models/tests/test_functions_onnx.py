@@ -71,22 +71,6 @@ def test_what_no_output_needs_of_a_function_is_left_out() -> None:
     assert all(read.intersection(one.output) for one in nodes)
 
 
-def test_operators_are_put_in_the_order_in_which_they_run() -> None:
-    x = floats(2, 3)
-    made = model([node("Relu", "x", "a"), node("Neg", "a", "y")], {"x": x}, ["y"], {})
-    made.graph.node.reverse()
-
-    same(answers(made, {"x": x}), [-np.maximum(x, 0)], 0.0)
-
-
-def test_operators_that_wait_for_each_other_are_refused_by_their_names() -> None:
-    made = model([node("Relu", "x", "a"), node("Neg", "a", "y")], {"x": floats(2)}, ["y"], {})
-    made.graph.node[0].input[0] = "y"
-
-    with pytest.raises(BadInput, match=r"wait for each other's values: Relu \(a\), Neg \(y\)\."):
-        importer.to_relax(made, "net")
-
-
 def test_a_vector_of_zeros_stays_zero_when_it_is_divided_by_its_norm() -> None:
     x = np.array([[3, 4], [0, 0]], np.float32)
     made = model([node("LpNormalization", "x", "y", axis=1)], {"x": x}, ["y"], {}, opset=22)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from builders import START, DatabaseBuilder, memory
+from test_model_store import manifest as manifest_of
 
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import models
-from tuna_models.manifest import Manifest, ManifestTask
+from tuna_models.manifest import Manifest
 from tuna_models.work.known_kernels import (
     ResultScope,
     Winner,
@@ -33,16 +34,7 @@ def build() -> DatabaseBuilder:
 
 
 def manifest(*tasks: TaskConfig) -> Manifest:
-    entries = tuple(ManifestTask(config=task.to_json(), count=1) for task in tasks)
-    facts = {
-        "file": "0" * 64,
-        "size_bytes": 1,
-        "opset": "17",
-        "shapes": {},
-        "inputs": (),
-        "text": "1" * 64,
-    }
-    return Manifest(target=TARGET, tvm="0.27.0.post1", tasks=entries, **facts)
+    return manifest_of(*tasks, target=TARGET, tvm="0.27.0.post1")
 
 
 def cold(build: DatabaseBuilder) -> int:

@@ -29,7 +29,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import CONFIG_CHARS, ConfigTag, Job
 from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.libraries.registry import get_library
-from tuna.sandbox.cores import available_cpus, usable_count
+from tuna.sandbox.cores import available_cpus
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
 from tuna_models import api as models_api
 from tuna_models.api import tuning
@@ -279,26 +279,6 @@ def test_what_cannot_be_built_is_refused_before_anything_is_tuned(
 )
 def test_the_size_of_a_model_has_a_unit_that_fits(number: int, text: str) -> None:
     assert size(int(number)) == text
-
-
-@pytest.mark.usefixtures("forked", "quick_timing")
-def test_without_minutes_a_model_of_any_length_is_built_with_predicted_kernels(
-    type_in: Callable[..., Ended], tmp_path: Path
-) -> None:
-    """The name of the function of 60 operators had more characters than an answer may have."""
-    net = Net((1, 3, 8, 8))
-    y = net.conv("x", 3, 16, 3)
-    for _ in range(30):
-        y = net.add("Tanh", net.add("Mul", y, net.constant(1.5)))
-    library, path = tmp_path / "net.so", tmp_path / f"{'net' * 50}.onnx"
-    onnx.save(net.model(y), path)
-    ended = type_in("tuna", "tune", path, "--minutes", 0, "-o", library, "--no-rivals")
-    assert ended.code == 0, ended.err
-    assert "no task is measured (--minutes 0)" in ended.out
-    usable = usable_count()
-    assert f"{library}: built for {usable} core{'s' if usable > 1 else ''}" in ended.out
-    (session,) = api.list_sessions()
-    assert sum(api.status(session.id)[0].jobs.values()) == 1, "the job of the model alone"
 
 
 def threads_and_cores_of_example(

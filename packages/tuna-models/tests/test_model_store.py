@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,21 +21,14 @@ from tuna_models.manifest import Manifest, ManifestTask
 from tuna_models.work import model_job, store
 
 
-def manifest(*tasks: TaskConfig, target: str = '{"kind":"llvm"}') -> Manifest:
-    return Manifest(
-        file="0" * 64,
-        size_bytes=1,
-        opset="17",
-        shapes={},
-        target=target,
-        tvm="0.27",
-        inputs=(),
-        tasks=tuple(
-            ManifestTask(config=task.to_json(), count=number + 1)
-            for number, task in enumerate(tasks)
-        ),
-        text="1" * 64,
+def manifest(*tasks: TaskConfig, **facts: Any) -> Manifest:
+    """Of a model with these tasks."""
+    entries = tuple(
+        ManifestTask(config=task.to_json(), count=number) for number, task in enumerate(tasks, 1)
     )
+    said = {"file": "0" * 64, "size_bytes": 1, "opset": "17", "shapes": {}, "text": "1" * 64}
+    said |= {"target": '{"kind":"llvm"}', "tvm": "0.27", "inputs": ()}
+    return Manifest(**(said | facts), tasks=entries)
 
 
 TASKS = [

@@ -11,9 +11,10 @@ import onnx
 import pytest
 from compiled import planned, run
 from onnx import TensorProto, helper, numpy_helper
+from test_model_store import manifest
 
 from tuna.errors import BadInput
-from tuna_models import manifest
+from tuna_models.manifest import Manifest
 from tuna_models.reading import importer
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -117,9 +118,8 @@ def test_extremes_of_whole_numbers_and_flags_have_their_type(kind: Any, tmp_path
 
 
 def test_values_of_inputs_are_part_of_an_import_and_empty_ones_leave_its_version() -> None:
-    made = {"file": "f", "size_bytes": 1, "opset": "18", "shapes": {}, "target": "{}", "tvm": "1"}
-    plain = manifest.Manifest(**made, inputs=(), tasks=(), text="t")
+    plain = manifest()
     fixed = plain.model_copy(update={"values": {"sr": (16000.0,)}})
     assert "values" not in plain.to_bytes().decode()
-    assert manifest.Manifest.from_bytes(fixed.to_bytes()) == fixed
+    assert Manifest.from_bytes(fixed.to_bytes()) == fixed
     assert fixed.digest != plain.digest

@@ -386,12 +386,6 @@ def test_a_loop_that_the_input_may_end_is_refused_by_its_name() -> None:
         importer.to_relax(looped(3, "never")[0], "net")
 
 
-def test_an_operator_that_is_a_function_of_others_is_written_out() -> None:
-    net = Net((4, 9))
-    found, inputs = net.model(net.add("Celu", "x", alpha=2.0)), {"x": floats(4, 9)}
-    same(answers(found, inputs), list(ReferenceEvaluator(found).run(None, inputs)), 1e-6)
-
-
 def test_functions_that_the_importer_writes_out_are_kept() -> None:
     net = Net((4, 9))
     found, inputs = net.model(net.add("CumSum", "x", net.whole(1))), {"x": floats(4, 9)}

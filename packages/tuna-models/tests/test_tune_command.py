@@ -27,6 +27,18 @@ def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.ModelWork, "start_workers", lambda _: None)
 
 
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of any file is imported and can be built."""
+    stored = SimpleNamespace(name="net", version="1")
+    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
+    monkeypatch.setattr(tune, "show_import", lambda _: None)
+    open_work = partial(api.open_work, model="")
+    monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
+    monkeypatch.setattr(tune.api, "check_model", lambda *_, **__: CHECKED)
+
+
+@pytest.mark.usefixtures("imported")
 def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
     type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,12 +48,6 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
         work.events.on_wait(30, "")
         raise KeyboardInterrupt
 
-    stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
-    monkeypatch.setattr(tune, "show_import", lambda _: None)
-    open_work = partial(api.open_work, model="")
-    monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(tune.api, "check_model", lambda *_, **__: CHECKED)
     monkeypatch.setattr(tune.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert ended.code == 130
@@ -68,15 +74,10 @@ def test_values_of_inputs_reach_the_import_of_a_model(
     assert "'sr=fast' is not of the form sr=16000 or axes=1,2." in ended.err
 
 
+@pytest.mark.usefixtures("imported")
 def test_a_model_that_is_not_built_says_how_it_is(
     type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
-    monkeypatch.setattr(tune, "show_import", lambda _: None)
-    open_work = partial(api.open_work, model="")
-    monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
-    monkeypatch.setattr(tune.api, "check_model", lambda *_, **__: CHECKED)
     done = SimpleNamespace(session_id=1, added=1, wanted=2, errored=0, unmeasured=1, reached=None)
     monkeypatch.setattr(tune.api, "tune_model", lambda *_, **__: done)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from builders import START, DatabaseBuilder
+from test_model_store import manifest
 
 from tuna import api
 from tuna.api import running
@@ -20,7 +21,6 @@ from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna_models import api as models_api
 from tuna_models import child
 from tuna_models.child_answers import ChildAnswer
-from tuna_models.manifest import Manifest, ManifestTask
 from tuna_models.work import store
 from tuna_models.work.session import ModelWork
 
@@ -49,18 +49,9 @@ def test_the_first_candidate_of_a_task_is_what_won_for_its_bare_layer(
         facts = connection.execute(sa.select(tables.EnvironmentRow)).one()
     bare = KernelJob(CORE, SOLVER, facts.target, {"layouts": layouts}, 0, place + 1)
     won = TvmBuilder().propose(bare)[place]
-    entries = (ManifestTask(config=TASK.to_json(), count=1),)
-    given = {
-        "file": "0" * 64,
-        "size_bytes": 1,
-        "opset": "17",
-        "shapes": {},
-        "inputs": (),
-        "text": "1" * 64,
-    }
-    manifest = Manifest(target=facts.target, tvm=facts.library_version, tasks=entries, **given)
+    tuned = manifest(TASK, target=facts.target, tvm=facts.library_version)
     with writing(open_database()) as connection:
-        store.save(connection, "net", manifest, {})
+        store.save(connection, "net", tuned, {})
         solver = connection.execute(
             sa.select(tables.SolverRow.id).where(tables.SolverRow.name == SOLVER)
         ).scalar_one()

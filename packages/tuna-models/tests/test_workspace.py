@@ -16,8 +16,10 @@ import pytest
 import quantised_nets
 from command_lines import Ended
 
+from tuna import api
 from tuna.coordinator.session_run import Progress, RunEvents
 from tuna.libraries.tvm.model_answers import Answers
+from tuna.sandbox.cores import usable_count
 from tuna.vocabulary import State
 from tuna.workers.launch import RunStopped
 from tuna_models import child
@@ -103,7 +105,7 @@ def test_a_model_is_converted_once_for_its_import_and_its_plans(
 
 
 @pytest.mark.usefixtures("forked", "quick_timing")
-def test_a_quantised_model_is_imported_planned_and_linked_by_one_child_and_says_its_rule(
+def test_without_minutes_a_model_is_imported_planned_and_linked_by_one_child_and_says_its_rule(
     type_in: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[ModelProcess] = []
@@ -114,7 +116,7 @@ def test_a_quantised_model_is_imported_planned_and_linked_by_one_child_and_says_
             made.append(self)
 
     monkeypatch.setattr(model_session, "ModelProcess", Counted)
-    path, library = tmp_path / "net.onnx", tmp_path / "out" / "net.so"
+    path, library = tmp_path / f"{'net' * 50}.onnx", tmp_path / "out" / "net.so"
     onnx.save(quantised_nets.residual(), path)
     library.parent.mkdir()
     ended = type_in("tuna", "tune", path, "--minutes", 0, "-o", library, "--no-rivals")
@@ -122,6 +124,11 @@ def test_a_quantised_model_is_imported_planned_and_linked_by_one_child_and_says_
     said = " ".join(ended.out.split())
     assert "checked: 5 quantised tensors, each computed from the reference's integers" in said
     assert "whole numbers differ, next to a tie" in said
+    assert "no task is measured (--minutes 0)" in said
+    usable = usable_count()
+    assert f"built for {usable} core{'s' if usable > 1 else ''}" in said
+    (session,) = api.list_sessions()
+    assert sum(api.status(session.id)[0].jobs.values()) == 1, "the job of the model alone"
     assert [process._child.starts for process in made] == [1]
     assert {path.name for path in library.parent.iterdir()} == {"net.so", "net.so.json"}
 

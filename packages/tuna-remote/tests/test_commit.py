@@ -95,7 +95,7 @@ def test_the_order_of_commits_does_not_matter(
     )
     n_best = data.draw(st.integers(1, 3))
     tables = set()
-    for order in itertools.islice(itertools.permutations(sessions), 3):
+    for order in (sessions, sessions[::-1]):
         path = tmp_path_factory.mktemp("commit") / "table"
         for results in order:
             committed(path, random.sample(results, len(results)), n_best)

@@ -89,22 +89,19 @@ def test_two_with_the_same_token_at_once_make_one_worker(site: GatewaySite) -> N
     assert (len(joined), len(refused)) == (1, 3)
 
 
-@pytest.mark.parametrize("how", ["expired", "revoked", "unknown", "wrong secret"])
 def test_a_token_that_is_not_open_is_refused(
-    site: GatewaySite, how: str, type_in: Callable[..., Ended]
+    site: GatewaySite, type_in: Callable[..., Ended]
 ) -> None:
-    token = site.token()
-    if how == "expired":
-        with writing(site.engine) as connection:
-            connection.execute(sa.update(TokenRow).values(expires_at=utc_now()))
-    elif how == "revoked":
-        assert type_in("tuna", "token", "revoke", token.id).code == 0
-    elif how == "unknown":
-        token = https_client.JoinToken(token.gateway, "0" * 12, token.secret)
-    else:
-        token = https_client.JoinToken(token.gateway, token.id, "x" * 32)
-    with pytest.raises(BadInput, match="unknown, was used before, or has expired"):
-        join(token, "compile", COMPILES)
+    token, revoked = site.token(), site.token()
+    assert type_in("tuna", "token", "revoke", revoked.id).code == 0
+    unknown = https_client.JoinToken(token.gateway, "0" * 12, token.secret)
+    wrong = https_client.JoinToken(token.gateway, token.id, "x" * 32)
+    for one in (revoked, unknown, wrong, token):
+        if one is token:
+            with writing(site.engine) as connection:
+                connection.execute(sa.update(TokenRow).values(expires_at=utc_now()))
+        with pytest.raises(BadInput, match="unknown, was used before, or has expired"):
+            join(one, "compile", COMPILES)
 
 
 def test_the_wrong_role_and_environment_are_refused_and_the_token_stays_good(
@@ -192,9 +189,7 @@ def test_a_chunk_that_was_not_begun_costs_no_attempt(site: GatewaySite) -> None:
 
 def test_a_worker_that_died_is_charged_and_its_chunk_repeated(site: GatewaySite) -> None:
     compiler = site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     assert compiler.http.delete(compiler.path(held)).status_code == 204
     site.turn()
     assert site.failures() == ["worker_lost"]
@@ -209,9 +204,7 @@ def test_a_worker_that_died_is_charged_and_its_chunk_repeated(site: GatewaySite)
 
 def test_what_is_returned_is_repeated_uncharged_after_a_pause(site: GatewaySite) -> None:
     compiler, heir = site.join(), site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     assert compiler.post(compiler.path(held, "/return")).status_code == 204
     site.turn()
     site.publish()
@@ -227,9 +220,7 @@ def test_what_is_returned_is_repeated_uncharged_after_a_pause(site: GatewaySite)
 
 def test_a_canceled_chunk_is_lost_with_the_next_renewal(site: GatewaySite) -> None:
     compiler = site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     assert compiler.renew(held).json() == {"state": "active", "lost": []}
     assert compiler.put(held, b"code") == 204
     site.leases.drop([held.chunk.id])
@@ -240,16 +231,17 @@ def test_a_canceled_chunk_is_lost_with_the_next_renewal(site: GatewaySite) -> No
     assert left.artifacts == (hashlib.sha256(b"code").hexdigest(),), "for the drain to remove"
 
 
-@pytest.mark.parametrize("facts", [{"kind": "abandoned"}, {"jobs": (1,)}, {"artifacts": ("0",)}])
-def test_a_remote_worker_names_nothing_that_is_to_be_removed(
-    site: GatewaySite, facts: dict[str, Any]
-) -> None:
+def test_a_remote_worker_names_nothing_that_is_to_be_removed(site: GatewaySite) -> None:
     compiler = site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     before = len(site.results())
-    assert compiler.report(held, held.report(**{"kind": "results", **facts})) == 422
+    claims: tuple[dict[str, Any], ...] = (
+        {"kind": "abandoned"},
+        {"jobs": (1,)},
+        {"artifacts": ("0",)},
+    )
+    for facts in claims:
+        assert compiler.report(held, held.report(**{"kind": "results", **facts})) == 422, facts
     assert len(site.results()) == before
 
 
@@ -257,9 +249,7 @@ def test_a_chunk_is_not_renewed_beyond_its_time_limit(
     site: GatewaySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     late = time.time() + 1e6
     monkeypatch.setattr("tuna_remote.gateway.handout.time.time", lambda: late)
     assert compiler.renew(held).json()["lost"] == [held.lease]
@@ -276,10 +266,10 @@ def test_orders_come_with_the_next_renewal(
     site.publish()
     assert type_in("tuna", "workers", order, compiler.name).code == 0
     state = {"cordon": "cordoned", "drain": "draining"}[order]
-    eventually(lambda: compiler.renew().json()["state"] == state, 10)
+    eventually(lambda: compiler.renew().json()["state"] == state, 60)
     assert compiler.next() is None
     assert type_in("tuna", "workers", "uncordon", compiler.name).code == 0
-    eventually(lambda: compiler.next() is not None, 10)
+    eventually(lambda: compiler.next() is not None, 60)
 
 
 def test_heartbeats_are_shown_under_the_workers_name_with_what_it_was_admitted_to(
@@ -314,9 +304,7 @@ def test_heartbeats_are_shown_under_the_workers_name_with_what_it_was_admitted_t
 
 def test_artifacts_are_signed_here_and_read_by_those_who_hold_the_chunk(site: GatewaySite) -> None:
     compiler, other = site.join(), site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     assert compiler.put(held, b"code") == 204
     digest = site.artifacts.put(b"code")
     assert site.artifacts.get(digest) == b"code", "signed"
@@ -328,9 +316,7 @@ def test_artifacts_are_signed_here_and_read_by_those_who_hold_the_chunk(site: Ga
 
 def test_a_result_whose_artifact_is_not_there_has_failed(site: GatewaySite) -> None:
     compiler = site.join()
-    site.publish()
-    held = compiler.next()
-    assert held is not None
+    held = compiler.held()
     others = site.artifacts.put(b"of others")
     compiler.put(held, b"mine")
     mine = site.artifacts.put(b"mine")
@@ -347,7 +333,7 @@ def test_a_worker_that_is_silent_for_an_hour_has_no_access(
     with writing(site.engine) as connection:
         past = utc_now().replace(year=2020)
         connection.execute(sa.update(WorkerRow).values(seen_at=past))
-    eventually(lambda: compiler.renew().status_code == 401, 10)
+    eventually(lambda: compiler.renew().status_code == 401, 60)
     assert "gone" in type_in("tuna", "workers").out
 
 
@@ -395,7 +381,7 @@ def test_a_revoked_link_says_so(
     link._on_state = told.append
     link.start()
     assert type_in("tuna", "workers", "revoke", compiler.name).code == 0
-    eventually(lambda: told == ["revoked"], 10)
+    eventually(lambda: told == ["revoked"], 60)
     with pytest.raises(AccessLost):
         link.next(new_id(), 0.0)
     link.close()

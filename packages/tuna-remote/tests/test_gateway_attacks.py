@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import socket
 import ssl
@@ -10,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import sqlalchemy as sa
 from command_lines import Ended
-from gateway_site import COMPILES, GatewaySite, RemoteDouble
+from gateway_site import COMPILES, GatewaySite, raw
 
 from tuna.db.engine import reading
 from tuna.db.models import DeviceRow, StepResultRow, TokenRow
@@ -32,20 +32,13 @@ Eventually = Callable[[Callable[[], object], float], None]
 MIB = 1 << 20
 
 
-def _held(double: RemoteDouble) -> Any:
-    double.site.publish()
-    held = double.next(wait_s=10.0)
-    assert held is not None
-    return held
-
-
 # -- leases and reports
 
 
 def test_a_lease_of_another_worker_cannot_be_named(site: GatewaySite) -> None:
     """Neither renewed, reported on, returned, given up, nor read."""
     victim, thief = site.join(), site.join()
-    held = _held(victim)
+    held = victim.held()
     assert thief.report(held, held.report()) == 409
     assert thief.post(thief.path(held, "/return")).status_code == 409
     assert thief.renew(held).json()["lost"] == [held.lease]
@@ -61,7 +54,7 @@ def test_a_lease_of_another_worker_cannot_be_named(site: GatewaySite) -> None:
 
 def test_a_report_counts_as_its_workers_own_whoever_it_names(site: GatewaySite) -> None:
     liar = site.join()
-    held = _held(liar)
+    held = liar.held()
     said = held.report(worker="own:7", place="own/GPU-1", remote="another", reason="x" * 9000)
     assert liar.report(held, said) == 204
     report = site.results()[-1]
@@ -72,7 +65,7 @@ def test_a_report_counts_as_its_workers_own_whoever_it_names(site: GatewaySite) 
 def test_results_of_other_jobs_and_chunks_are_refused(site: GatewaySite) -> None:
     site.coordinator.publisher._settings = site.settings.model_copy(update={"claim_batch": 5})
     liar, other = site.join(), site.join()
-    held, theirs = _held(liar), _held(other)
+    held, theirs = liar.held(), other.held()
     assert liar.report(held, held.report(results=theirs.results())) == 422
     assert liar.report(held, theirs.report()) == 422
     assert liar.report(held, held.report("started", results=held.results())) == 422
@@ -81,7 +74,7 @@ def test_results_of_other_jobs_and_chunks_are_refused(site: GatewaySite) -> None
 
 def test_a_replayed_report_has_no_effect(site: GatewaySite) -> None:
     worker = site.join()
-    held = _held(worker)
+    held = worker.held()
     said = held.report("results", results=held.results())
     assert [worker.report(held, said) for _ in range(3)] == [204, 204, 422]
     assert worker.report(held, held.report("finished", results=[])) == 204
@@ -94,7 +87,7 @@ def test_a_replayed_report_has_no_effect(site: GatewaySite) -> None:
 
 def test_more_trials_than_a_chunk_can_give_are_refused(site: GatewaySite) -> None:
     liar = site.join()
-    held = _held(liar)
+    held = liar.held()
     trials = [{"index": number, "params": "{}"} for number in range(9000)]
     results = [json.loads(one.model_dump_json()) | {"trials": trials} for one in held.results()[:2]]
     body = {"kind": "finished", "chunk": held.chunk.id, "worker": "w", "results": results}
@@ -102,22 +95,16 @@ def test_more_trials_than_a_chunk_can_give_are_refused(site: GatewaySite) -> Non
     assert site.results()[-1].kind == "started"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[" * 60_000,
-        b'{"kind": "finished"}',
-        b"\xff\xfe\x00",
+def test_an_unreadable_report_is_refused(site: GatewaySite) -> None:
+    liar = site.join()
+    held = liar.held()
+    for body in (
+        *(b"", b"[" * 60_000, b'{"kind": "finished"}', b"\xff\xfe\x00"),
         b'{"kind": "finished", "chunk": "\\ud800", "worker": "w"}',
         b'{"kind": "lost", "chunk": "c", "worker": "w"}',
-        json.dumps({"kind": "finished", "chunk": "c", "worker": "w", "x": 10**400}).encode(),
-    ],
-)
-def test_an_unreadable_report_is_refused(site: GatewaySite, body: bytes) -> None:
-    liar = site.join()
-    held = _held(liar)
-    assert liar.report(held, body) == 422
+        json.dumps({"kind": "finished", "chunk": "c", "worker": "w", "x": 10**400}),
+    ):
+        assert liar.report(held, body) == 422, body[:60]
     assert liar.report(held, held.report()) == 204
 
 
@@ -126,7 +113,7 @@ def test_a_device_that_it_names_is_its_own(site: GatewaySite) -> None:
     site.turn()
     compiler.work()
     site.turn()
-    held = _held(liar)
+    held = liar.held()
     device = DeviceReport(name="card", peak_gflops=1e8)
     results = [
         one.model_copy(update={"device": device})
@@ -146,7 +133,7 @@ def test_texts_that_it_sends_do_nothing_to_a_terminal(
     assert liar.renew(device="\x1b]0;x\x07\n", aside="\x1b[2J").status_code == 200
     said = type_in("tuna", "workers")
     assert "\x1b" not in said.out + said.err
-    held = _held(liar)
+    held = liar.held()
     failed = [
         one.model_copy(update={"ok": False, "output_tail": "\x1b[2J\nforged"})
         for one in held.results()
@@ -175,35 +162,24 @@ def test_a_worker_that_returns_all_that_it_gets_does_not_keep_jobs_from_others(
 # -- artifacts
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "..%2f..%2ftuna.sqlite",
-        "../../tuna.sqlite",
-        "%2e%2e/%2e%2e/etc/passwd",
-        "tuna-artifacts",
-        "A" * 64,
-        "0" * 63,
-        "0" * 64 + "%00",
-        "０" * 64,
-        "0" * 64 + ".01234567",
-        "0" * 64 + ".build",
-        "%0a" + "0" * 64,
-    ],
-)
-def test_the_name_of_an_artifact_is_no_path(site: GatewaySite, name: str) -> None:
+def test_the_name_of_an_artifact_is_no_path(site: GatewaySite) -> None:
     worker = site.join()
-    held = _held(worker)
-    path = worker.path(held, f"/artifacts/{name}")
+    held = worker.held()
     before = sorted(Path(site.settings.home).rglob("*"))
-    assert worker.http.get(path).status_code in (404, 405)
-    assert worker.http.put(path, content=b"x").status_code in (404, 405)
+    for name in (
+        *("..%2f..%2ftuna.sqlite", "../../tuna.sqlite", "%2e%2e/%2e%2e/etc/passwd"),
+        *("tuna-artifacts", "A" * 64, "0" * 63, "0" * 64 + "%00", "０" * 64),
+        *("0" * 64 + ".01234567", "0" * 64 + ".build", "%0a" + "0" * 64),
+    ):
+        path = worker.path(held, f"/artifacts/{name}")
+        assert worker.http.get(path).status_code in (404, 405), name
+        assert worker.http.put(path, content=b"x").status_code in (404, 405), name
     assert sorted(Path(site.settings.home).rglob("*")) == before
 
 
 def test_bytes_that_are_not_those_of_the_digest_are_not_stored(site: GatewaySite) -> None:
     worker = site.join()
-    held = _held(worker)
+    held = worker.held()
     digest = hashlib.sha256(b"good").hexdigest()
     assert worker.put(held, b"bad", digest) == 422
     with pytest.raises(KeyError):
@@ -218,18 +194,12 @@ def test_a_worker_has_its_share_of_the_store(
 ) -> None:
     monkeypatch.setattr(server, "_CHUNK_BYTES", 3 * MIB)
     worker = site.join()
-    held = _held(worker)
+    held = worker.held()
     assert [worker.put(held, bytes([n]) * MIB) for n in range(5)] == [204, 204, 204, 413, 413]
     assert worker.report(held, held.report()) == 204
 
 
 # -- who is who
-
-
-def _raw(site: GatewaySite) -> ssl.SSLSocket:
-    port = int(site.url.rpartition(":")[2])
-    plain = socket.create_connection(("127.0.0.1", port), 30)
-    return pinned_context(pin_of_secret(site.tls_secret)).wrap_socket(plain)
 
 
 def test_a_server_with_another_key_hears_nothing(site: GatewaySite) -> None:
@@ -265,37 +235,25 @@ def test_the_pin_alone_says_who_a_gateway_is(site: GatewaySite) -> None:
     assert join(token, "compile", COMPILES)
 
 
-@pytest.mark.parametrize(
-    "bearer",
-    [
-        "",
-        "Bearer",
-        "Bearer x",
-        "Bearer {name}.",
-        "Bearer {name}.x",
-        "Basic {name}.{secret}",
-        "Bearer {name}.{secret}x",
-        "Bearer a.{secret}",
-        "Bearer {name}\x00.{secret}",
-        "Bearer " + "a" * 9000,
-    ],
-)
-def test_a_stranger_gets_nothing(site: GatewaySite, bearer: str) -> None:
+def test_a_stranger_gets_nothing(site: GatewaySite) -> None:
     worker = site.join()
-    given = bearer.format(name=worker.name, secret=worker.credentials.secret)
+    names = {"name": worker.name, "secret": worker.credentials.secret}
+    bearers = (
+        *("", "Bearer", "Bearer x", "Bearer {name}.", "Bearer {name}.x", "Basic {name}.{secret}"),
+        *("Bearer {name}.{secret}x", "Bearer a.{secret}", "Bearer {name}\x00.{secret}"),
+        "Bearer " + "a" * 9000,
+    )
     paths = [("POST", path) for path in ("/next", "/renew", "/leave/1")]
     lease = f"/leases/1/{new_id()}"
     paths += [("POST", f"{lease}/report"), ("POST", f"{lease}/return"), ("DELETE", lease)]
     paths += [(verb, f"{lease}/artifacts/{'0' * 64}") for verb in ("GET", "PUT")]
     paths += [("GET", f"{lease}/elsewhere")]
-    for verb, path in paths:
-        with _raw(site) as line:
-            head = (
-                f"{verb} /v1{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length:"
-                " 0\r\n"
-            )
-            line.sendall(f"{head}Authorization: {given}\r\n\r\n".encode())
-            assert line.recv(1000).split()[1] in (b"401", b"400")
+    for bearer, (verb, path) in itertools.product(bearers, paths):
+        with raw(site) as line:
+            head = f"{verb} /v1{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            given = f"Content-Length: 0\r\nAuthorization: {bearer.format(**names)}\r\n\r\n"
+            line.sendall(f"{head}{given}".encode())
+            assert line.recv(1000).split()[1] in (b"401", b"400"), (bearer, verb, path)
 
 
 def test_nobody_speaks_plain_http_or_an_older_tls(site: GatewaySite) -> None:
@@ -326,7 +284,7 @@ def test_a_revoked_worker_is_out_within_two_seconds_whatever_it_does(
     site: GatewaySite, doing: str, type_in: Callable[..., Ended]
 ) -> None:
     worker = site.join()
-    held = _held(worker) if doing != "waits for a chunk" else None
+    held = worker.held() if doing != "waits for a chunk" else None
     statuses: list[int] = []
     out_at: list[float] = []
 
@@ -360,8 +318,8 @@ def test_a_revoked_worker_is_out_within_two_seconds_whatever_it_does(
     revoked_at = time.monotonic()
     thread.join(40)
     assert statuses[0] in (401, 409)
-    # two seconds, and what a busy machine adds
-    assert out_at[0] - revoked_at < 2.0 + 3.0
+    # two seconds, and what a busy machine adds: what it does would go on for 20 and 30
+    assert out_at[0] - revoked_at < 15.0
     time.sleep(max(0.0, revoked_at + 2.0 - time.monotonic()))
     assert worker.renew().status_code == 401
     if held is not None:
@@ -375,7 +333,7 @@ def test_another_does_the_work_of_a_revoked_worker(
     site: GatewaySite, type_in: Callable[..., Ended]
 ) -> None:
     victim = site.join()
-    held = _held(victim)
+    held = victim.held()
     assert type_in("tuna", "workers", "revoke", victim.name).code == 0
     site.turn()
     heir, measurer = site.join(), site.join("eval")
@@ -392,7 +350,10 @@ def test_another_does_the_work_of_a_revoked_worker(
 
 
 def test_with_a_dead_redis_a_revoked_worker_has_no_access_either(
-    site: GatewaySite, type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    site: GatewaySite,
+    type_in: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
 ) -> None:
     worker = site.join()
     with monkeypatch.context() as its:
@@ -403,10 +364,7 @@ def test_with_a_dead_redis_a_revoked_worker_has_no_access_either(
         assert said.code == 5
         assert "no access any more" in said.err
     get_settings.cache_clear()
-    deadline = time.monotonic() + 10
-    while worker.renew().status_code != 401:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: worker.renew().status_code == 401, 60)
 
 
 def test_a_token_may_not_be_used_after_its_worker_was_revoked(

@@ -109,7 +109,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     assert type_in("tuna", "workers", "revoke", name).code == 0
     done = {job for job, step, _ in accepted(engine) if step == "measure"}
     assert len(done) < 20, "it was revoked too late to show anything"
-    assert victim.wait(30) == 0, "a worker that was revoked ends by itself"
+    assert victim.wait(60) == 0, "a worker that was revoked ends by itself"
 
     heir = site.joined("eval")
     eventually(lambda: states(engine) == {"evaluated": 20}, 60)
@@ -124,9 +124,10 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     assert len({row.worker.partition(":")[0] for row in rows if row.ok}) == 3
     late = {row.job_id for row in rows if row.worker.startswith(name) and row.ok} - done
     assert len(late) < 10, "no more than what was in the stream when it was revoked"
-    for worker in (compiler, heir):
-        worker.send_signal(signal.SIGTERM)
-    assert [worker.wait(30) for worker in (compiler, heir)] == [0, 0]
+    name = next(worker.name for worker in there if worker.role == "compile")
+    assert type_in("tuna", "workers", "drain", name).code == 0
+    heir.send_signal(signal.SIGTERM)
+    assert [worker.wait(60) for worker in (compiler, heir)] == [0, 0]
     log = (tmp_path / "home" / "log").read_text()
     assert "worker revoked" in log
     assert not re.search("Traceback|Exception in thread", log)
@@ -154,21 +155,3 @@ def test_a_killed_gateway_costs_a_retry(
     assert len(failed) <= 1, failed
     assert all(one.cause == "infra" and "left the queue" in one.output_tail for one in failed)
     assert all(worker.is_running() for worker in workers)
-
-
-def test_a_worker_drains_and_leaves(
-    engine: sa.Engine, site: Site, eventually: Eventually, type_in: Callable[..., Ended]
-) -> None:
-    make_jobs(engine, 2, options={"sleep_s": 0.2})
-    site.processes.coordinator()
-    site.gateway()
-    compiler = site.joined("compile")
-    eventually(lambda: accepted(engine), 60)
-    with reading(engine) as connection:
-        (worker,) = joined_workers.remote_workers(connection)
-    assert type_in("tuna", "workers", "drain", worker.name).code == 0
-    assert compiler.wait(30) == 0
-    with reading(engine) as connection:
-        assert not connection.execute(
-            sa.select(sa.func.count()).where(~StepResultRow.ok)
-        ).scalar_one(), "what it held was returned, uncharged"

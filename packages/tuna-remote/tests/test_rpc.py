@@ -89,7 +89,7 @@ def test_a_gateway_ends_with_the_process_that_started_it(
         address = ("127.0.0.1", int(one.stdout.readline().rpartition(":")[2]))
         assert listens(address)
         one.kill()
-    eventually(lambda: not listens(address), 20)
+    eventually(lambda: not listens(address), 60)
     assert announced_urls(get_settings().run_dir, GATEWAY) == []
 
 

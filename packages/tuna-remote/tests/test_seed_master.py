@@ -255,5 +255,6 @@ def test_a_port_in_use_leaves_nothing(
         code, out, err = typed(["tune", "--rpc", rpc, *words])
     assert (code, out) == (2, [])
     assert "is in use" in err[0]
+    assert any("choose another one with `port` of --rpc" in line for line in err), err
     assert not (tmp_path / "t").exists()
     assert api.list_sessions() == []

@@ -57,7 +57,6 @@ def bench_at(
     patience."""
     monkeypatch.setattr("tuna_remote.boards._WAIT_S", 2.0)
     monkeypatch.setattr("tuna_remote.boards._AGAIN_S", 2.0)
-    monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
     made: list[tuple[Bench, Tracker]] = []
 
     def make(port: int | None) -> tuple[Bench, Tracker]:
@@ -226,7 +225,7 @@ def test_a_server_that_dies_with_our_connection_in_its_queue_is_not_there(
 ) -> None:
     """The system had taken the connection, so that the candidate was blamed for a board that was
     gone."""
-    monkeypatch.setattr(boards, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(boards, "_CONNECT_S", 1.0 if ends == "is busy" else 60.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def refuse() -> None:
@@ -288,8 +287,9 @@ def test_what_is_no_board_is_lost_in_time(
 
 
 def test_a_tracker_that_says_nothing_has_no_board(
-    bench_at: Callable[..., tuple[Bench, Tracker]],
+    bench_at: Callable[..., tuple[Bench, Tracker]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
     bench, _ = bench_at(None)
     with pytest.raises(
         LibraryMissing,

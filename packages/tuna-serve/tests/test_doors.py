@@ -71,23 +71,18 @@ def test_another_name_is_not_answered(holder: Callable[..., httpx.Client]) -> No
     assert visitor.get("/v1/whoami", headers={"host": "LOCALHOST:8080"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "https://127.0.0.1:8080"},
-        {"origin": "ftp://127.0.0.1:8080"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site"},
-        {"cookie": "tuna-8080=x"},  # a browser's write without an origin
-    ],
-)
-def test_a_write_from_another_page_is_refused(
-    headers: dict[str, str], holder: Callable[..., httpx.Client]
-) -> None:
-    answer = holder("admin").post("/v1/sessions", headers=headers)
-    assert answer.status_code == 403
-    assert "origin" in answer.json()["error"]
+def test_a_write_from_another_page_is_refused(holder: Callable[..., httpx.Client]) -> None:
+    visitor = holder("admin")
+    for name, value in (
+        ("origin", "http://evil.example"),
+        ("origin", "https://127.0.0.1:8080"),
+        ("origin", "ftp://127.0.0.1:8080"),
+        ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("cookie", "tuna-8080=x"),  # a browser's write without an origin
+    ):
+        answer = visitor.post("/v1/sessions", headers={name: value})
+        assert (answer.status_code, "origin" in answer.json()["error"]) == (403, True), value
 
 
 def test_a_body_is_bounded_whatever_it_says(holder: Callable[..., httpx.Client]) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 from command_lines import Ended
-
-sys.path += [str(Path(__file__).parents[3] / "tests" / name) for name in ("golden", "reports")]
-
 
 ROOT = Path(__file__).parents[3]
 

@@ -50,17 +50,16 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/jobs/1"])
 def test_each_page_answers_and_escapes_what_it_shows(
-    path: str, failed: list[int], holder: Callable[..., httpx.Client]
+    failed: list[int], holder: Callable[..., httpx.Client]
 ) -> None:
-    answer = holder("admin").get(path.replace("/jobs/1", f"/jobs/{failed[0]}"), headers=HTML)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/html")
-    for text in ("<script>alert", "\u202e", " onerror", "style="):
-        assert text not in answer.text
-    assert "http://" not in answer.text
-    assert "https://" not in answer.text
+    visitor = holder("admin")
+    for path in (*PAGES, f"/jobs/{failed[0]}"):
+        answer = visitor.get(path, headers=HTML)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/html")
+        for text in ("<script>alert", "\u202e", " onerror", "style=", "http://", "https://"):
+            assert text not in answer.text, path
 
 
 def test_pages_of_an_empty_database_say_what_to_do(holder: Callable[..., httpx.Client]) -> None:

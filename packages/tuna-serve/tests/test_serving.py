@@ -7,8 +7,6 @@ import os
 import re
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,13 +24,14 @@ from web_service import serving, visitor_of
 from tuna import api
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.db.models import RequestRow, StepResultRow, TrialRow
+from tuna.db.models import RequestRow, TrialRow
 from tuna.services import ports
 from tuna_serve.db import requests
 from tuna_serve.requests import uploads
 
 
 @pytest.mark.service
+@pytest.mark.usefixtures("forked")
 def test_the_link_of_the_owner_works_and_goes_on_after_a_restart(home: Path) -> None:
     with serving(home) as link:
         found = re.fullmatch(r"(http://127\.0\.0\.1:[0-9]+)/login\?token=([\w.-]+)", link)
@@ -223,42 +222,6 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
         needed = requests.files(connection)
     kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
     assert {*kept} <= needed  # example has no artifacts of its own
-
-
-@pytest.mark.service
-@pytest.mark.drill(only=True)
-@pytest.mark.parametrize(
-    "words", ["tuna_serve.requests.process", "enqueue --all --stay", "tuna serve"]
-)
-def test_a_model_whose_processes_are_killed_is_built_once(
-    words: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tvm")
-    monkeypatch.setenv("TUNA_LEASE_S", "2")
-    model = tmp_path / "net.onnx"
-    make = [sys.executable, str(EXAMPLE), "residual", "--size", "16", "-o", str(model)]
-    subprocess.run(make, check=True)
-    key, states = {"idempotency-key": "k"}, Counter[str]()
-    for place in range(10):
-        with serving(home, killed=True) as link, visitor_of(link) as visitor:
-            file = {"file": (model.name, model.read_bytes())}
-            asked = visitor.post("/v1/requests", data={"name": "net"}, files=file, headers=key)
-            path = f"/v1/requests/{asked.json()['id']}"
-            time.sleep(0.5 + 1.5 * place)
-            with contextlib.suppress(httpx.HTTPError):
-                found = visitor.get(path).json()
-                states[f"{found['state']} {found['progress'].get('step', '')}"] += 1
-            kill(home, words)
-            time.sleep(1)
-    with serving(home) as link, visitor_of(link) as visitor:
-        (there,) = visitor.get("/v1/requests").json()["requests"]
-        found = ended(visitor, there["id"])
-    print(words, dict(states), found["progress"])
-    assert found["state"] == "built", found["message"]
-    with reading(open_database()) as connection:
-        step = (StepResultRow.job_id, StepResultRow.step)
-        good = sa.select(*step).where(StepResultRow.ok).group_by(*step)
-        assert connection.execute(good.having(sa.func.count() > 1)).all() == []
 
 
 @pytest.mark.service
