@@ -114,6 +114,7 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(one)
 
 
+@functools.cache
 def _is_ours(module: ModuleType | None) -> bool:
     path = Path(getattr(module, "__file__", None) or "/")
     return path.is_relative_to(_ROOT) and bool(

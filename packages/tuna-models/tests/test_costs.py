@@ -159,8 +159,10 @@ def test_function_that_calls_itself_is_refused() -> None:
     assert "its functions call themselves, or more than 64 others in each other (the" in said
 
 
-def loop(body: Sequence[Any], *, name: str = "loop", trips: str = "n", state: str = "x") -> Any:
-    """A Loop with one state, which `body` makes of `s` as `t`."""
+def loop(
+    body: Sequence[Any], *, name: str = "loop", trips: str = "n", state: str = "x", go: str = "on"
+) -> Any:
+    """A Loop with one state, which `body` makes of `s` as `t`, while `go`."""
     graph = helper.make_graph(
         body,
         "body",
@@ -170,7 +172,7 @@ def loop(body: Sequence[Any], *, name: str = "loop", trips: str = "n", state: st
             helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
         ],
         [
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info(go, TensorProto.BOOL, []),
             helper.make_tensor_value_info("t", TensorProto.FLOAT, None),
         ],
     )
@@ -199,23 +201,11 @@ def test_constants_of_a_body_count_in_each_iteration() -> None:
 
 
 def test_loop_whose_condition_ends_it_is_counted_to_its_end() -> None:
-    graph = helper.make_graph(
-        [
-            helper.make_node("Less", ["i", "last"], ["go"]),
-            helper.make_node("Concat", ["s", "s"], ["t"], name="twice", axis=0),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("t", TensorProto.FLOAT, None),
-        ],
-    )
-    nodes = [helper.make_node("Loop", ["", "", "x"], ["y"], body=graph)]
+    body = [
+        helper.make_node("Less", ["i", "last"], ["go"]),
+        helper.make_node("Concat", ["s", "s"], ["t"], name="twice", axis=0),
+    ]
+    nodes = [loop(body, name="", trips="", go="go")]
     walk(model(nodes, constants(last=np.int64(15))))
     said = refusal(model(nodes, constants(last=np.int64(40))))
     assert "the operator Concat (y/20/twice) makes a tensor of 1.5 GiB" in said

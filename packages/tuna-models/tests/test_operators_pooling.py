@@ -75,56 +75,35 @@ def by_definition(
 
 def test_pools_are_those_of_onnx() -> None:
     x = floats(1, 2, 9, 10)
-    nodes, expected = [], []
-    for number, (attributes, answer) in enumerate(POOLS):
-        for counted in (0, 1):
-            name = f"mean{number}_{counted}"
-            nodes.append(
-                helper.make_node(
-                    "AveragePool", ["x"], [name], **attributes, count_include_pad=counted
-                )
-            )
-            expected.append(
-                by_definition(
-                    x,
-                    attributes,
-                    answer,
-                    lambda inside, padding, counted=counted: (
-                        sum(x[at] for at in inside) / (len(inside) + padding * counted)
-                    ),
-                )
-            )
-        nodes.append(helper.make_node("LpPool", ["x"], [f"norm{number}"], **attributes, p=3))
-        expected.append(
-            by_definition(
-                x,
-                attributes,
-                answer,
-                lambda inside, _: sum(abs(x[at]) ** 3 for at in inside) ** (1 / 3),
-            )
-        )
-        names = [f"max{number}", f"at{number}"]
-        nodes.append(helper.make_node("MaxPool", ["x"], names, **attributes))
 
-        def largest(inside: list[tuple[int, ...]], _: int) -> tuple[int, ...]:
-            return max(inside, key=lambda at: x[at])
+    def largest(inside: list[tuple[int, ...]]) -> tuple[int, ...]:
+        return max(inside, key=lambda at: x[at])
 
-        expected.append(
-            by_definition(x, attributes, answer, lambda inside, _: x[largest(inside, _)])
-        )
-        expected.append(
-            by_definition(
-                x,
-                attributes,
-                answer,
-                lambda inside, _: np.ravel_multi_index(largest(inside, _), x.shape),
-            )
-        )
-    names = [name for node in nodes for name in node.output]
-    found = answers(model(nodes, {"x": x}, names, {}, opset=22), {"x": x})
-    kinds = [np.int64 if name.startswith("at") else np.float32 for name in names]
-    right = [value.astype(kind) for value, kind in zip(expected, kinds, strict=True)]
-    same(found, right, 1e-5)
+    def mean(inside: list[tuple[int, ...]], others: int = 0) -> Any:
+        return sum(x[at] for at in inside) / (len(inside) + others)
+
+    kinds: list[tuple[str, dict[str, int], list[Callable[[list[tuple[int, ...]], int], Any]]]] = [
+        ("AveragePool", {"count_include_pad": 0}, [lambda inside, _: mean(inside)]),
+        ("AveragePool", {"count_include_pad": 1}, [mean]),
+        ("LpPool", {"p": 3}, [lambda inside, _: sum(abs(x[at]) ** 3 for at in inside) ** (1 / 3)]),
+        (
+            *("MaxPool", {}),
+            [
+                lambda inside, _: x[largest(inside)],
+                lambda inside, _: np.ravel_multi_index(largest(inside), x.shape),
+            ],
+        ),
+    ]
+    nodes, names, right = [], [], []
+    for pool, (operator, more, definitions) in itertools.product(POOLS, kinds):
+        attributes, answer = pool
+        outputs = [f"y{len(names) + place}" for place in range(len(definitions))]
+        names += outputs
+        nodes.append(helper.make_node(operator, ["x"], outputs, **attributes, **more))
+        for place, definition in enumerate(definitions):
+            kind = np.int64 if place else np.float32
+            right.append(by_definition(x, attributes, answer, definition).astype(kind))
+    same(answers(model(nodes, {"x": x}, names, {}, opset=22), {"x": x}), right, 1e-5)
 
 
 def test_means_and_norms_in_fp16_do_not_overflow_and_lrn_takes_an_even_size() -> None:

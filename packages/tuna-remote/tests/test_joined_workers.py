@@ -100,7 +100,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     make_jobs(engine, 2, options={"sleep_s": 0.4})
     site.processes.coordinator()
     site.gateway()
-    compiler = site.joined("compile", "-c", "2")
+    compiler = site.joined("compile")
     victim = site.joined("eval")
     eventually(lambda: states(engine).get("evaluated", 0) > 0, 60)
     with reading(engine) as connection:
