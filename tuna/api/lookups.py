@@ -6,8 +6,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tuna import api
+from tuna.api.opened import on_connection, on_engine
 from tuna.archives import sizes
-from tuna.archives.sizes import SessionSize
 from tuna.db import overview
 from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
@@ -16,8 +16,15 @@ from tuna.db.known_sessions import require
 from tuna.db.overview import Overview
 from tuna.results import result_query, untried
 from tuna.results.core_tables import session
-from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRow, ResultRows
-from tuna.results.untried import LayerWithoutSolver, TargetMet
+from tuna.results.result_rows import MAX_LIMIT, ResultFilter, ResultRows
+
+require_session = on_connection(require)
+undrained_reports = on_engine(overview.undrained)
+list_sessions = on_engine(sizes.read)
+query = on_connection(result_query.query)
+winner_page = on_connection(result_query.winners)
+targets_met = on_connection(untried.targets_met)
+without_solver = on_connection(untried.without_solver)
 
 
 def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
@@ -52,36 +59,6 @@ def session_page(limit: int, before: int = 0) -> RowPage[int]:
         return RowPage.of(connection.execute(query).all(), limit).map(lambda row: row.id)
 
 
-def require_session(session_id: int) -> None:
-    """Raise NotFound, with the sessions that there are, for an unknown one."""
-    with reading(open_database()) as connection:
-        require(connection, session_id)
-
-
-def undrained_reports() -> int:
-    """The number of reports of workers that are malformed or that the database refused; they are in
-    `dead_letter`."""
-    return overview.undrained(open_database())
-
-
-def list_sessions(session_id: int | None = None) -> list[SessionSize]:
-    """All sessions, or one, with their state, counts and sizes; raises NotFound. It looks at every
-    trial."""
-    return sizes.read(open_database(), session_id)
-
-
-def query(wanted: ResultFilter, *, with_commands: bool = True, cursor: str = "") -> ResultRows:
-    """Results of sessions, golden versions and imported databases that meet the filter, `limit` of
-    them at most; behind `cursor`, that of rows before.
-
-    They come by layer in the order of its import, then by time, solver and session. With `n_best`
-    they are trials. Without commands `ResultRow.command` is empty, and no library is loaded. Raises
-    NotFound for an unknown name, BadInput for an invalid value.
-    """
-    with reading(open_database()) as connection:
-        return result_query.query(connection, wanted, with_commands=with_commands, cursor=cursor)
-
-
 def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:
     """The fastest result of each layer of a session, in the order of the layers' import; a baseline
     where it is the only one.
@@ -91,25 +68,3 @@ def winners(session_id: int, tag: str | None = None, *, with_commands: bool = Tr
     wanted = ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT)
     found = winner_page(wanted, with_commands=with_commands)
     return ResultRows(found.rows, wanted.limit, found.next is not None)
-
-
-def winner_page(
-    wanted: ResultFilter, *, with_commands: bool = True, after: int = 0
-) -> RowPage[ResultRow]:
-    """The same for `limit` layers that meet a filter, behind `next` of the page before."""
-    with reading(open_database()) as connection:
-        return result_query.winners(connection, wanted, with_commands=with_commands, after=after)
-
-
-def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...]:
-    """The layers of a session that needed no trial, since a known result was as fast as was asked
-    for."""
-    with reading(open_database()) as connection:
-        return untried.targets_met(connection, session_id, tag)
-
-
-def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithoutSolver]:
-    """The layers of a session that no solver of its library takes, with the reason, in the order of
-    their import."""
-    with reading(open_database()) as connection:
-        return untried.without_solver(connection, session_id, tag)

@@ -8,20 +8,17 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuna.api.opened import on_connection
 from tuna.db import known_sessions, overview, sessions
-from tuna.db.bulk import RowPage
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
 from tuna.libraries.registry import find_library
 from tuna.queue.reproduction import Repeated, commands
-from tuna.reports.comparison import Comparison, compare
+from tuna.reports.comparison import compare
 from tuna.reports.html import write
 from tuna.reports.job_list import (
     JobFigures,
-    JobFilter,
-    ListedJob,
-    TrialFigures,
     read_job,
     read_page,
     read_trials,
@@ -32,6 +29,10 @@ from tuna.results.best import BestResult, LayerIndex, Scope
 from tuna.results.best import best as read_best
 from tuna.results.coverage import Coverage
 from tuna.results.coverage import coverage as read_coverage
+
+compare_sessions = on_connection(compare)
+list_jobs = on_connection(read_page)
+list_trials = on_connection(read_trials)
 
 
 def report(
@@ -49,19 +50,6 @@ def report(
                     hint=f"type `tuna report --session-id {session_id} --json`",
                 )
         return read_figures(connection, session_id, against)
-
-
-def compare_sessions(
-    session_ids: Sequence[int], tag: str | None = None, *, most_layers: int | None = None
-) -> Comparison:
-    """Layer by layer the results of two sessions or more, each against the first; with `tag` only
-    its layers.
-
-    Raises BadInput for fewer than two sessions, or more than `most_layers` layers; NotFound for an
-    unknown session, or where they have no layer in common.
-    """
-    with reading(open_database()) as connection:
-        return compare(connection, session_ids, tag, most_layers)
 
 
 def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
@@ -109,18 +97,6 @@ def best(
     with reading(open_database()) as connection:
         scope = Scope(arch, device, library)
         return read_best(connection, layers, scope, index or LayerIndex(), predict=predict)
-
-
-def list_jobs(wanted: JobFilter) -> RowPage[ListedJob]:
-    """A page of a session's jobs; raises NotFound, BadInput."""
-    with reading(open_database()) as connection:
-        return read_page(connection, wanted)
-
-
-def list_trials(job_id: int, limit: int, after: int = 0) -> RowPage[TrialFigures]:
-    """A page of a job's trials; raises NotFound."""
-    with reading(open_database()) as connection:
-        return read_trials(connection, job_id, limit, after)
 
 
 def show_job(job_id: int) -> JobFigures:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tuna.api.jobs import drop_leases
+from tuna.api.opened import on_connection
 from tuna.api.services import artifact_store, namespace
 from tuna.archives import removal, sizes
 from tuna.archives.archive import ArchiveHeader, archive
@@ -15,16 +16,19 @@ from tuna.archives.removal import Deleted
 from tuna.archives.restore import Restored, restore
 from tuna.db import sessions
 from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.session_options import SessionOptions
 from tuna.errors import ServiceError
-from tuna.jobs.history import WarmStart, warm_starts_of_session
+from tuna.jobs.history import warm_starts_of_session
 from tuna.reports import status
 from tuna.reports.status import Outlook, Watcher, live_workers, read_outlook
 from tuna.settings import get_settings
 
 #: Callback that gets the number of jobs that are done, and of all
 OnJobs = Callable[[int, int], None]
+
+check_deletion = on_connection(removal.check)
+warm_starts = on_connection(warm_starts_of_session)
 
 
 def set_session(session_id: int, **values: object) -> SessionOptions:
@@ -71,13 +75,6 @@ def prune_session(session_id: int, keep: int, archived: str | Path) -> Pruned:
     """Delete the trials of a session that an archive has and that nothing needs; see
     `archives.pruning.prune`."""
     return prune(open_database(), session_id, keep, str(archived), get_settings().home)
-
-
-def check_deletion(session_id: int, *, cancels: bool = False) -> None:
-    """Raise NotFound, or BadInput for a session that must not be deleted; `cancels`: its jobs will
-    be canceled first."""
-    with reading(open_database()) as connection:
-        removal.check(connection, session_id, cancels=cancels)
 
 
 def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Deleted, str]:
@@ -137,9 +134,3 @@ def watcher(session_id: int | None = None) -> Watcher:
     """Watcher of all sessions or one, to be polled with `look()`: rates, ETA, efficiency,
     workers."""
     return Watcher(open_database(), get_settings(), session_id)
-
-
-def warm_starts(session_id: int) -> list[WarmStart]:
-    """The session's searches that learn from earlier ones, with those."""
-    with reading(open_database()) as connection:
-        return warm_starts_of_session(connection, session_id)

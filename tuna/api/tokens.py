@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
+from tuna.api.opened import on_connection
 from tuna.db import access_tokens, sessions
-from tuna.db.access_tokens import AccessToken
 from tuna.db.database import open_database
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.errors import BadInput
 from tuna.services.ports import announced_urls
 from tuna.settings import get_settings
@@ -57,10 +56,7 @@ def create_space_token(space: str, ttl_s: float, url: str | None = None, label: 
     return f"{base}#{token_id}.{secret}.{public}"
 
 
-def list_tokens() -> Sequence[AccessToken]:
-    """All tokens, newest first."""
-    with reading(open_database()) as connection:
-        return access_tokens.list_all(connection)
+list_tokens = on_connection(access_tokens.list_all)
 
 
 def revoke_token(token_id: str) -> None:

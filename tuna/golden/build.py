@@ -87,11 +87,11 @@ class _Plan:
 
 def build(
     engine: sa.Engine,
-    *,
     version: int,
     session_id: int | None,
     base_version: int | None,
-    overwrite: bool,
+    *,
+    overwrite: bool = False,
     allow_imported: bool = False,
     allow_noisy: bool = False,
     kind: str | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tuna.common.files import user
 from tuna.common.messages import choices, counted
 from tuna.db.engine import transaction
 from tuna.db.models import Golden
@@ -38,16 +39,17 @@ def promote(
     min_gain: float | None = None,
     library: str | None = None,
     allow_noisy: bool = False,
-    by: str = "",
+    by: str | None = None,
     note: str = "",
 ) -> PromotionReport:
     """Release a draft if it passes the gate against the current version, or against its base if
     there is none.
 
-    `by`: who does, and `note`: why; they are kept with the version. Raises NotFound, GoldenFrozen
-    for a version that was promoted before, NotReleasable for results that were simulated, or noisy
-    unless `allow_noisy`, GateViolated with the violations.
+    `by`: who does, by default this user, and `note`: why; they are kept with the version. Raises
+    NotFound, GoldenFrozen for a version that was promoted before, NotReleasable for results that
+    were simulated, or noisy unless `allow_noisy`, GateViolated with the violations.
     """
+    who = user() if by is None else by
 
     def release(connection: sa.Connection) -> PromotionReport:
         name = find(connection, version, library).library
@@ -67,7 +69,7 @@ def promote(
                 f"The {draft} is not promoted: {'; '.join(violations)}.",
                 hint=f"look at: `tuna golden report {version}{against}`",
             )
-        said = {"promoted_at": utc_now(), "promoted_by": by[:_MAX_BY_CHARS], "note": note or None}
+        said = {"promoted_at": utc_now(), "promoted_by": who[:_MAX_BY_CHARS], "note": note or None}
         _move(connection, draft, GoldenState.PROMOTED, **said)
         return report
 
