@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tuna import exports
+from tuna.api.opened import on_connection
 from tuna.db import sessions, solvers
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import BadInput
-from tuna.exports import ExportReport
-from tuna.exports.database_files import Diff, MergeReport, check, diff, merge_all
+from tuna.exports.database_files import MergeReport, check, diff, merge_all
 from tuna.exports.importer import import_db
 from tuna.exports.intake import ImportReport
 from tuna.exports.registry import exporter_of
 from tuna.exports.write import kernels_of
 from tuna.libraries.abilities import environment_of
-from tuna.libraries.exporter import CheckFacts, Findings, Pair
+from tuna.libraries.exporter import CheckFacts, Findings
 from tuna.libraries.imported_records import ImportedResult
 from tuna.libraries.registry import get_library
+
+export = on_connection(exports.export)
+export_golden = on_connection(exports.export_golden)
+compare_databases = diff
 
 
 @dataclass(frozen=True)
@@ -33,51 +36,9 @@ class MergedDatabase:
     reports: Mapping[Path, MergeReport]  #: report of the merge by the file that was merged
 
 
-def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:
-    """Write the database `form` of a session into `directory`.
-
-    Options that are None or False count as not given. Raises NotFound if there is nothing to
-    export, BadInput for an unknown form or option.
-    """
-    with reading(open_database()) as connection:
-        return exports.export(connection, session_id, form, directory, **_given(options))
-
-
 def forms_of(library: str) -> list[str]:
     """The forms of export that suit a library's results: its own, and JSON."""
     return [*(one.form for one in get_library(library).exporters), "json"]
-
-
-def export_golden(
-    version: int,
-    form: str,
-    directory: Path,
-    *,
-    arch: str,
-    num_cu: int | None = None,
-    library: str = "miopen",
-    **options: Any,
-) -> ExportReport:
-    """Write the database `form` of a golden version for a device, as `export` does."""
-    with reading(open_database()) as connection:
-        wanted = _given(options)
-        return exports.export_golden(
-            connection,
-            version,
-            form,
-            directory,
-            library=library,
-            arch=arch,
-            num_cu=num_cu,
-            **wanted,
-        )
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given: a form refuses those that it does not have."""
-    return {
-        name: value for name, value in options.items() if value is not None and value is not False
-    }
 
 
 def import_database(
@@ -154,11 +115,6 @@ def merge_databases(
         reports = merge_all([path, *targets], place, keep_keys=keep_keys, form=form)
         merged.append(MergedDatabase(place, reports))
     return merged
-
-
-def compare_databases(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
-    """Return the differences of database `b` from `a`; `each` is given every entry that differs."""
-    return diff(a, b, each)
 
 
 def check_databases(directory: Path, library: str = "miopen") -> Findings:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tuna.db import sessions
 from tuna.db.configs import require_tag
 from tuna.errors import BadInput, NotFound
-from tuna.exports.registry import exporter
+from tuna.exports.registry import AnyExporter, exporter
 from tuna.libraries.exporter import ExportReport
 from tuna.libraries.results import (
     KernelOf,
@@ -215,6 +215,7 @@ def kernels_of(
 
 def export(
     connection: sa.Connection,
+    /,
     session_id: int,
     form: str,
     directory: Path,
@@ -226,19 +227,20 @@ def export(
     """Write the session's results into `directory`, which is made if it is missing.
 
     `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the
-    configs with this tag; the rest are the form's own options. Equal results give equal bytes; an
-    older file is replaced at once or not at all. Raises NotFound for an unknown session or
-    tag, or nothing to export (then nothing is written), BadInput, also for results of an emulated
-    board, or StorageFull.
+    configs with this tag; the rest are the form's own options, of which those that are None or
+    False count as not given. Equal results give equal bytes; an older file is replaced at once or
+    not at all. Raises NotFound for an unknown session or tag, or nothing to export (then nothing is
+    written), BadInput, also for results of an emulated board, or StorageFull.
     """
     writer = exporter(form)
-    chosen = writer.options_of(options)
+    chosen = _chosen(writer, options)
     source = of_session(connection, session_id, config_tag)
     return _counted(source, writer.export(source, directory, chosen, filename))
 
 
 def export_golden(
     connection: sa.Connection,
+    /,
     version: int,
     form: str,
     directory: Path,
@@ -258,9 +260,17 @@ def export_golden(
     of them. A golden version has no TVM database.
     """
     writer = exporter(form)
-    chosen = writer.options_of(options)
+    chosen = _chosen(writer, options)
     source = of_golden(connection, library, version, arch, num_cu, config_tag)
     return _counted(source, writer.export(source, directory, chosen, filename))
+
+
+def _chosen(writer: AnyExporter, options: Mapping[str, Any]) -> Any:
+    """The options that were given: a form refuses those that it does not have."""
+    given = {
+        name: value for name, value in options.items() if value is not None and value is not False
+    }
+    return writer.options_of(given)
 
 
 def _counted(source: SqlSource, report: ExportReport) -> ExportReport:
