@@ -236,13 +236,13 @@ class Restoration:
             ids |= {tuple(row[1:]): row[0] for row in self.connection.execute(query)}
         return ids
 
-    def _insert(self, name: str, found: Sequence[_Row], keys: Sequence[str] = ()) -> dict[int, int]:
+    def _insert(self, name: str, rows: Sequence[_Row], keys: Sequence[str] = ()) -> dict[int, int]:
         """Insert rows of the session; return ids by the archive's ids, matched by `keys`."""
-        if not found:
+        if not rows:
             return {}
         table = tables.table(name)
-        ids = [row.get("id") for row in found]
-        translated = [self.translated(name, row) for row in found]
+        ids = [row.get("id") for row in rows]
+        translated = [self.translated(name, row) for row in rows]
         if name in self.new_ids:
             for row in translated:
                 row.pop("id", None)

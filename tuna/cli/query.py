@@ -135,12 +135,12 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
             say("There are no results in this session yet.", err=True)
 
 
-def _print_best(found: api.BestResult, *, as_json: bool) -> None:
+def _print_best(best: api.BestResult, *, as_json: bool) -> None:
     """Print a result, or a prediction with its interval."""
     if as_json:
-        print_json(found)
+        print_json(best)
         return
-    known = found.result
+    known = best.result
     if known is None:
         say("This layer has no result, and no similar layer to predict it from.", err=True)
         return
@@ -149,10 +149,10 @@ def _print_best(found: api.BestResult, *, as_json: bool) -> None:
     params = _readable_text(known["library"], known["params"])
     print_table(
         ("class", "library", "solver", "params", "ms", "from", "to"),
-        [(str(found.cover), known["library"], known["solver"], params, *shown)],
+        [(str(best.cover), known["library"], known["solver"], params, *shown)],
         (4, 5, 6),
     )
-    if found.cover == PREDICTED:
+    if best.cover == PREDICTED:
         say(
             f"{known['predictor']} predicts it from {', '.join(known['nearest'][:_NEAREST])}. It"
             " was not measured: no export or golden version has it."
@@ -242,13 +242,13 @@ def coverage(
     _print_coverage(found)
 
 
-def _print_coverage(found: api.Coverage) -> None:
+def _print_coverage(coverage: api.Coverage) -> None:
     rows = [
         (
             cover,
-            len(found.of(cover)),
-            formats.percent(found.shares[cover]),
-            formats.percent(found.work_shares[cover]),
+            len(coverage.of(cover)),
+            formats.percent(coverage.shares[cover]),
+            formats.percent(coverage.work_shares[cover]),
         )
         for cover in api.Cover
     ]
@@ -256,9 +256,9 @@ def _print_coverage(found: api.Coverage) -> None:
         ("result", "layers", "of weight", "of FLOPs"),
         rows,
         (1, 2, 3),
-        title=f"{found.subject} on {found.arch}",
+        title=f"{coverage.subject} on {coverage.arch}",
     )
-    lacking = [layer for layer in found.layers if layer.cover is not api.Cover.EXACT]
+    lacking = [layer for layer in coverage.layers if layer.cover is not api.Cover.EXACT]
     if lacking:
         print_table(
             ("without a result", "weight", "near"),

@@ -274,18 +274,18 @@ def _sentence(figures: api.ReportFigures, total: api.TotalFigures) -> str:
     return f"geometric mean of the layers (and of the total): {', '.join(gains)}{missing}"
 
 
-def _print_comparison(found: api.Comparison) -> None:
-    for session in found.sessions:
+def _print_comparison(comparison: api.Comparison) -> None:
+    for session in comparison.sessions:
         where = f"{session.device or session.arch} x {session.num_cu}"
         chosen = [f"{name} {value}" for name, value in session.conditions.items()]
         say(
             f"session {session.session_id}: {session.library} {session.library_version},"
             f" {session.reason!r}, {', '.join([where, *chosen, counted(session.layers, 'layer')])}"
         )
-    ending = _shared_ending([layer.label for layer in found.layers])
+    ending = _shared_ending([layer.label for layer in comparison.layers])
     for choice in (("", True), (ending, True), (ending, False)):
-        columns = _compared(found, *choice)
-        titles, layers, right = fitted(columns, found.layers, table_width())
+        columns = _compared(comparison, *choice)
+        titles, layers, right = fitted(columns, comparison.layers, table_width())
         if _FASTEST in titles:
             break
     print_table(titles, layers, right)
@@ -295,14 +295,13 @@ def _print_comparison(found: api.Comparison) -> None:
             *map(_ms, total.times_ms),
             *map(_times, total.ratios[1:]),
         )
-        for total in found.totals
+        for total in comparison.totals
     ]
-    rows.append(
-        ("geometric mean", *("" for _ in found.sessions), *map(_times, found.geometric_means[1:]))
-    )
+    means = map(_times, comparison.geometric_means[1:])
+    rows.append(("geometric mean", *("" for _ in comparison.sessions), *means))
     print_table(
         [
-            counted(len(found.common), "layer that all have", "layers that all have"),
+            counted(len(comparison.common), "layer that all have", "layers that all have"),
             *(column.title for column in columns[1:-1]),
         ],
         rows,
@@ -310,22 +309,22 @@ def _print_comparison(found: api.Comparison) -> None:
     )
     wins = ", ".join(
         f"session {session.session_id} ({session.library}): {wins}"
-        for session, wins in zip(found.sessions, found.wins, strict=True)
+        for session, wins in zip(comparison.sessions, comparison.wins, strict=True)
     )
     say(f"fastest for so many layers: {wins}")
 
 
 def _compared(
-    found: api.Comparison, ending: str, intervals: bool
+    comparison: api.Comparison, ending: str, intervals: bool
 ) -> list[Column[api.ComparedLayer]]:
     """Return the columns; `ending` as of `_columns`; `intervals`: beside the ratios."""
-    first = found.sessions[0].session_id
-    numbers = range(len(found.sessions))
+    first = comparison.sessions[0].session_id
+    numbers = range(len(comparison.sessions))
     return [
         _label(ending),
         *(
             Column(f"{run.session_id} {run.library} ms", partial(_time, number=number), right=True)
-            for number, run in zip(numbers, found.sessions, strict=True)
+            for number, run in zip(numbers, comparison.sessions, strict=True)
         ),
         *(
             Column(
@@ -333,9 +332,9 @@ def _compared(
                 partial(_ratio, number=number, interval=intervals),
                 right=True,
             )
-            for number, run in zip(numbers[1:], found.sessions[1:], strict=True)
+            for number, run in zip(numbers[1:], comparison.sessions[1:], strict=True)
         ),
-        Column(_FASTEST, partial(_fastest, found), 1),
+        Column(_FASTEST, partial(_fastest, comparison), 1),
     ]
 
 

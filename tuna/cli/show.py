@@ -196,25 +196,25 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def applicability(found: api.Applicability) -> None:
+def applicability(answer: api.Applicability) -> None:
     """Print the numbers of layers and solvers that fit together, and what was left out; raise
     TunaError if the library failed for some."""
     say(
-        f"{counted(found.configs, 'layer')}: {counted(found.pairs, 'combination')} of layer and"
+        f"{counted(answer.configs, 'layer')}: {counted(answer.pairs, 'combination')} of layer and"
         " solver can run"
     )
-    for reason, count in sorted(found.without.items()):
+    for reason, count in sorted(answer.without.items()):
         say(f"{counted(count, 'layer')} left out: {reason}", err=True)
-    for name, count in sorted(found.unknown.items()):
+    for name, count in sorted(answer.unknown.items()):
         say(
             f"left out: {name} applies to {counted(count, 'layer')} but is an unknown solver",
             err=True,
         )
-    if found.unanswered:
-        first = "; ".join(found.unanswered[:3])
+    if answer.unanswered:
+        first = "; ".join(answer.unanswered[:3])
         raise TunaError(
-            f"The library failed to answer for {len(found.unanswered)} of"
-            f" {counted(found.configs, 'layer')}, such as {first}.",
+            f"The library failed to answer for {len(answer.unanswered)} of"
+            f" {counted(answer.configs, 'layer')}, such as {first}.",
             hint=(
                 "the log has the reason for each; the other layers are done, and the same command"
                 " asks again for all"
@@ -334,10 +334,10 @@ def wait(session_id: int, what: str) -> str:
     return f"session {session_id} waits for: {one_line(what)}"
 
 
-def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
+def sessions(overviews: Sequence[api.Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that
     reproduce them."""
-    if not found:
+    if not overviews:
         say("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
         return
     columns: list[Column[api.Overview]] = [
@@ -350,15 +350,15 @@ def sessions(found: Sequence[api.Overview], *, details: bool = False) -> None:
         Column("by state", _states, most=_NARROWEST),
         Column("failed attempts", _failed_attempts, most=_NARROWEST),
     ]
-    if any(session.searches.total for session in found):
+    if any(session.searches.total for session in overviews):
         columns.insert(
             -1, Column("searches", lambda one: searches(one.searches) or "-", 1, most=_NARROWEST)
         )
-    print_table(*fitted(columns, found, table_width()))
-    for session in found:
+    print_table(*fitted(columns, overviews, table_width()))
+    for session in overviews:
         if session.fault:
             say(f"session {session.session_id} is set aside: {one_line(session.fault)}")
-    for failure in found[0].failures if details else ():
+    for failure in overviews[0].failures if details else ():
         say(f"{failure.cause} ({failure.attempts}): {last_line(failure.output_tail)}")
         if failure.reproduce:
             say(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}", wrap=False)

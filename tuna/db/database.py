@@ -159,13 +159,13 @@ def upgrade(engine: sa.Engine) -> None:
     from alembic.script import ScriptDirectory
 
     with reading(engine) as connection, _upgrade_lock(connection):
-        found = revision(engine)
-        _refuse_unknown(engine, found)
-        if found == HEAD:
+        current = revision(engine)
+        _refuse_unknown(engine, current)
+        if current == HEAD:
             return
         config = Config()
         config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
-        if found is None:
+        if current is None:
             _make(connection, ScriptDirectory.from_config(config))
             return
         with _tables_may_be_copied(connection):

@@ -259,17 +259,17 @@ def _bests(
 
 
 def _layers(
-    connection: sa.Connection, ids: Sequence[int], found: Mapping[int, Mapping[int, Best]]
+    connection: sa.Connection, ids: Sequence[int], by_layer: Mapping[int, Mapping[int, Best]]
 ) -> list[ComparedLayer]:
     query = sa.select(ConfigRow.id, ConfigRow.label, ConfigRow.driver)
-    texts = sorted(rows_among(connection, query, ConfigRow.id, found))
-    lacking = [config_id for config_id, bests in found.items() if len(bests) < len(ids)]
+    texts = sorted(rows_among(connection, query, ConfigRow.id, by_layer))
+    lacking = [config_id for config_id, bests in by_layer.items() if len(bests) < len(ids)]
     jobs = sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
     with_jobs = set(map(tuple, rows_among(connection, jobs, Job.config_id, lacking)))
     counts = networks.occurrences(connection)
     layers = []
     for config_id, label, driver in texts:
-        bests = tuple(found[config_id].get(session_id) for session_id in ids)
+        bests = tuple(by_layer[config_id].get(session_id) for session_id in ids)
         missing = tuple(
             "" if best else "no winner" if (session_id, config_id) in with_jobs else "no jobs"
             for session_id, best in zip(ids, bests, strict=True)

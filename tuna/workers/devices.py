@@ -25,9 +25,9 @@ def device_for(
     library: Library,
     settings: Settings,
     environ: Mapping[str, str] = os.environ,
-    found: Sequence[Device] | None = None,
+    devices: Sequence[Device] | None = None,
 ) -> DeviceHandle:
-    """The handle of the first device of the library's kind that is visible; `found` stands in for
+    """The handle of the first device of the library's kind that is visible; `devices` stands in for
     `discovery.discover`."""
     if elsewhere := library.device.own_device():
         return elsewhere
@@ -35,7 +35,7 @@ def device_for(
     cores = DeviceHandle(f"cpu{','.join(map(str, cpus))}", cpus=cpus)
     if kind == CPU:
         return cores
-    here = discovery.discover(environ=environ) if found is None else found
+    here = discovery.discover(environ=environ) if devices is None else devices
     usable = [device for device in here if device.kind != CPU and kind in (None, device.kind)]
     chosen = {name: environ[name] for name in visibility() if name in environ}
     if usable:

@@ -89,7 +89,7 @@ def check_options(queue: str, processes: int, devices: str | None, on_boards: bo
 
 
 def device_specs(
-    found: Sequence[Device], chosen: str, settings: Settings, common: Mapping[str, str]
+    devices: Sequence[Device], chosen: str, settings: Settings, common: Mapping[str, str]
 ) -> list[WorkerSpec]:
     """An eval worker for each chosen device, with the variables that give it this device and its
     own cores.
@@ -97,20 +97,20 @@ def device_specs(
     The cores are divided among all devices of the machine, so that a worker for another device gets
     other cores.
     """
-    numbers = discovery.choose(found, chosen)
-    if any(device.kind == CPU for device in found):
-        shares = [eval_cpus(settings)] * len(found)
+    numbers = discovery.choose(devices, chosen)
+    if any(device.kind == CPU for device in devices):
+        shares = [eval_cpus(settings)] * len(devices)
     else:
         usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()
         each = None if settings.eval_cpus else 1
-        shares = deal([device.node for device in found], read_places(usable), each=each)
+        shares = deal([device.node for device in devices], read_places(usable), each=each)
     return [
         WorkerSpec(
             "eval",
             name=f"eval-{number}",
             env={
                 **common,
-                **found[number].variables,
+                **devices[number].variables,
                 "TUNA_EVAL_CPUS": ",".join(map(str, shares[number])),
             },
         )

@@ -116,10 +116,10 @@ def main(copies: int = 0) -> None:
     ]
     wall_s = time.perf_counter() - begin
     code = [hashlib.sha256(kernel.kernel).hexdigest() for kernel in kernels]
-    found = {"compiled": calls, "wall_s": wall_s, "code": code, "calls": timed_calls}
+    report = {"compiled": calls, "wall_s": wall_s, "code": code, "calls": timed_calls}
     if not copies:
-        found["best"], found["timed"] = autotuned()
-    print(json.dumps(found))
+        report["best"], report["timed"] = autotuned()
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

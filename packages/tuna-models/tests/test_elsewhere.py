@@ -119,11 +119,11 @@ def test_a_model_is_checked_and_timed_on_a_board_that_links_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     net = Net((1, 3, 8, 8))
-    found = planned(net.model(net.add("GlobalAveragePool", net.conv("x", 3, 16, 3))))
-    built = write(found, TARGET, tmp_path)
+    plan = planned(net.model(net.add("GlobalAveragePool", net.conv("x", 3, 16, 3))))
+    built = write(plan, TARGET, tmp_path)
     job = job_of(tmp_path, TARGET)
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
-    write_answers(Path(job.files["answers"]), [x], run(found, x))
+    write_answers(Path(job.files["answers"]), [x], run(plan, x))
     loader = board_child.BoardLoader()
     problem = loader.reference(job)
     assert problem is not None

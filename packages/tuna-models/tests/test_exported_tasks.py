@@ -117,11 +117,11 @@ def test_plain_tvm_finds_a_models_functions_in_an_export_which_counts_the_others
 def test_an_export_says_how_the_kernel_of_a_task_takes_its_tensors() -> None:
     core = ConvConfig(1, 12, 5, 6, 20, 3, 3, 1, 1)
     task = TaskConfig(core=core, layouts="native", epilogue=("bias", "residual", "relu"))
-    found = problems.with_family(task, "direct", Mode.NATIVE, tvm.target.Target(HERE))
-    assert found is not None
+    direct = problems.with_family(task, "direct", Mode.NATIVE, tvm.target.Target(HERE))
+    assert direct is not None
     problem = make(task)
-    packed = found.inputs(*problem.inputs)
-    extents = [array.shape for array in (*packed, found.output(problem.expected))]
+    packed = direct.inputs(*problem.inputs)
+    extents = [array.shape for array in (*packed, direct.output(problem.expected))]
     steps = packing_for(task, "direct", [("float32", sizes) for sizes in extents])
     assert steps is not None
     assert len(steps) == len(extents) == 5

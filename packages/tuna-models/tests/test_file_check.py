@@ -51,9 +51,9 @@ def obstructed(tmp_path: Path) -> Path:
 
 
 def test_all_that_is_in_the_way_is_named_at_once(obstructed: Path) -> None:
-    found = child.check_file(asked={"path": str(obstructed), "target": TARGET})
-    assert found["assumed"] == "--shape batch=1"
-    assert [(each["operator"], each["node"]) for each in found["obstacles"]] == [
+    verdict = child.check_file(asked={"path": str(obstructed), "target": TARGET})
+    assert verdict["assumed"] == "--shape batch=1"
+    assert [(each["operator"], each["node"]) for each in verdict["obstacles"]] == [
         ("own.Mystery", "first"),
         ("own.Mystery", "second"),
         ("", "x"),
@@ -63,7 +63,7 @@ def test_all_that_is_in_the_way_is_named_at_once(obstructed: Path) -> None:
         ("Resize", "larger"),
         ("Resize", "largest"),
     ]
-    _, _, batch, _, places, flat, larger, _ = found["obstacles"]
+    _, _, batch, _, places, flat, larger, _ = verdict["obstacles"]
     assert batch["hint"] == "give them: --shape batch=N; --batch N is the first of every input"
     assert (places["hint"], flat["hint"]) == (
         "",

@@ -66,22 +66,22 @@ def test_records_and_the_prediction_are_timed_inside_the_model(
     task = next(task for task in tasks if task.epilogue == ("bias",))
     other = next(task for task in tasks if task.epilogue == ("bias", "relu"))
     known = {task.key: records(task, 3)[1:], other.key: records(other, 1)}
-    found = planned_with(module, known)
+    whole = planned_with(module, known)
     # the only record of the other one is the predicted kernel
-    assert found.records == {task.key: [0, 1, None]}
-    assert found.kernels.classes[task.key] is Class.EXACT
-    made = Program.of(found.planned, None, tvm.target.Target(TARGET))
+    assert whole.records == {task.key: [0, 1, None]}
+    assert whole.kernels.classes[task.key] is Class.EXACT
+    made = Program.of(whole.planned, None, tvm.target.Target(TARGET))
     names = [
         made.names[f"timed_{number}"][function]
-        for number, plan in enumerate(found.planned)
+        for number, plan in enumerate(whole.planned)
         for function, own in plan.functions.items()
         if own.key == task.key
     ]
     assert len(set(names)) == 3, "each kernel is a function of its own"
-    parts_ms = timed(tmp_path, module, found.planned)
+    parts_ms = timed(tmp_path, module, whole.planned)
     assert parts_ms.keys() == {
         *names,
-        *(made.names["timed_0"][name] for name in found.planned[0].functions),
+        *(made.names["timed_0"][name] for name in whole.planned[0].functions),
         *("timed_0", "timed_1", "timed_2"),
     }
     assert all(0 <= time_ms < 1000 for time_ms in parts_ms.values())

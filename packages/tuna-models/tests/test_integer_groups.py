@@ -181,8 +181,8 @@ def test_scales_of_weights_are_those_of_the_file_wherever_constants_are_folded()
     for tensor in model.graph.initializer:
         value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         model.graph.input.append(value)
-    found, _ = found_in(model)
-    (group,) = found.groups
+    integers, _ = found_in(model)
+    (group,) = integers.groups
     right = np.clip(np.rint(weights / scales[:, None]), -99, 99)
     assert np.array_equal(group.weights, right.T)
     assert np.array_equal(group.scales, np.float64(np.float32(0.03)) * scales.astype(np.float64))

@@ -41,8 +41,8 @@ def answered(path: Any) -> model_answers.Case:
 def test_the_answers_are_those_of_the_reference(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = child.answer(**asked, by="")
-    assert found == {"unanswered": "", "rule": RULE, "tolerance": 1e-3, "quantised": 0}
+    verdict = child.answer(**asked, by="")
+    assert verdict == {"unanswered": "", "rule": RULE, "tolerance": 1e-3, "quantised": 0}
     monkeypatch.setattr(edges, "_LONG_S", -1.0)  # from here on with random inputs alone
     child.answer(**asked, by="")
     case = answered(asked["output"])

@@ -96,8 +96,8 @@ def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
     expected = (
         onnx.reference.ReferenceEvaluator(nets.residual()).run(None, {"x": x})[0].reshape(-1)[:4]
     )
-    found = [float(word) for word in ran.stdout.split("[")[1].split("]")[0].split()]
-    assert np.allclose(found, expected, atol=1e-4)
+    printed = [float(word) for word in ran.stdout.split("[")[1].split("]")[0].split()]
+    assert np.allclose(printed, expected, atol=1e-4)
 
 
 def test_what_the_child_refuses_is_an_error_of_the_command(

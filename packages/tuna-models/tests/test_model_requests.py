@@ -156,10 +156,10 @@ def test_a_request_that_is_canceled_meanwhile_takes_no_further_step(
     imported = models_api.import_model
 
     def canceled(*args: Any, **options: Any) -> Any:
-        found = imported(*args, **options)
+        known = imported(*args, **options)
         with writing(open_database()) as connection:
             requests.move(connection, request.id, RequestState.CANCELED, message="canceled")
-        return found
+        return known
 
     monkeypatch.setattr(models_api, "import_model", canceled)
     process.clear_up(worked_on(request))

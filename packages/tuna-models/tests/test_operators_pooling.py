@@ -56,9 +56,9 @@ def by_definition(
     Cells past the padding, of which rounding up makes some, are neither.
     """
     begins, ends = windows(attributes, x.shape[2:], answer)
-    found = np.zeros((*x.shape[:2], *answer), np.float64)
+    pools = np.zeros((*x.shape[:2], *answer), np.float64)
     dilations = attributes.get("dilations", [1, 1])
-    for place in np.ndindex(found.shape):
+    for place in np.ndindex(pools.shape):
         inside, padding = [], 0
         for tap in itertools.product(*map(range, attributes["kernel_shape"])):
             at = [
@@ -69,8 +69,8 @@ def by_definition(
                 inside.append((*place[:2], *at))
             elif all(-begins[n] <= at[n] < x.shape[2 + n] + ends[n] for n in (0, 1)):
                 padding += 1
-        found[place] = pooled(inside, padding)
-    return found
+        pools[place] = pooled(inside, padding)
+    return pools
 
 
 def test_pools_are_those_of_onnx() -> None:

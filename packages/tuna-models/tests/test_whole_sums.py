@@ -377,5 +377,5 @@ def test_zero_points_and_scales_may_be_known_when_the_model_runs() -> None:
     plan = planned(net.model, target=HERE)
     assert not plan.left_in_fp32
     answers = run(plan, *net.values, target=HERE)
-    for found, (*_, right) in zip(answers, net.outputs, strict=True):
-        np.testing.assert_allclose(found, right, rtol=3e-7, atol=3e-6)
+    for sums, (*_, right) in zip(answers, net.outputs, strict=True):
+        np.testing.assert_allclose(sums, right, rtol=3e-7, atol=3e-6)

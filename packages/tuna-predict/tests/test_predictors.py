@@ -87,11 +87,11 @@ def test_a_predictor_is_kept_once_and_answers_when_it_is_used(engine: sa.Engine)
     latest = trained(engine, seed=2)
     assert use(engine, "") == replace(latest, in_answers=True)
     use(engine, one.name)
-    found = ask(engine)
-    assert found.cover == "predicted"
-    assert found.result["params"] == "rows 4"
-    assert found.result["low_ms"] <= found.result["high_ms"]
-    assert found.result["predictor"] == one.name
+    predicted = ask(engine)
+    assert predicted.cover == "predicted"
+    assert predicted.result["params"] == "rows 4"
+    assert predicted.result["low_ms"] <= predicted.result["high_ms"]
+    assert predicted.result["predictor"] == one.name
     assert ask(engine, GemmConfig(64, 64, 64)).cover == "exact"
     assert use(engine, predictors.BUILT_IN) is None
     with pytest.raises(NotFound, match="No predictor answers"):

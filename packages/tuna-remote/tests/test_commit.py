@@ -41,9 +41,9 @@ def committed(path: Path, results: Sequence[Timed], n_best: int, driver: str = D
                 "simulated": False,
             }
             connection.execute(sa.insert(FindDb).values(**row, **facts))
-        found = commit(connection, session, path, n_best)
+        report = commit(connection, session, path, n_best)
     engine.dispose()
-    return found
+    return report
 
 
 def table(path: Path) -> list[tuple[str, str, float | None, bool]]:

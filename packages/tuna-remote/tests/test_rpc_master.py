@@ -66,7 +66,7 @@ def end_jobs(jobs: int) -> None:
                 "time_ms": 1.0,
             }
             connection.execute(sa.insert(TrialRow).values(**trial))
-            found = {
+            keys = {
                 "session_id": row.session_id,
                 "config_id": row.config_id,
                 "solver_id": row.solver_id,
@@ -79,7 +79,7 @@ def end_jobs(jobs: int) -> None:
                 "trial_number": 0,
                 "simulated": True,
             }
-            connection.execute(sa.insert(FindDb).values(**found, **facts))
+            connection.execute(sa.insert(FindDb).values(**keys, **facts))
 
 
 def states() -> dict[str, int]:

@@ -119,8 +119,8 @@ def test_rounds_and_parts_of_a_search_are_restored_each(
         .order_by(Job.id)
     )
     with reading(other_engine) as connection:
-        found = connection.execute(query).all()
-    assert found == [(0, 0, "round 0 part 0"), (1, 0, "round 1 part 0"), (1, 1, "round 1 part 1")]
+        parts = connection.execute(query).all()
+    assert parts == [(0, 0, "round 0 part 0"), (1, 0, "round 1 part 0"), (1, 1, "round 1 part 1")]
     trace.close()
 
 
@@ -187,15 +187,15 @@ def test_jobs_that_had_not_ended_are_new_again(
     make_jobs(engine, 1)
     with writing(engine) as connection:
         connection.execute(sa.update(Session).values(reason="another"))
-    found = restore(engine, trace)
+    restored = restore(engine, trace)
     with reading(engine) as connection:
         rows = connection.execute(
             sa.select(Job.state, Job.step, Job.attempt, sa.func.count())
-            .where(Job.session_id == found)
+            .where(Job.session_id == restored)
             .group_by(Job.state)
         ).all()
         options = (
-            connection.execute(sa.select(Job.options).where(Job.session_id == found))
+            connection.execute(sa.select(Job.options).where(Job.session_id == restored))
             .scalars()
             .all()
         )

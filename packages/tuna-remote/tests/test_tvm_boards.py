@@ -112,9 +112,9 @@ def test_candidates_are_checked_and_timed_on_the_board(
     bench, _ = bench_at(board.port)
     used: list[str] = []
     bench.context = replace(bench.context, uses=used.append)
-    found = bench.library.environment()
-    assert (found.flags["device_key"], found.num_cu) == ("pi", 1)
-    assert found.machine_key != replace(found, flags={}).machine_key
+    facts = bench.library.environment()
+    assert (facts.flags["device_key"], facts.num_cu) == ("pi", 1)
+    assert facts.machine_key != replace(facts, flags={}).machine_key
     artifacts = compiled(bench, 1)
     for caches in ("warm", "cold"):
         item = bench.eval_item(bench.item(gemm(m=64, n=64, k=64), GEMM), artifacts)

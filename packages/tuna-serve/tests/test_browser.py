@@ -79,11 +79,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     service = webdriver.ChromeService(needed_program("chromedriver"))
-    found = webdriver.Chrome(options, service)
-    found.downloads = folder  # type: ignore[attr-defined]
-    found.set_script_timeout(LONG_S)
-    yield found
-    found.quit()
+    driver = webdriver.Chrome(options, service)
+    driver.downloads = folder  # type: ignore[attr-defined]
+    driver.set_script_timeout(LONG_S)
+    yield driver
+    driver.quit()
 
 
 @contextmanager

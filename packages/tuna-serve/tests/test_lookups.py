@@ -117,12 +117,12 @@ def test_pages_follow_each_other_by_cursor(
     ):
         where = f"/v1/{path}{'&' if '?' in path else '?'}"
         whole = visitor.get(f"{where}limit=500").json()[name]
-        found, page = [], {"next": ""}
+        parts, page = [], {"next": ""}
         while page["next"] is not None:
             page = visitor.get(f"{where}limit=1&cursor={page['next']}").json()
-            found += page[name]
+            parts += page[name]
             assert len(page[name]) == 1
-        assert found == whole, path
+        assert parts == whole, path
         assert len(whole) > 1, path
 
 

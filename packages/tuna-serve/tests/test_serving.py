@@ -204,10 +204,10 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
         for number in {
             visitor.post("/v1/requests", json=asked, headers=key).json()["id"] for key in keys
         }:
-            found = ended(visitor, number)
-            assert found["state"] in ("built", "known"), found["message"]
-            has = "known" if found["state"] == "known" else "exact"
-            assert found["progress"][has] == 100
+            request = ended(visitor, number)
+            assert request["state"] in ("built", "known"), request["message"]
+            has = "known" if request["state"] == "known" else "exact"
+            assert request["progress"][has] == 100
         there = visitor.get("/v1/requests").json()["requests"]
         assert len(there) == len({key["idempotency-key"] for key in keys})
     print(f"{words}: {len(written)} of {len(there)} written before a kill, {dict(states)}")

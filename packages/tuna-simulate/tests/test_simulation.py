@@ -265,14 +265,14 @@ def test_every_policy_ends_every_job_not_before_the_bound_and_the_same_way_again
     pools = [{"queue": "cpu", **cpu}, {"queue": "device", **device}]
     given = scenario(*numbered, pools=pools, ahead=ahead, decide_every_s=decide_every_s)
     for name, policy in POLICIES.items():
-        found = simulate(given, policy, seed)
-        assert found == simulate(given, policy, seed), name
-        assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9), name
+        outcome = simulate(given, policy, seed)
+        assert outcome == simulate(given, policy, seed), name
+        assert outcome.makespan_s >= outcome.lower_bound_s * (1 - 1e-9), name
         assert (
-            found.errored
-            or found.failed_attempts
-            or sum(queue.busy_s for queue in found.queues) > 0
+            outcome.errored
+            or outcome.failed_attempts
+            or sum(queue.busy_s for queue in outcome.queues) > 0
         ), name
-        assert all(queue.busy_s <= queue.live_s * (1 + 1e-9) for queue in found.queues), name
+        assert all(queue.busy_s <= queue.live_s * (1 + 1e-9) for queue in outcome.queues), name
         if name not in ("sequential", "synchronous") and not decide_every_s:
-            assert all(queue.idle_with_open_work_s < 1e-6 for queue in found.queues), name
+            assert all(queue.idle_with_open_work_s < 1e-6 for queue in outcome.queues), name

@@ -96,14 +96,14 @@ def test_each_trial_of_a_job_that_has_ended_is_a_line(
     written.add(1, 2, 3, 4, 2, 1)  # each step of a job is told
     assert written.send() == Logged(logged=6)
     assert list(written.spool.iterdir()) == []
-    found = lines(tmp_path / "logs")
+    logged = lines(tmp_path / "logs")
     assert trials(tmp_path / "logs") == [(job, n) for job in (1, 2, 3) for n in (0, 1)]
     assert len(list((tmp_path / "logs").iterdir())) == 2
     with reading(engine) as connection:
         uuid = connection.execute(
             sa.select(Session.uuid).where(Session.id == session_id)
         ).scalar_one()
-    (one,) = (one for one in found if (one["job"], one["number"]) == (1, 1))
+    (one,) = (one for one in logged if (one["job"], one["number"]) == (1, 1))
     assert one | {"config": 0, "label": 0} == {
         "session": uuid,
         "job": 1,
@@ -149,11 +149,11 @@ def test_finals_log_the_trials_again_whose_times_they_changed(
         written.send()
         with writing(sqlite_engine) as connection:
             connection.execute(sa.update(TrialRow).values(time_ms=9.0))
-    found = lines(tmp_path / "logs")
+    logged = lines(tmp_path / "logs")
     if by_job:
-        assert [(one["number"], one["time_ms"]) for one in found] == [(0, 9.0), (1, 9.0)]
+        assert [(one["number"], one["time_ms"]) for one in logged] == [(0, 9.0), (1, 9.0)]
     else:
-        assert [(one["job"], one["number"]) for one in found] == [(1, 0), (1, 1), (1, 1)]
+        assert [(one["job"], one["number"]) for one in logged] == [(1, 0), (1, 1), (1, 1)]
 
 
 def test_jobs_of_one_layer_and_solver_have_one_file(

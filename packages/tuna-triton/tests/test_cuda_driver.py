@@ -175,7 +175,7 @@ def signatures() -> Sequence[dict[str, Any]]:
     gemm = [ptr, "*bf16", "*fp32", i32, i32, i32, i32, const, i32, const, i32, const, const]
     blocks = ["*fp8e4nv", "*fp8e4nv", ptr, "*fp32", "*fp32", i32, i32, i32, const, const]
     moe = [ptr, ptr, ptr, "*fp32", "*fp32", "*fp32", "*i32", "*i32", "*i32", *[i32] * 4]
-    found: list[list[Any]] = [
+    kinds: list[list[Any]] = [
         gemm,
         [*gemm[:3], const, *gemm[4:]],
         [*gemm[:3], i32, i64, *gemm[5:]],
@@ -197,8 +197,8 @@ def signatures() -> Sequence[dict[str, Any]]:
         ["*i8", "*fp16", "*fp16", "*fp32", i32, i32],
         [*[ptr] * 20, *[i32] * 20],
     ]
-    assert len(found) == 20
-    return [{f"x{at}": kind for at, kind in enumerate(one)} for one in found]
+    assert len(kinds) == 20
+    return [{f"x{at}": kind for at, kind in enumerate(one)} for one in kinds]
 
 
 def params_of(signature: dict[str, Any]) -> tuple[Param, ...]:

@@ -240,8 +240,8 @@ def test_a_kernel_of_ones_own_is_built_with_its_right_answer(
     assert default == ['{"BLOCK": 1024, "num_warps": 4}'] == proposed[:1]
     assert len(set(proposed)) == 3
     made.build(jobs[1], default[0], tmp_path / "built")
-    found = from_bytes((tmp_path / "built").read_bytes())
-    (launch,), (answer,) = found.launches, found.answers
+    built = from_bytes((tmp_path / "built").read_bytes())
+    (launch,), (answer,) = built.launches, built.answers
     assert (launch.symbol, launch.grid, launch.num_warps) == ("softmax", (9, 1, 1), 4)
     assert [(one.name, one.value) for one in launch.params if one.type != "ptr"] == [
         ("columns", 700)
@@ -441,10 +441,10 @@ def test_a_candidate_made_of_anothers_code_is_as_if_it_was_compiled(
     assert made.build_key(wider, params) == mine
     elsewhere = replace(job, target={"sm_90": "gfx942"}.get(arch, "sm_90"))
     assert made.build_key(elsewhere, params) != mine
-    found = from_bytes(path.read_bytes())
-    short = replace(found.launches[0], params=found.launches[0].params[1:])
+    built = from_bytes(path.read_bytes())
+    short = replace(built.launches[0], params=built.launches[0].params[1:])
     for fact in ({"triton": "3.5.0"}, {"kernel_file": "0" * 64}, {"launches": (short,)}):
-        path.write_bytes(replace(found, **fact).to_bytes())
+        path.write_bytes(replace(built, **fact).to_bytes())
         with pytest.raises(BadArtifact, match=r"another kernel|fewer launches"):
             made.rebuild(job, params, path, tmp_path / "no")
     faster = tile_text({**tile, "num_warps": 2 * tile["num_warps"]})

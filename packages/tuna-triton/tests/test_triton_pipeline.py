@@ -215,5 +215,5 @@ def test_no_result_is_lost_when_processes_are_killed(
     assert set(status["jobs"]) == {"evaluated"}, (killed, status["failures"])
     assert {one for one, _ in kept} <= {one for one, _ in results()}
     with contextlib.closing(sqlite3.connect(home / "tuna.sqlite")) as connection:
-        (found,) = connection.execute("SELECT count(*) FROM find_db").fetchone()
-    assert found == 8 * 2
+        (written,) = connection.execute("SELECT count(*) FROM find_db").fetchone()
+    assert written == 8 * 2

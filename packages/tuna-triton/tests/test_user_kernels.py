@@ -254,8 +254,8 @@ def test_a_search_proposes_each_candidate_once_and_the_default_first() -> None:
     kernel = UserKernel(parse(SOFTMAX, "softmax.py"))
     config = at(kernel, SHAPE)
     space, past = TileSpace(kernel, config, SM90), list[Past]()
-    while found := propose(space, past, count=5, seed=3, strategy="exhaustive"):
-        past += [Past(params, 1.0 + len(past)) for params in found]
+    while proposed := propose(space, past, count=5, seed=3, strategy="exhaustive"):
+        past += [Past(params, 1.0 + len(past)) for params in proposed]
     assert past[0].params == '{"BLOCK": 1024, "num_warps": 4}'
     assert sorted(one.params for one in past) == sorted(
         tile_text(tile) for tile in kernel.space(config, SM90).tiles

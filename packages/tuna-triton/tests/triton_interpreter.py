@@ -175,8 +175,8 @@ def main() -> None:
             values[name] = tensors[value] if isinstance(value, str) else value
         run[call.grid](**values)
     for one in description.answers(config):
-        found = arrays[one.buffer].reshape(-1, arrays[one.buffer].shape[-1])
-        arrays[one.buffer] = found[np.ix_(one.rows, one.columns)]
+        whole = arrays[one.buffer].reshape(-1, arrays[one.buffer].shape[-1])
+        arrays[one.buffer] = whole[np.ix_(one.rows, one.columns)]
     right = {one.buffer: np.asarray(one.values) for one in description.answers(config)}
     errors = [
         np.max(np.abs(arrays[name].astype(np.float64) - right)) / np.max(np.abs(right))

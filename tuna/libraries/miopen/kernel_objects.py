@@ -81,14 +81,14 @@ def unpack(packed: bytes, size: int, md5: object) -> bytes:
     return code
 
 
-def decode(found: Mapping[str, Any]) -> bytes:
+def decode(encoded: Mapping[str, Any]) -> bytes:
     """The code in one of fin's kernel objects, verified; raises BadKernel.
 
     Some versions of fin use the URL-safe alphabet padded with dots, and truncate the text at the
     first NUL: both alphabets are decoded, and a wrong size or MD5 is refused.
     """
     file, options, blob, size, md5 = (
-        found.get(name)
+        encoded.get(name)
         for name in ("kernel_file", "comp_options", "blob", "uncompressed_size", "md5_sum")
     )
     if (

@@ -250,20 +250,20 @@ class _Attempt:
     def done(
         self,
         item: WorkItem,
-        found: kernel_objects.Compiled | SolverMeasurement,
+        result: kernel_objects.Compiled | SolverMeasurement,
         kernels: Sequence[CodeObject],
         **facts: Any,
     ) -> StepResult:
         """The result of a good answer; `facts` are those of its trial."""
         trial = Trial(index=_trial_index(self.step), **facts)
-        measured = isinstance(found, SolverMeasurement)
+        measured = isinstance(result, SolverMeasurement)
         device = DeviceReport(name=_device(item.target)) if measured else None
         return result_of(
             item,
             ok=True,
             trials=(trial,),
-            workspace_bytes=found.workspace,
-            algorithm=found.algorithm,
+            workspace_bytes=result.workspace,
+            algorithm=result.algorithm,
             kernels=tuple(kernels),
             device=device,
             **self._times(),

@@ -40,28 +40,28 @@ class RightOutput:
     high: Any = None  #: largest whole numbers that are right as well
     allowed: Any = None  #: true where an index of the last axis is right as well; None: not indices
 
-    def compare(self, found: Any, tolerance: float, *, partial: bool = False) -> Difference:
+    def compare(self, given: Any, tolerance: float, *, partial: bool = False) -> Difference:
         """Compare with a tensor; `tolerance` is of floating-point values. With `partial` anything
         is right where the right value is NaN."""
         right = np.asarray(self.values)
-        if found.shape != right.shape or found.dtype != right.dtype:
-            kinds = (f"{array.dtype} of shape {array.shape}" for array in (found, right))
+        if given.shape != right.shape or given.dtype != right.dtype:
+            kinds = (f"{array.dtype} of shape {array.shape}" for array in (given, right))
             return Difference(float("inf"), why="is {}, and should be {}".format(*kinds))
         if right.dtype.kind in "fc":
             defined = ~np.isnan(right) if partial else ...
-            error = distance(found[defined], right[defined])
+            error = distance(given[defined], right[defined])
             why = f"differs by {error:.2g} of its largest value, more than {tolerance:.2g}"
             if error == float("inf"):
                 why = "has infinities or NaN in other places than it should"
             return Difference(error, why="" if error <= tolerance else why)
-        wrong = (found < (right if self.low is None else self.low)) | (
-            found > (right if self.high is None else self.high)
+        wrong = (given < (right if self.low is None else self.low)) | (
+            given > (right if self.high is None else self.high)
         )
         if self.allowed is not None:
-            inside = np.clip(found, 0, self.allowed.shape[-1] - 1).astype(np.int64)
+            inside = np.clip(given, 0, self.allowed.shape[-1] - 1).astype(np.int64)
             chosen = np.take_along_axis(self.allowed, inside[..., None], -1)[..., 0]
-            wrong = (found != right) & ~(chosen & (inside == found))
-        others = int(np.sum(found != right))
+            wrong = (given != right) & ~(chosen & (inside == given))
+        others = int(np.sum(given != right))
         if not np.any(wrong):
             return Difference(0.0, others)
         at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
@@ -70,7 +70,7 @@ class RightOutput:
             float("inf"),
             others,
             f"has {int(np.sum(wrong))} wrong values of {wrong.size}, the first at [{place}]:"
-            f" {found[at]} in the place of {right[at]}",
+            f" {given[at]} in the place of {right[at]}",
         )
 
 

@@ -62,30 +62,30 @@ def check(
     return BadInput.exit_code if checked.obstacles else 0
 
 
-def show_check(file: Path, found: api.FileCheck) -> None:
+def show_check(file: Path, check: api.FileCheck) -> None:
     """Print what is in the way of a file, or what would become of it."""
-    if found.obstacles:
+    if check.obstacles:
         say(f"{file.name} would be refused:")
         same: dict[tuple[str, str, str], list[str]] = {}
-        for each in found.obstacles:
+        for each in check.obstacles:
             same.setdefault((each.hint, each.operator, each.reason), []).append(each.node)
         for hint, alike in itertools.groupby(same.items(), key=lambda entry: entry[0][0]):
             for (_, operator, reason), nodes in alike:
                 say(f"- {_named(operator, nodes)}{reason}")
             if hint:
                 say(f"  {hint}")
-    if not found.tasks:
+    if not check.tasks:
         return
-    calls = counted(sum(task.count for task in found.tasks), "call")
-    cores = sum(task.task.core is not None for task in found.tasks)
-    verdict = f"with {found.assumed} it" if found.assumed else file.name
-    sizes = " ".join(f"{one.name}={','.join(map(str, one.shape))}" for one in found.inputs)
+    calls = counted(sum(task.count for task in check.tasks), "call")
+    cores = sum(task.task.core is not None for task in check.tasks)
+    verdict = f"with {check.assumed} it" if check.assumed else file.name
+    sizes = " ".join(f"{one.name}={','.join(map(str, one.shape))}" for one in check.inputs)
     say(
-        f"{verdict} can be imported, with {sizes}: {calls} of {counted(len(found.tasks), 'task')},"
+        f"{verdict} can be imported, with {sizes}: {calls} of {counted(len(check.tasks), 'task')},"
         f" {cores} of them convolutions and products with a kernel"
     )
-    show_whole_numbers(whole_numbers(found.tasks), found.left_in_fp32)
-    show_without_kernel(found)
+    show_whole_numbers(whole_numbers(check.tasks), check.left_in_fp32)
+    show_without_kernel(check)
 
 
 def show_without_kernel(found: api.FileCheck) -> None:

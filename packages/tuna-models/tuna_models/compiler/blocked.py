@@ -94,10 +94,10 @@ def images(values: Any) -> Any:
 
 
 def to_blocks(
-    shape: tuple[int, ...], block: int, kind: str = FP32, found: str | None = None
+    shape: tuple[int, ...], block: int, kind: str = FP32, result: str | None = None
 ) -> Any:
-    """Convert a tensor to blocks, the last one filled with zeros; from type `kind` to `found`."""
-    return window(shape, block, Window(blocked=False), kind=kind, found=found)
+    """Convert a tensor to blocks, the last one filled with zeros; from type `kind` to `result`."""
+    return window(shape, block, Window(blocked=False), kind=kind, result=result)
 
 
 def from_blocks(
@@ -122,10 +122,10 @@ def window(
     *,
     image: bool = False,
     kind: str = FP32,
-    found: str | None = None,
+    result: str | None = None,
 ) -> Any:
     """Copy a window of a tensor with the extents `shape` to blocks, or where it is an `image` to N,
-    C, H, W; from type `kind` to type `found`, by default the same.
+    C, H, W; from type `kind` to type `result`, by default the same.
 
     The channels of several frames are those of whole blocks, if the source is in blocks.
     """
@@ -157,7 +157,7 @@ def window(
             read = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
         if inside:
             read = tirx.if_then_else(tirx.all(*inside), read, _const(cut.value, kind))
-        return _as(found or kind, read)
+        return _as(result or kind, read)
 
     rows, columns = height + sum(cut.rows), width + sum(cut.columns)
     extents: tuple[int, ...] = (batch * frames.out, total, rows, columns)
@@ -315,9 +315,9 @@ def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
 
 
 def global_average(
-    extents: tuple[int, ...], channels: int, kind: str = FP32, found: str = FP32
+    extents: tuple[int, ...], channels: int, kind: str = FP32, result: str = FP32
 ) -> Any:
-    """The mean of each channel as N, C, 1, 1 of type `found`; of whole numbers their exact sum."""
+    """The mean of each channel as N, C, 1, 1 of type `result`; of whole numbers their exact sum."""
     batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype=kind)
     h, w = te.reduce_axis((0, height), "h"), te.reduce_axis((0, width), "w")
@@ -331,7 +331,7 @@ def global_average(
 
     def mean(n: Any, c: Any, _h: Any, _w: Any) -> Any:
         total = sums[n, tirx.floordiv(c, block), tirx.floormod(c, block)]
-        return _as(found, total * scale if wide == FP32 else total)
+        return _as(result, total * scale if wide == FP32 else total)
 
     y = te.compute((batch, channels, 1, 1), mean, name=_OUT)
     sch = Schedule(stages.module_of([x, y]))

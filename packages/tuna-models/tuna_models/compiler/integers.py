@@ -129,7 +129,7 @@ def _signed(found: Integers, var: Any) -> bool:
     return found.signed[found.bases[var]]
 
 
-def _clip(found: Integers, node: Node, graph: Graph, makers: Mapping[Any, Node]) -> None:
+def _clip(integers: Integers, node: Node, graph: Graph, makers: Mapping[Any, Node]) -> None:
     """Add whole numbers that were rounded and limited to eight bits."""
     limits = tuple(float(getattr(limit, "value", np.nan)) for limit in node.args[1:])
     if limits not in ((0.0, 255.0), (-128.0, 127.0)):
@@ -141,7 +141,7 @@ def _clip(found: Integers, node: Node, graph: Graph, makers: Mapping[Any, Node])
         values = constant_of(maker.args[1])
         if values is None:
             zero = np.nan
-            if maker.args[1] not in found.bases:
+            if maker.args[1] not in integers.bases:
                 return
         elif values.size != 1 or values.item() != np.rint(values.item()):
             return
@@ -151,21 +151,21 @@ def _clip(found: Integers, node: Node, graph: Graph, makers: Mapping[Any, Node])
     if maker is None or maker.op != "round":
         return
     nodes.insert(0, maker)
-    found.add(node.var, node.var)
-    found.signed[node.var] = limits[0] < 0
+    integers.add(node.var, node.var)
+    integers.signed[node.var] = limits[0] < 0
     divide = makers.get(maker.args[0])
     scale = None if divide is None or divide.op != "divide" else constant_of(divide.args[1])
     if divide is None or scale is None or scale.size != 1 or zero != zero or scale.item() <= 0:
         return
     grid = Grid(float(scale.item()), zero, limits[0] < 0)
     source = divide.args[0]
-    if found.grids.get(source) == grid:  # rounded already
-        found.add(node.var, found.bases[source])
+    if integers.grids.get(source) == grid:  # rounded already
+        integers.add(node.var, integers.bases[source])
         return
     for this, after in zip([divide, *nodes], nodes, strict=False):
         if graph.sole_user(this.var) is not after:
             return
-    found.roundings[divide.var] = Rounding(grid, [divide, *nodes])
+    integers.roundings[divide.var] = Rounding(grid, [divide, *nodes])
 
 
 def _real(found: Integers, node: Node, makers: Mapping[Any, Node]) -> None:

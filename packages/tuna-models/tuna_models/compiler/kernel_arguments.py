@@ -75,7 +75,7 @@ def _window(var: Any, window: blocked.Window, kind: str, sizes: ConvShape, forms
     if kind == BF16 and (var, own) in forms.values and (var, form) not in forms.values:
         form = own  # the copy rounds
     value, source, to = forms.get(var, form), form.type or FP32, kind or FP32
-    make = partial(blocked.window, shape, forms.block, window, image=image, kind=source, found=to)
+    make = partial(blocked.window, shape, forms.block, window, image=image, kind=source, result=to)
     function = forms.writer.add(("window", shape, window, image, source, to), make, "window")
     return forms.writer.call(function, [value], sizes.native_input(), to)
 

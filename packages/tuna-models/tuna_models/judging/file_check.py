@@ -192,25 +192,25 @@ def _described(
     )
 
 
-def _without_kernel(found: ReadFile, target: Any) -> tuple[PlainTask, ...]:
+def _without_kernel(read: ReadFile, target: Any) -> tuple[PlainTask, ...]:
     """The tasks that are TVM's plain code, and those that run as scalars, by their time."""
     tasks = [
         (task, count)
-        for task, count in found.planned.tasks()
-        if (function := found.kernels.plain.get(task.key)) is not None
+        for task, count in read.planned.tasks()
+        if (function := read.kernels.plain.get(task.key)) is not None
         and not functions.moves_nothing(function)
     ]
     if not tasks:
         return ()
-    cycles = {task.key: _cycles(found, task, target) for task, _ in found.planned.tasks()}
-    total = sum(cycles[task.key] * count for task, count in found.planned.tasks()) or 1.0
-    final = {task.key: name for name, task in found.planned.functions.items()}
+    cycles = {task.key: _cycles(read, task, target) for task, _ in read.planned.tasks()}
+    total = sum(cycles[task.key] * count for task, count in read.planned.tasks()) or 1.0
+    final = {task.key: name for name, task in read.planned.functions.items()}
     rows = []
     for task, count in tasks:
-        share, why = cycles[task.key] * count / total, _why(found, task)
+        share, why = cycles[task.key] * count / total, _why(read, task)
         if not why and share < _SMALL:
             continue
-        scalars = runs_as_scalars(found.planned.module[final[task.key]], target)
+        scalars = runs_as_scalars(read.planned.module[final[task.key]], target)
         if why or scalars:
             reason = why or "LLVM finds no vectors in its schedule by rule"
             rows.append(

@@ -167,7 +167,7 @@ def rows_of(layer: Layer) -> Rows:
         spare = _SPARE_PIXELS if shape.pointwise or merged == 1 else 0
         for computed in range(pixels, pixels + spare + 1):
             rows = Rows(merged, pixels, computed)
-            tile = min(_tiles(rows, layer), key=lambda found: _row_cycles(found, computed, layer))
+            tile = min(_tiles(rows, layer), key=lambda one: _row_cycles(one, computed, layer))
             worth = _MERGED if merged > 1 or computed > pixels else 1.0
             cost = computed / pixels * _row_cycles(tile, computed, layer) / worth
             choices.append((cost, merged, computed, rows))

@@ -198,7 +198,7 @@ def epilogue_arguments(
         arguments[argument.role] = scalars if argument == SCALARS else tensor
     forms = {argument.role: argument.form for argument in added}
 
-    def value(found: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
+    def value(computed: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
         def of(role: str) -> Any:
             tensor = arguments[role]
             if role == SCALARS.role:
@@ -207,7 +207,7 @@ def epilogue_arguments(
                 return None
             return tensor[tuple(index if forms[role] == ANSWER else channel)]
 
-        return applied(epilogue, found, of, types, rounding=rounding)
+        return applied(epilogue, computed, of, types, rounding=rounding)
 
     return list(arguments.values()), value
 
