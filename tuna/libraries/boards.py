@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -85,32 +85,23 @@ class BoardProcesses(MeasuringProcesses):
         """Return the handle of whichever board this process gets."""
 
 
-class Boards(ABC):
+@dataclass(frozen=True)
+class Boards:
     """One kind of boards."""
 
-    library: ClassVar[str]  #: name of the library that measures on them
-
-    @abstractmethod
-    def processes(self, kind: ChildKind) -> BoardProcesses:
-        """Return the processes of the library on the boards that the settings name; `kind`: of its
-        processes on this machine."""
-
-    @abstractmethod
-    def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """Return the environment of a board at `tvm_tracker` with `device_key`, for its own target
-        or `target`; raises BadInput, LibraryMissing."""
-
-    @abstractmethod
-    def worker_settings(self, asked: WorkerBoards, target: str) -> dict[str, str]:
-        """Return the settings of a worker that measures on boards, for its session's `target` where
-        there is one; raises BadInput, LibraryMissing."""
+    library: str  #: name of the library that measures on them
+    #: function that returns the processes of the library on the boards that the settings name;
+    #: given the kind of its processes on this machine
+    processes: Callable[[ChildKind], BoardProcesses]
+    #: function that returns the environment of a board at `tvm_tracker` with `device_key`, for its
+    #: own target or `target`; raises BadInput, LibraryMissing
+    environment_by_hand: Callable[[Mapping[str, str]], Environment]
+    #: function that returns the settings of a worker that measures on boards, for its session's
+    #: target where there is one; raises BadInput, LibraryMissing
+    worker_settings: Callable[[WorkerBoards, str], dict[str, str]]
 
 
-_KINDS: Plugins[Boards] = Plugins(
-    "tuna.boards",
-    "kind of boards",
-    Boards,  # type: ignore[type-abstract]
-)
+_KINDS: Plugins[Boards] = Plugins("tuna.boards", "kind of boards", Boards)
 
 
 def installed_boards() -> Boards:

@@ -367,40 +367,30 @@ class BoardSession(BoardProcesses):
         return DeviceHeld(self._gone)
 
 
-class TvmBoards(Boards):
-    """Boards behind TVM's RPC."""
-
-    library = "tvm"
-
-    def processes(self, kind: ChildKind) -> BoardSession:
-        """Return a session on a board of the tracker and key that the settings name."""
-        settings = board_settings()
-        return BoardSession(kind, BoardPool.at(settings.tvm_tracker, settings.tvm_device_key))
-
-    def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
-        """Return the environment of a board at `tvm_tracker` with `device_key`, for its own target
-        or `target`."""
-        text, address, key = (
-            facts.get(name, "") for name in ("target", "tvm_tracker", "device_key")
-        )
-        found = BoardPool.at(address, key)
-        target = toolchain.parse(text) if text else None
-        return environment_of(ask(found), target, key)
-
-    def worker_settings(self, asked: WorkerBoards, target: str) -> dict[str, str]:
-        """Return TUNA_TVM_TRACKER and the like; what is empty is as the settings say."""
-        settings = board_settings()
-        tracker, key = (
-            asked.tracker or settings.tvm_tracker,
-            asked.device_key or settings.tvm_device_key,
-        )
-        target = asked.target or target or settings.tvm_target
-        toolchain.tvm_version()  # refused here, for a worker that ends is started again
-        BoardPool.at(tracker, key)
-        if target:
-            toolchain.parse(target)
-        found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
-        return {**found, **({"TUNA_TVM_RESET": asked.reset} if asked.reset else {})}
+def _processes(kind: ChildKind) -> BoardSession:
+    """Return a session on a board of the tracker and key that the settings name."""
+    settings = board_settings()
+    return BoardSession(kind, BoardPool.at(settings.tvm_tracker, settings.tvm_device_key))
 
 
-BOARDS = TvmBoards()
+def _environment_by_hand(facts: Mapping[str, str]) -> Environment:
+    text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
+    pool, target = BoardPool.at(address, key), toolchain.parse(text) if text else None
+    return environment_of(ask(pool), target, key)
+
+
+def _worker_settings(asked: WorkerBoards, target: str) -> dict[str, str]:
+    """Return TUNA_TVM_TRACKER and the like; what is empty is as the settings say."""
+    settings = board_settings()
+    tracker = asked.tracker or settings.tvm_tracker
+    key = asked.device_key or settings.tvm_device_key
+    target = asked.target or target or settings.tvm_target
+    toolchain.tvm_version()  # refused here, for a worker that ends is started again
+    BoardPool.at(tracker, key)
+    if target:
+        toolchain.parse(target)
+    found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
+    return {**found, **({"TUNA_TVM_RESET": asked.reset} if asked.reset else {})}
+
+
+BOARDS = Boards("tvm", _processes, _environment_by_hand, _worker_settings)
