@@ -30,7 +30,7 @@ ROWS = [
 TYPED = re.findall(r"`((?:tuna|python) [^`]+)`", "\n".join(ROWS))
 #: Commands that another test types, and where.
 ELSEWHERE = {
-    "tuna tune-rpc @examples/tune_rpc.yaml @examples/workloads.yaml": "test_tune_rpc_port.py",
+    "tuna tune-rpc @examples/tune_rpc.yaml @examples/workloads.yaml": "test_at_files.py",
     "tuna serve": "test_serving.py",
     "tuna token create --role submit --space mykernels": "test_spaces.py",
     "tuna cache pack mykernels pack": "test_served_cache.py",
