@@ -15,6 +15,7 @@ tensor, on one core, and a sum value by value.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -28,6 +29,7 @@ from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.schedule import _type_checker
 
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
@@ -36,6 +38,9 @@ from tuna.libraries.tvm.kernels import epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.reductions import in_parts
 from tuna.libraries.tvm.rows import in_whole_vectors
+
+# TVM takes the types of a primitive's arguments apart at each call, in a fifth of a schedule's time
+_type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
 
 #: Bytes and operations of a cycle, of code that is in vectors and reads what another function wrote
 _BYTES, _OPERATIONS = 8.0, 8.0

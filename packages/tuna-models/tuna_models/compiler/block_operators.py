@@ -97,7 +97,7 @@ def _concat(node: Node, shape: tuple[int, ...], block: int) -> BlockFunction | N
 
 
 def _part_of_split(node: Node, graph: Graph, block: int) -> BlockFunction | None:
-    split, shape = graph.maker(node.value.tuple_value), extents(node.var)
+    split, shape = graph.makers.get(node.value.tuple_value), extents(node.var)
     if split is None or split.op != "split" or shape is None or len(shape) != 4:
         return None
     types = split.var.ty.fields

@@ -142,7 +142,7 @@ def _transposed(node: Node, weights: Any) -> Convolution | str:
 def _forward(node: Node, graph: Graph, block: int, weights: Any) -> Convolution | str:
     attrs, source, nodes = node.attrs, node.args[0], [node]
     before = [int(pad) for pad in attrs.padding][: weights.ndim - 2]
-    maker = graph.maker(source)
+    maker = graph.makers.get(source)
     padding = None if maker is None else pads.of(maker, graph)
     if maker is not None and padding is not None and padding.only_spatial and not padding.value:
         before = [own + more for own, more in zip(before, padding.before[2:], strict=True)]

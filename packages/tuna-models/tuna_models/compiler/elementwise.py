@@ -127,7 +127,7 @@ def find(node: Node, graph: Graph, block: int) -> Pointwise | None:
 
 def _normalisation(node: Node, graph: Graph, axes: int) -> Pointwise | None:
     """A batch normalisation that is part of no convolution: a product and a sum."""
-    maker = graph.maker(node.value.tuple_value)
+    maker = graph.makers.get(node.value.tuple_value)
     if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
         return None
     values = scale_and_shift(maker)

@@ -141,17 +141,13 @@ class Emitter:
     def _cut_centered(self, var: Any) -> None:
         """Make the whole numbers that real values are multiples of from what a segment is given,
         where sums of whole numbers read these."""
-        product = self._graph.maker(var)
-        if product is None or product.op != "multiply":
+        real = self._graph.quantisations.get(var)
+        if real is None or real.kind or real.zero is None:
             return
-        centered, scale = product.args
-        if constant_of(scale) is None or len(self._graph.users.get(centered, ())) < 2:
-            return
-        difference = self._graph.maker(centered)
-        if difference is None or difference.op != "subtract":
-            return
-        quotient = self._writer.emit(relax.op.divide(self._cuts[var], scale))
-        self._forms.replace(centered, self._writer.emit(relax.op.round(quotient)))
+        centered = real.vars[-2]
+        if len(self._graph.users.get(centered, ())) > 1:
+            quotient = self._writer.emit(relax.op.divide(self._cuts[var], real.scale))
+            self._forms.replace(centered, self._writer.emit(relax.op.round(quotient)))
 
     def _kernel_call(self, group: Group) -> bool:
         """Call the kernel of a group, if there is one."""
@@ -228,8 +224,7 @@ class Emitter:
         if node.op in RESHAPES and shape is not None:
             value = self._writer.shaped(stored(node.args[0]), shape)
         elif isinstance(node.value, relax.TupleGetItem) and form == BYTES:
-            split = self._graph.maker(node.value.tuple_value)
-            assert split is not None
+            split = self._graph.makers[node.value.tuple_value]
             parts = emit(substitute(split.value, stored))
             value = emit(relax.TupleGetItem(parts, int(node.value.index)))
         else:

@@ -78,7 +78,10 @@ class Writer:
 
     def fenced(self, value: Any) -> Any:
         """The values of a product, rounded."""
-        return self.builder.emit_te(small_functions.fence, value)
+        key = "fence", extents(value), str(value.ty.dtype)
+        if key not in self._functions:
+            self._functions[key] = self.builder.call_te(small_functions.fence, value).args[0]
+        return self.emit(relax.call_tir(self._functions[key], [value], value.ty))
 
 
 class Forms:

@@ -5,9 +5,9 @@ TVM's own folding compiles a function for each constant, which takes most of a m
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ _REAL = {"float16", "float32", "float64"}
 RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
 
 
-#: Attribute of an imported function: numbers and scales by the constants that are their products
-_WHOLE = "whole_numbers"
+#: Attributes of an imported function: numbers and scales by the constants that are their products,
+#: and its quantised operators
+_WHOLE, _QUANTISATIONS = "whole_numbers", "quantisations"
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,41 @@ def _collapsed(scales: Any) -> Any:
     return scales
 
 
-def with_whole(module: Any, whole: Mapping[Any, Whole]) -> Any:
-    """The imported module with the whole numbers of its constants."""
-    pairs = {leaf: [constant(each.numbers), constant(each.scales)] for leaf, each in whole.items()}
-    module["main"] = module["main"].with_attr(_WHOLE, pairs)
-    return module
+@dataclass(frozen=True)
+class Quantisation:
+    """A QuantizeLinear or DequantizeLinear of a model's file, which operators in fp32 compute."""
+
+    kind: str  #: type of the whole numbers that are rounded; empty: real values of such are made
+    scale: Any  #: constant or variable; None: whole numbers that are rounded without a scale
+    zero: Any  #: constant or variable; None: zero
+    vars: Sequence[Any]  #: those of its operators, in order
+
+    @property
+    def constants(self) -> tuple[Any, Any]:
+        """The arrays of zero point and scale; None for what is known when the model runs."""
+        zero = np.zeros((), np.float32) if self.zero is None else constant_of(self.zero)
+        return zero, constant_of(self.scale)
+
+
+@dataclass
+class Facts:
+    """What a model's file says of values that are computed in fp32."""
+
+    #: fp32 variables by the variables of the same whole numbers
+    floats: dict[Any, Any] = field(default_factory=dict)
+    wholes: dict[Any, Whole] = field(default_factory=dict)  #: by constants that are products
+    quantisations: list[Quantisation] = field(default_factory=list)
+
+    def on(self, module: Any) -> Any:
+        """The imported module with what `read` reads of them."""
+        pairs = {
+            leaf: [constant(each.numbers), constant(each.scales)]
+            for leaf, each in self.wholes.items()
+        }
+        rows = [[each.kind, each.scale, each.zero, each.vars] for each in self.quantisations]
+        main = module["main"].with_attr(_WHOLE, pairs).with_attr(_QUANTISATIONS, rows)
+        module["main"] = main
+        return module
 
 
 @dataclass(frozen=True)
@@ -108,25 +139,36 @@ class Graph:
     result: Any
     #: called TIR functions by their global variables
     functions: dict[Any, Any] = field(default_factory=dict)
-    users: dict[Any, list[Node]] = field(default_factory=dict)  #: Nodes that read a variable
     whole: dict[Any, Whole] = field(default_factory=dict)  #: by constants that are products
+    #: by the variables of their operators
+    quantisations: dict[Any, Quantisation] = field(default_factory=dict)
+    makers: dict[Any, Node] = field(init=False)  #: the operator whose value a variable is
+    users: dict[Any, list[Node]] = field(init=False)  #: operators that read a variable
 
-    def with_nodes(
-        self, nodes: list[Node], result: Any = None, functions: dict[Any, Any] | None = None
-    ) -> Graph:
-        """The graph with other operators, and the same of all that is not given."""
-        result = self.result if result is None else result
-        functions = self.functions if functions is None else functions
-        return of(self.params, nodes, result, functions, self.whole)
+    def __post_init__(self) -> None:
+        self.makers, self.users = {node.var: node for node in self.nodes}, {}
+        for node in self.nodes:
+            for var in dict.fromkeys(variables(node.value)):
+                self.users.setdefault(var, []).append(node)
 
     def sole_user(self, var: Any) -> Node | None:
         """The only operator that reads `var`; None if there are more or it is an answer."""
         users = self.users.get(var, [])
         return users[0] if len(users) == 1 and not self.is_result(var) else None
 
-    def maker(self, var: Any) -> Node | None:
-        """The operator whose value `var` is, None for an input."""
-        return next((node for node in self.nodes if node.var.same_as(var)), None)
+    def read_alone(self, var: Any) -> Quantisation | None:
+        """What makes real values of whole numbers that nothing else reads."""
+        user = self.sole_user(var)
+        quantisation = None if user is None else self.quantisations.get(user.var)
+        if quantisation is None or quantisation.kind or not self.operators(quantisation):
+            return None
+        return quantisation
+
+    def operators(self, quantisation: Quantisation) -> list[Node]:
+        """The operators of one, in order; none where others read the values between them."""
+        nodes = [self.makers[var] for var in quantisation.vars if var in self.makers]
+        alone = all(self.sole_user(one.var) is other for one, other in pairwise(nodes))
+        return nodes if alone else []
 
     def is_result(self, var: Any) -> bool:
         """Whether `var` is an answer of the model."""
@@ -165,28 +207,18 @@ def read(module: Any) -> Graph:
     functions = {
         var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)
     }
-    return of(list(function.params), nodes, result, functions, whole)
+    quantisations = {
+        var: Quantisation(str(kind), find(scale), find(zero), list(vars))
+        for kind, scale, zero, vars in (function.attrs or {}).get(_QUANTISATIONS, ())
+        for var in vars
+    }
+    return Graph(list(function.params), nodes, result, functions, whole, quantisations)
 
 
 def _whole_of(function: Any) -> dict[Any, Whole]:
     """The whole numbers of an imported function's constants."""
     pairs = (function.attrs or {}).get(_WHOLE, {})
     return {leaf: Whole(*map(constant_of, pair)) for leaf, pair in pairs.items()}
-
-
-def of(
-    params: list[Any],
-    nodes: list[Node],
-    result: Any,
-    functions: dict[Any, Any],
-    whole: dict[Any, Whole],
-) -> Graph:
-    """The graph of these operators, with the users of their variables."""
-    graph = Graph(params, nodes, result, functions, whole=whole)
-    for node in nodes:
-        for var in Counter(variables(node.value)):
-            graph.users.setdefault(var, []).append(node)
-    return graph
 
 
 def variables(expression: Any) -> list[Any]:

@@ -138,7 +138,7 @@ def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | str:
     if len(shape) < 2 or shape[:-2] != other[:-2]:
         return "its factors are vectors or batches of different extents"
     core = GemmConfig(m=shape[-2], n=other[-1], k=shape[-1], batch_count=math.prod(shape[:-2]))
-    maker = graph.maker(second)
+    maker = graph.makers.get(second)
     if maker is not None and maker.op == "permute_dims" and maker.attrs.axes is not None:
         *lead, rows, columns = (int(axis) for axis in maker.attrs.axes)
         if rows == len(lead) + 1:  # else contiguous values would be scattered

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def checked(program: Graph) -> Graph:
         ranges.follow(node)
         sources.follow(node)
         nodes.append(node)
-    return program.with_nodes(nodes, functions=functions)
+    return replace(program, nodes=nodes, functions=functions)
 
 
 def _uses(node: Node) -> list[_Use]:

@@ -204,21 +204,10 @@ class _Finder:
 
     def _with_addition(self, group: IntegerGroup) -> IntegerGroup | None:
         """Return the group with the sum of its bytes and others."""
-        answer = group.answer
-        user = self.graph.sole_user(answer)
-        if user is None:
+        quantisation = self.graph.read_alone(group.answer)
+        if quantisation is None:
             return None
-        nodes = [user]
-        if user.op == "subtract":
-            after = self.graph.sole_user(user.var)
-            if after is None:
-                return None
-            nodes.append(after)
-        real = nodes[-1].var
-        if self.found.integers.bases.get(real) is not answer:
-            same = self.found.integers.bases.get(real)
-            if same is None or not same.same_as(answer):
-                return None
+        real = quantisation.vars[-1]
         add = self.graph.sole_user(real) if real in self.found.integers.grids else None
         addition = None if add is None or add.op != "add" else self._addition(add)
         if addition is None:
@@ -233,7 +222,7 @@ class _Finder:
         # a sum with itself has two arguments
         if addition.second.same_as(real):
             return None
-        nodes = [*group.nodes, *nodes, *addition.nodes]
+        nodes = [*group.nodes, *self.graph.operators(quantisation), *addition.nodes]
         return replace(group, addition=addition, alone=group, nodes=nodes)
 
     def _addition(self, node: Node) -> Addition | None:
@@ -256,7 +245,7 @@ def _centered(source: Any, graph: Graph, found: Integers) -> tuple[Any, Any] | N
     off them, as a variable or as the byte that stands for it."""
     if str(source.ty.dtype) != "int32":
         return None
-    maker, zero = graph.maker(source), None
+    maker, zero = graph.makers.get(source), None
     if maker is not None and maker.op == "subtract":
         source, zero = maker.args
     if not isinstance(source, relax.Var) or source not in found.bases or source in found.grids:

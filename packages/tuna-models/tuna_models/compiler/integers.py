@@ -1,21 +1,28 @@
-"""Recognises the tensors of eight bits in a quantised model, and weights that are multiples of
-eight bits. Imports TVM.
+"""The tensors of eight bits of a quantised model, and weights that are multiples of eight bits.
+Imports TVM.
 
-`quantised.py` writes whole numbers in fp32, clip(round(x / scale) + zero), and their real values,
-(q - zero) * scale. Several variables may stand for the same whole numbers: in fp32, as bytes, as
-real values, and rounded to the same numbers once more. One of them is the *base* of them all.
+Several variables may stand for the same whole numbers: in fp32, as bytes, as real values, and
+rounded to the same numbers once more. One of them is the *base* of them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tuna_models.compiler.graph import RESHAPES, Graph, Node, Whole, constant_of, extents
+from tuna_models.compiler.graph import (
+    RESHAPES,
+    Graph,
+    Node,
+    Quantisation,
+    Whole,
+    constant_of,
+    extents,
+)
 
 #: Largest distance from a whole number of a weight over its scale, which operators may have rounded
 _NEAR = 128 * 2.0**-20
@@ -85,20 +92,20 @@ class Integers:
 
 def find(graph: Graph) -> Integers:
     """Return the whole numbers of a graph."""
-    found, makers = Integers(), {node.var: node for node in graph.nodes}
+    found = Integers()
     for param in graph.params:
         _add_typed(found, param)
     for node in graph.nodes:
-        if node.op == "astype":
+        quantisation = graph.quantisations.get(node.var)
+        if quantisation is not None:
+            if node.var.same_as(quantisation.vars[-1]):
+                _quantised(found, node.var, quantisation, graph)
+        elif node.op == "astype":
             _cast(found, node)
-        elif node.op == "clip":
-            _clip(found, node, graph, makers)
-        elif node.op == "multiply":
-            _real(found, node, makers)
         elif node.op in _MOVING:
             _moved(found, node, node.args[0])
         elif isinstance(node.value, relax.TupleGetItem):
-            split = makers.get(node.value.tuple_value)
+            split = graph.makers.get(node.value.tuple_value)
             if split is not None and split.op == "split":
                 _moved(found, node, split.args[0])
     return found
@@ -129,61 +136,25 @@ def _signed(found: Integers, var: Any) -> bool:
     return found.signed[found.bases[var]]
 
 
-def _clip(integers: Integers, node: Node, graph: Graph, makers: Mapping[Any, Node]) -> None:
-    """Add whole numbers that were rounded and limited to eight bits."""
-    limits = tuple(float(getattr(limit, "value", np.nan)) for limit in node.args[1:])
-    if limits not in ((0.0, 255.0), (-128.0, 127.0)):
+def _quantised(integers: Integers, var: Any, quantisation: Quantisation, graph: Graph) -> None:
+    """Add whole numbers of eight bits that are rounded, or the real values of such."""
+    source = graph.makers[quantisation.vars[0]].args[0]
+    zero, scale = quantisation.constants
+    if quantisation.kind in ("int8", "uint8"):
+        integers.add(var, var)
+        integers.signed[var] = quantisation.kind == "int8"
+    elif quantisation.kind or source not in integers.bases or source in integers.grids:
         return
-    nodes, zero = [node], 0.0
-    maker = makers.get(node.args[0])
-    if maker is not None and maker.op == "add":
-        nodes.insert(0, maker)
-        values = constant_of(maker.args[1])
-        if values is None:
-            zero = np.nan
-            if maker.args[1] not in integers.bases:
-                return
-        elif values.size != 1 or values.item() != np.rint(values.item()):
-            return
-        else:
-            zero = float(values.item())
-        maker = makers.get(maker.args[0])
-    if maker is None or maker.op != "round":
+    if zero is None or scale is None or zero.size * scale.size != 1 or not scale.item() > 0:
         return
-    nodes.insert(0, maker)
-    integers.add(node.var, node.var)
-    integers.signed[node.var] = limits[0] < 0
-    divide = makers.get(maker.args[0])
-    scale = None if divide is None or divide.op != "divide" else constant_of(divide.args[1])
-    if divide is None or scale is None or scale.size != 1 or zero != zero or scale.item() <= 0:
-        return
-    grid = Grid(float(scale.item()), zero, limits[0] < 0)
-    source = divide.args[0]
-    if integers.grids.get(source) == grid:  # rounded already
-        integers.add(node.var, integers.bases[source])
-        return
-    for this, after in zip([divide, *nodes], nodes, strict=False):
-        if graph.sole_user(this.var) is not after:
-            return
-    integers.roundings[divide.var] = Rounding(grid, [divide, *nodes])
-
-
-def _real(found: Integers, node: Node, makers: Mapping[Any, Node]) -> None:
-    """Add the real values of whole numbers."""
-    source, scale, zero = node.args[0], constant_of(node.args[1]), 0.0
-    if scale is None or scale.size != 1 or not scale.item() > 0:
-        return
-    maker = makers.get(source)
-    if maker is not None and maker.op == "subtract":
-        values = constant_of(maker.args[1])
-        if values is None or values.size != 1:
-            return
-        source, zero = maker.args[0], float(values.item())
-    if not isinstance(source, relax.Var) or source not in found.bases or source in found.grids:
-        return
-    if str(source.ty.dtype) == "float32" and extents(source) == extents(node.var):
-        grid = Grid(float(scale.item()), zero, _signed(found, source))
-        found.add(node.var, found.bases[source], grid)
+    signed = _signed(integers, var if quantisation.kind else source)
+    grid = Grid(float(scale.item()), float(zero.item()), signed)
+    if not quantisation.kind:
+        integers.add(var, integers.bases[source], grid)
+    elif integers.grids.get(source) == grid:  # rounded already
+        integers.add(var, integers.bases[source])
+    elif nodes := graph.operators(quantisation):
+        integers.roundings[nodes[0].var] = Rounding(grid, nodes)
 
 
 def _moved(found: Integers, node: Node, source: Any) -> None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tuna_models.compiler.graph import Graph, Node, constant_of, extents, needed
+from tuna_models.compiler.graph import Graph, needed
 
 #: Operators of ONNX that round, with the number of their outputs that are whole numbers; the other
 #: outputs are scales.
@@ -106,29 +106,20 @@ def split(graph: Graph, module: Any) -> tuple[Graph, list[Cut]]:
     fields = list(graph.result.fields)
     results, ends = fields[: -len(quantised)], fields[-len(quantised) :]
     result = results[0] if len(results) == 1 else relax.Tuple(results)
-    makers = {node.var: node for node in graph.nodes}
     whole = {
-        name: makers[end].args[0] if makers[end].op == "astype" else end
+        name: graph.makers[end].args[0] if graph.makers[end].op == "astype" else end
         for name, end in zip(quantised, ends, strict=True)
-        if end in makers  # not a constant
+        if end in graph.makers  # not a constant
     }
     nodes = needed(graph.nodes, relax.Tuple([result, *whole.values()]))
-    graph = graph.with_nodes(nodes, result)
+    graph = replace(graph, nodes=nodes, result=result)
     return graph, [_cut(graph, name, var) for name, var in whole.items()]
 
 
 def _cut(graph: Graph, name: str, var: Any) -> Cut:
     """The cut at whole numbers, or at their real values if nothing else reads them."""
-    node, zero = graph.sole_user(var), np.zeros((), np.float32)
-    if node is not None and node.op == "subtract" and _constant(node) is not None:
-        zero, node = _constant(node), graph.sole_user(node.var)
-    scale = None if node is None or node.op != "multiply" else _constant(node)
-    if node is None or scale is None or not np.all(scale > 0):
+    real = graph.read_alone(var)
+    zero, scale = (None, None) if real is None else real.constants
+    if real is None or zero is None or scale is None or not np.all(scale > 0):
         return Cut(name, var)
-    return Cut(name, node.var, zero, scale)
-
-
-def _constant(node: Node) -> Any:
-    """The constant second argument of an operator that keeps the shape of the first."""
-    same = extents(node.var) == extents(node.args[0])
-    return constant_of(node.args[1]) if same else None
+    return Cut(name, real.vars[-1], zero, scale)

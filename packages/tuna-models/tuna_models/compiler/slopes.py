@@ -4,6 +4,7 @@ channel. Imports TVM."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,8 @@ def find(node: Node) -> Any:
 def restored(found: Graph) -> Graph:
     """The graph with PReLU where it is written as a choice by a comparison with 0, or as the larger
     of a value and a part of it."""
-    makers = {node.var: node for node in found.nodes}
-    nodes = [_restored(node, makers) for node in found.nodes]
-    needed = graph.needed(nodes, found.result)
-    return found.with_nodes(needed)
+    nodes = [_restored(node, found.makers) for node in found.nodes]
+    return replace(found, nodes=graph.needed(nodes, found.result))
 
 
 def _restored(node: Node, makers: Mapping[Any, Node]) -> Node:

@@ -18,14 +18,14 @@ Kernels of Winograd's are not exact, and take no part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tuna_models.compiler.graph import Graph, Node, Whole, constant, constant_of, extents
+from tuna_models.compiler.graph import Graph, Node, constant, constant_of, extents
 from tuna_models.compiler.integer_groups import IntegerGroups
 from tuna_models.compiler.integers import Grid, Integers
 
@@ -41,19 +41,18 @@ def written_out(graph: Graph, bytes_of: IntegerGroups) -> tuple[Graph, set[Any]]
     the variables of their parts; what has too many taps for that stays in int32."""
     nodes, parts, replaced = list[Node](), set[Any](), set[Any]()
     taken, integers = bytes_of.taken, bytes_of.integers
-    makers = {node.var: node for node in graph.nodes}
     for node in graph.nodes:
         written = None
         if node.var in replaced:
             continue
         if _is_average(node) and node.args[0] in integers.grids:
-            written = _Averaged(node, graph.whole, makers, integers.grids).scaled(graph, integers)
+            written = _Averaged(node, graph, integers).scaled()
             replaced.update(each.var for each in written)
         elif node.op in _SUMMED and node.var not in taken:
             if str(node.var.ty.dtype) == "int32":
                 written = _Writer(node).run()
             else:
-                written = _Scaled(node, graph.whole, makers, integers.grids).run()
+                written = _Scaled(node, graph, integers).run()
         if written is None:
             nodes.append(node)
         else:
@@ -61,7 +60,7 @@ def written_out(graph: Graph, bytes_of: IntegerGroups) -> tuple[Graph, set[Any]]
             parts.update(each.var for each in written if each.op == node.op)
     if not parts and not replaced:
         return graph, parts
-    return graph.with_nodes(nodes), parts
+    return replace(graph, nodes=nodes), parts
 
 
 class _Nodes:
@@ -85,15 +84,10 @@ class _Nodes:
 class _Scaled(_Nodes):
     """Writes an operator on real values of quantised tensors as one on their whole numbers."""
 
-    def __init__(
-        self,
-        node: Node,
-        whole: Mapping[Any, Whole],
-        makers: Mapping[Any, Node],
-        grids: Mapping[Any, Grid],
-    ) -> None:
+    def __init__(self, node: Node, graph: Graph, integers: Integers) -> None:
         super().__init__(node)
-        self._whole, self._makers, self._grids = whole, makers, grids
+        self._graph, self._integers = graph, integers
+        self._whole, self._grids = graph.whole, integers.grids
 
     def run(self) -> list[Node] | None:
         """The operators, the last with the variable of the original; None where it stays."""
@@ -130,10 +124,10 @@ class _Scaled(_Nodes):
 
     def _centered(self, var: Any) -> Any:
         """The whole numbers of real values less their zero point, in fp32."""
-        maker, shape = self._makers.get(var), extents(var)
+        shape = extents(var)
         assert shape is not None
-        if maker is not None and maker.op == "multiply" and isinstance(maker.args[0], relax.Var):
-            return maker.args[0]
+        if var in self._graph.quantisations:
+            return self._graph.makers[var].args[0]
         scale = relax.const(self._grids[var].scale, "float32")
         steps = self._emit(relax.op.divide(var, scale), shape, "float32")
         return self._emit(relax.op.round(steps), shape, "float32")
@@ -142,12 +136,12 @@ class _Scaled(_Nodes):
 class _Averaged(_Scaled):
     """Writes an average of the real values of a quantised tensor as one of its whole numbers."""
 
-    def scaled(self, graph: Graph, integers: Integers) -> list[Node]:
+    def scaled(self) -> list[Node]:
         """The operators, the last ones with the variables that `multiples` names."""
         (x, *rest), shape = self._node.args, extents(self._node.var)
         assert shape is not None
         mean = self._called([self._centered(x), *rest], shape)
-        found = multiples(self._node.var, self._grids[x], graph, integers)
+        found = multiples(self._node.var, self._grids[x], self._graph, self._integers)
         return self._nodes + [
             Node(var, relax.op.multiply(mean, relax.const(factor, "float32")))
             for var, factor in found.items()

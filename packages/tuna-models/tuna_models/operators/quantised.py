@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from tvm import relax
 
-from tuna_models.compiler.graph import Whole, constant, constant_of
+from tuna_models.compiler.graph import Facts, Quantisation, Whole, constant, constant_of
 from tuna_models.operators.conversion import Conversion
 from tuna_models.operators.conversion import kind_of as _kind
 from tuna_models.operators.conversion import shape_of as _shape
@@ -30,13 +30,14 @@ _WHOLE = ("int8", "uint8", "int16", "uint16")
 class QuantisedConversion(Conversion):
     """A converted operator, with the whole numbers that are kept as fp32."""
 
-    floats: dict[Any, Any]  #: fp32 variables by the variables of the same whole numbers
-    wholes: dict[Any, Whole]  #: whole numbers and scales by the constants that are their products
+    facts: Facts  #: of the model
 
-    def whole(self, value: Any, kind: str) -> Any:
-        """A variable of type `kind` for whole numbers in fp32."""
-        found = self.emit(relax.op.astype(value, kind))
-        self.floats[found] = value
+    def whole(self, kind: str, *steps: Any, scale: Any = None, zero: Any = None) -> Any:
+        """A variable of type `kind` for whole numbers in fp32, which the last of some operators
+        makes."""
+        found = self.emit(relax.op.astype(steps[-1], kind))
+        self.facts.floats[found] = steps[-1]
+        self.facts.quantisations.append(Quantisation(kind, scale, zero, steps))
         return found
 
     def float(self, value: Any) -> Any:
@@ -44,7 +45,7 @@ class QuantisedConversion(Conversion):
         known = constant_of(value)
         if known is not None:
             return relax.const(known.astype(np.float32))
-        found = self.floats.get(value)
+        found = self.facts.floats.get(value)
         return self.emit(relax.op.astype(value, "float32")) if found is None else found
 
     def integers(self, value: Any, zero: Any, axis: int) -> Any:
@@ -57,8 +58,9 @@ class QuantisedConversion(Conversion):
     def shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
         """The values in another shape."""
         found = super().shaped(value, shape)
-        if value in self.wholes:
-            self.wholes[found] = self.wholes[value].moved(lambda values: values.reshape(shape))
+        wholes = self.facts.wholes
+        if value in wholes:
+            wholes[found] = wholes[value].moved(lambda values: values.reshape(shape))
         return found
 
     def apply(self, operator: str, a: Any, b: Any) -> Any:
@@ -101,25 +103,24 @@ class QuantisedConversion(Conversion):
         many = self.emit(relax.op.repeat(value, size, axis))
         return self.emit(relax.op.strided_slice(many, [axis], [0], [extent]))
 
-    def centered(self, value: Any, zero: Any, axis: int) -> Any:
-        """Whole numbers as fp32, less the zero point."""
-        if zero is None:
-            return self.float(value)
-        return self.apply(
-            "subtract", self.float(value), self.along(self.float(zero), axis, _shape(value))
-        )
-
     def dequantized(self, value: Any, scale: Any, zero: Any, axis: int) -> Any:
         """The real values of whole numbers."""
         scales = self.along(self.cast(scale, "float32"), axis, _shape(value))
-        found = self.apply("multiply", self.centered(value, zero, axis), scales)
+        steps, offset = [self.float(value)], None
+        if zero is not None:
+            offset = self.along(self.float(zero), axis, _shape(value))
+            steps.append(self.apply("subtract", steps[0], offset))
+        found = self.apply("multiply", steps[-1], scales)
         numbers, known = constant_of(value), constant_of(scales)
-        if constant_of(found) is not None and numbers is not None and known is not None:
+        if constant_of(found) is None:
+            steps = [each for each in (*steps[1:], found) if isinstance(each, relax.Var)]
+            self.facts.quantisations.append(Quantisation("", scales, offset, steps))
+        elif numbers is not None and known is not None:
             whole = constant_of(self.integers(value, zero, axis))
             assert whole is not None
             by_axis = known.reshape((1,) * (numbers.ndim - known.ndim) + known.shape)
             small = np.array_equal(whole.astype(np.int8), whole)
-            self.wholes[found] = Whole(whole.astype(np.int8) if small else whole, by_axis)
+            self.facts.wholes[found] = Whole(whole.astype(np.int8) if small else whole, by_axis)
         return found
 
     def quantized(self, value: Any, scale: Any, zero: Any, axis: int, kind: str) -> Any:
@@ -127,14 +128,19 @@ class QuantisedConversion(Conversion):
         if kind not in _WHOLE:
             raise Unsupported(f"values quantised to {kind} are not supported")
         exact, whole = _kind(scale), _shape(value)
-        quotient = self.apply("divide", self.cast(value, exact), self.along(scale, axis, whole))
-        found = self.emit(relax.op.round(self.cast(quotient, "float32")))
+        scales, offset = self.along(scale, axis, whole), None
+        quotient = self.apply("divide", self.cast(value, exact), scales)
+        steps = [self.emit(relax.op.round(self.cast(quotient, "float32")))]
+        if exact != "float32" or not isinstance(quotient, relax.Var):
+            scales = None
+        else:
+            steps.insert(0, quotient)
         if zero is not None:
-            found = self.apply("add", found, self.along(self.float(zero), axis, whole))
+            offset = self.along(self.float(zero), axis, whole)
+            steps.append(self.apply("add", steps[-1], offset))
         limits = np.iinfo(kind)
-        return self.whole(
-            self.emit(relax.op.clip(found, float(limits.min), float(limits.max))), kind
-        )
+        steps.append(self.emit(relax.op.clip(steps[-1], float(limits.min), float(limits.max))))
+        return self.whole(kind, *steps, scale=scales, zero=offset)
 
 
 def _quantize(node: QuantisedConversion) -> Any:
@@ -167,7 +173,7 @@ def _quantize_dynamically(node: QuantisedConversion) -> Any:
     some = node.emit(relax.op.where(node.emit(relax.op.greater(scale, zero)), scale, one))
     negated = node.emit(relax.op.negative(node.emit(relax.op.divide(low, some))))
     at = node.emit(relax.op.round(negated))
-    offset = node.whole(node.emit(relax.op.clip(at, 0.0, 255.0)), "uint8")
+    offset = node.whole("uint8", node.emit(relax.op.clip(at, 0.0, 255.0)))
     return relax.Tuple([node.quantized(x, some, offset, 0, "uint8"), scale, offset])
 
 
@@ -211,8 +217,8 @@ def _qlinear_matmul(node: QuantisedConversion) -> Any:
 
 def _cast(node: QuantisedConversion) -> Any:
     """Reuse the fp32 variable of whole numbers, if there is one."""
-    if node.attributes["to"] == onnx.TensorProto.FLOAT and node.inputs[0] in node.floats:
-        return node.floats[node.inputs[0]]
+    if node.attributes["to"] == onnx.TensorProto.FLOAT and node.inputs[0] in node.facts.floats:
+        return node.facts.floats[node.inputs[0]]
     return node.of_tvm([node.inputs[0]])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna_models.compiler.graph import Whole, constant_of
+from tuna_models.compiler.graph import Facts, constant_of
 from tuna_models.compiler.reducing import Nan, extreme, index_of_extreme
 from tuna_models.operators import (
     arithmetic,
@@ -61,8 +61,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """`shapes` are those of the inputs; TVM takes an extent of 0 for an open one."""
         super().__init__(dict(shapes), "float32")
-        self._floats: dict[Any, Any] = {}
-        self.wholes: dict[Any, Whole] = {}  #: by the constants that are products
+        self.facts = Facts()
         self._unrounded: dict[Any, Any] = {}  #: fp32 values by their variables in fp16
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -83,8 +82,8 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                 convert = converters_of_tvm()[op_name].get_converter(opset)
                 converted = convert(self.bb, inputs, attrs, [self._nodes, self._params])
             else:
-                known = self._floats, self.wholes
-                converted = own(QuantisedConversion(op_name, inputs, attrs, opset, self.bb, *known))
+                node = QuantisedConversion(op_name, inputs, attrs, opset, self.bb, self.facts)
+                converted = own(node)
             outputs = attrs["tvm_custom"]["num_outputs"]
             converted = _checked(self.bb.normalize(converted), outputs)
             return self._in_fp16(converted, outputs) if half else converted

@@ -19,7 +19,6 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 from tuna.errors import BadInput
 from tuna_models.arguments import TYPES, chosen_extents, refuse_obstacles
 from tuna_models.compiler import segments
-from tuna_models.compiler.graph import with_whole
 from tuna_models.names import NAME_CHARS, OWN_DOMAINS, quoted
 from tuna_models.reading import (
     costs,
@@ -217,7 +216,7 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
                 module = reader.from_onnx(whole.graph, int(opset(whole)))
         except NotConverted as error:
             raise _refusal(error, folded) from error
-        return with_whole(segments.marked(module, ready), reader.wholes)
+        return reader.facts.on(segments.marked(module, ready))
 
 
 def _refusal(failure: NotConverted, folded: Folded) -> Refusal:

@@ -14,7 +14,6 @@ from tuna.common.messages import install_extra, one_line
 from tuna.errors import BadInput, LibraryMissing
 from tuna_models.arguments import chosen_extents, refuse_obstacles
 from tuna_models.compiler import segments
-from tuna_models.compiler.graph import with_whole
 from tuna_models.reading import (
     file_kinds,
     torch_operators,
@@ -112,7 +111,7 @@ class TorchModel:
         with refusals_of(name):
             module = _importer().from_exported_program(program, False, True, False, own)
         names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
-        return with_whole(segments.named(module, names), shared.wholes)
+        return shared.facts.on(segments.named(module, names))
 
     def _fix_extents(self, program: Any) -> None:
         """Give the inputs of a decomposed program their shapes, of which TVM infers all others."""

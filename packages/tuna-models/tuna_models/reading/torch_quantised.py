@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna_models.compiler.graph import Whole, constant, constant_of
+from tuna_models.compiler.graph import Facts, constant, constant_of
 from tuna_models.operators import quantised
 from tuna_models.operators.conversion import kind_of, shape_of
 from tuna_models.operators.quantised import QuantisedConversion
@@ -28,8 +28,7 @@ class Quantised:
     """What the operators of a program share."""
 
     constants: Mapping[str, Any]  #: weights and other constants, by the names of their nodes
-    floats: dict[Any, Any] = field(default_factory=dict)  #: see `QuantisedConversion.floats`
-    wholes: dict[Any, Whole] = field(default_factory=dict)  #: see `QuantisedConversion.wholes`
+    facts: Facts = field(default_factory=Facts)
 
     @classmethod
     def of(cls, program: Any) -> Quantised:
@@ -72,8 +71,7 @@ class QuantisedOperator(TorchOperator):
             attributes,
             OPSET,
             self.importer.block_builder,
-            self.shared.floats,
-            self.shared.wholes,
+            self.shared.facts,
         )
         return quantised.CONVERTERS[operator](conversion)
 
