@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,61 +37,16 @@ def test_steps_become_command_lines_in_their_order() -> None:
             {"enabled": True, "fin_steps": "miopen_find_eval", "enqueue_only": True},
         ],
     }
-    assert lines_of(document) == [
-        [
-            "miopen",
-            "import_configs",
-            "--tag",
-            "resnet50",
-            "--file_name",
-            "a b.txt",
-            "--batches",
-            "1,32",
-        ],
-        [
-            "miopen",
-            "--init_session",
-            "--session_id",
-            "3",
-            "--arch",
-            "gfx908",
-            "--label",
-            "it's 'quoted'",
-        ],
-        [
-            "miopen",
-            "load_job",
-            "--session_id",
-            "3",
-            "--arch",
-            "gfx908",
-            "--tag",
-            "resnet50",
-            "--label",
-            "x",
-            "--only_dynamic",
-        ],
-        [
-            "miopen",
-            "--session_id",
-            "3",
-            "--arch",
-            "gfx908",
-            "--fin_steps",
-            "miopen_find_compile",
-            "--enqueue_only",
-        ],
-        [
-            "miopen",
-            "--session_id",
-            "3",
-            "--arch",
-            "gfx908",
-            "--fin_steps",
-            "miopen_find_eval",
-            "--enqueue_only",
-        ],
-    ]
+    lines = (
+        "miopen import_configs --tag resnet50 --file_name 'a b.txt' --batches 1,32",
+        """miopen --init_session --session_id 3 --arch gfx908 --label "it's 'quoted'" """,
+        "miopen load_job --session_id 3 --arch gfx908 --tag resnet50 --label x --only_dynamic",
+        *(
+            f"miopen --session_id 3 --arch gfx908 --fin_steps {step} --enqueue_only"
+            for step in ("miopen_find_compile", "miopen_find_eval")
+        ),
+    )
+    assert lines_of(document) == [shlex.split(line) for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -98,21 +98,9 @@ def test_a_golden_version_counts_alone(build: DatabaseBuilder) -> None:
     build.winner(session, task, solver, 1.0, params="session")
     facts = {"library": "tvm", "version": 1, "state": "promoted", "created_at": START}
     golden = build.insert(models.Golden, **facts)
-    entry = {
-        "arch": "znver5",
-        "num_cu": 2,
-        "workspace_bytes": 0,
-        "algorithm": "",
-        "worker": "",
-        "device": "",
-    }
-    entry |= {
-        "config_id": task,
-        "solver_id": solver,
-        "session_id": session,
-        "environment_id": 1,
-        "clock": "",
-    }
+    entry = {"arch": "znver5", "num_cu": 2, "workspace_bytes": 0, "environment_id": 1}
+    entry |= dict.fromkeys(("algorithm", "worker", "device", "clock"), "")
+    entry |= {"config_id": task, "solver_id": solver, "session_id": session}
     build.insert(models.GoldenEntry, golden_id=golden, time_ms=2.0, params="golden", **entry)
     assert names(
         finalists(build.connection, manifest(TASK), ResultScope(golden_id=golden))[TASK.key]

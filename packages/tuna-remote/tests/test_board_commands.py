@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from command_lines import Ended
@@ -86,15 +87,8 @@ def test_a_target_alone_makes_one_session_in_either_form(type_in: TypeIn) -> Non
     ended = type_in("tuna", "init-session", "tvm", "-l", "x", "--target", old)
     assert (ended.code, "taken for llvm" in ended.err) == (0, True), ended
     assert ended.out.startswith("session 1 (new): tvm"), "a warning is none of the command's output"
-    ended = type_in(
-        "tuna",
-        "init-session",
-        "tvm",
-        "-l",
-        "x",
-        "--target",
-        '{"mtriple": "aarch64-linux-gnu", "kind": "llvm"}',
-    )
+    same = '{"mtriple": "aarch64-linux-gnu", "kind": "llvm"}'
+    ended = type_in("tuna", *["init-session", "tvm", "-l", "x", "--target"], same)
     assert "session 1 (" in ended.out, ended
 
 
@@ -102,7 +96,8 @@ def test_a_lost_board_is_reset_once_a_minute_at_most(monkeypatch: pytest.MonkeyP
     ran: list[str] = []
     monkeypatch.setattr(launch, "run_hook", lambda name, command, env: ran.append(command))
     clock = iter((1000.0, 1000.0, 1030.0, 1060.0, 1060.0))
-    monkeypatch.setattr(launch.time, "monotonic", lambda: next(clock))
+    # the module's clock alone: other threads ask for the time too
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(launch, "board_settings", lambda: BoardSettings(tvm_reset="power-cycle"))
     repair = launch.DeviceRepair(get_settings().model_copy(update={"after_worker": ""}))
     for _ in range(3):

@@ -122,21 +122,13 @@ def test_a_killed_board_loses_nothing_and_is_used_again(shell: Shell) -> None:
         "".join(f"MIOpenDriver gemm -m {n} -n {n} -k {n}\n" for n in range(32, 32 * 17, 32))
     )
     shell.run("tuna", "init-session", "tvm", "-l", "two boards", *where)
-    shell.run("tuna", "import", str(layers), "-t", "mine")
-    shell.run("tuna", "update-solvers", "tvm")
-    shell.run("tuna", "applicability", "--session-id", "1")
-    shell.run(
-        "tuna",
-        "load-jobs",
-        "--session-id",
-        "1",
-        "-t",
-        "mine",
-        "-s",
-        "TvmGemmTile",
-        "--candidates",
-        "4",
-    )
+    for line in (
+        "import layers.txt -t mine",
+        "update-solvers tvm",
+        "applicability --session-id 1",
+        "load-jobs --session-id 1 -t mine -s TvmGemmTile --candidates 4",
+    ):
+        shell.run("tuna", *line.split())
     shell.start("tuna", "worker", "compile")
     on_boards = shell.start("tuna", "worker", "eval", *where, "-c", "2")
     enqueue = shell.start("tuna", "enqueue", "--session-id", "1")

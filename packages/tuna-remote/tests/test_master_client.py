@@ -51,6 +51,11 @@ INFO Tuner: Tuning workload {workload}
 BOARD_LINES = LINES.replace("LocalRunner", "RPCRunner: {tracker} - my-device-key")
 GEMM = GemmConfig(m=32, n=32, k=32)
 ARM = "llvm -mtriple=aarch64-linux-gnu"
+#: What a board says of itself.
+PI = {
+    **{"cpu": "cortex-a72", "triple": "aarch64-linux-gnu", "threads": 4},
+    **{"llvm": 20, "emulator": "", "model": "Pi"},
+}
 
 
 class OnePlace(MeasuringPlace):
@@ -247,15 +252,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    facts = {
-        "cpu": "cortex-a72",
-        "triple": "aarch64-linux-gnu",
-        "threads": 4,
-        "llvm": 20,
-        "emulator": "",
-        "model": "Pi",
-    }
-    monkeypatch.setattr(boards, "ask", lambda _: facts)
+    monkeypatch.setattr(boards, "ask", lambda _: PI)
     monkeypatch.setattr("tuna.libraries.tvm.toolchain.check", lambda _: None)
     runner = MeasuringPlace.parse(
         "lvm -device=arm_cpu -mtriple=aarch64-linux-gnu", "my-device-key", 9190
@@ -263,7 +260,7 @@ def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_f
     assert str(runner) == "RPCRunner: 127.0.0.1:9190 - my-device-key"
     (alone, first), (own, second) = runner.places()
     assert alone == toolchain.target_environment(ARM)
-    assert own == boards.environment_of(facts, runner.target, "my-device-key")
+    assert own == boards.environment_of(PI, runner.target, "my-device-key")
     assert first == {**second, "TUNA_TVM_TARGET_ALONE": "1"}
     assert second == {
         "TUNA_TVM_TRACKER": "127.0.0.1:9190",
@@ -278,14 +275,7 @@ def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_f
 def test_a_worker_on_a_board_serves_the_environment_that_it_joined_with(
     target: str, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    facts = {
-        "cpu": "cortex-a72",
-        "triple": "aarch64-linux-gnu",
-        "threads": 4,
-        "llvm": 20,
-        "emulator": "qemu",
-        "model": "Pi",
-    }
+    facts = {**PI, "emulator": "qemu"}
     monkeypatch.setattr(boards, "ask", lambda _: facts)
     monkeypatch.setattr("tuna.libraries.tvm.toolchain.check", lambda _: None)
     for environment, variables in MeasuringPlace.parse(target, "key", 9190).places():

@@ -28,6 +28,7 @@ pytestmark = [
 GEMMS = "workload:\n" + "".join(
     f"  - MIOpenDriver gemm -m 32 -n 32 -k {16 + k}\n" for k in range(100)
 )
+GEMM = "MIOpenDriver gemm -m 8 -n 8 -k 8"
 
 
 def seed() -> str:
@@ -140,16 +141,7 @@ def test_a_master_as_printed(
         (["tune", "@tune_rpc.yaml"], "No workload was given"),
         (["tune", "@tune_rpc.yaml", "--tuner", "gridsearch"], "gridsearch does not exist"),
         (["tune", "@tune_rpc.yaml", "--local", "llvm"], "tunes on this machine alone"),
-        (
-            [
-                "tune",
-                "--rpc",
-                "{target: llvm, port: 1",
-                "--workload",
-                "MIOpenDriver gemm -m 1 -n 1 -k 1",
-            ],
-            "is not YAML",
-        ),
+        (["tune", "--rpc", "{target: llvm, port: 1", "--workload", GEMM], "is not YAML"),
         (["generate"], "No such command 'generate'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -188,17 +180,8 @@ def test_options_become_the_options_of_jobs(
     # any port: others may run this at the same time
     (tmp_path / "tune_rpc.yaml").write_text(printed_file(seed()).replace("18871", "0"))
     (tmp_path / "workloads.yaml").write_text(GEMMS)
-    typed(
-        [
-            "tune",
-            "@tune_rpc.yaml",
-            "@workloads.yaml",
-            "-t",
-            tuner,
-            "--workload",
-            "MIOpenDriver gemm -m 32 -n 32 -k 16",
-        ]
-    )
+    layer = "MIOpenDriver gemm -m 32 -n 32 -k 16"
+    typed([*f"tune @tune_rpc.yaml @workloads.yaml -t {tuner} --workload".split(), layer])
     (plan,) = plans
     assert plan.options == {"candidates": 3000, "strategy": strategy}
     assert (plan.target, plan.table, plan.log_url) == (
@@ -232,12 +215,7 @@ def test_the_lines_go_into_a_file_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Master, "run", lambda master, on_counts: on_counts(master.counts()))
-    words = [
-        "--rpc",
-        f"{{target: llvm, port: {free_port()}}}",
-        "--workload",
-        "MIOpenDriver gemm -m 8 -n 8 -k 8",
-    ]
+    words = ["--rpc", f"{{target: llvm, port: {free_port()}}}", "--workload", GEMM]
     (tmp_path / "log.yaml").write_text("log-run: true\n")
     code, out, _ = typed(["tune", *words, "@log.yaml"])
     assert code == 1
@@ -249,7 +227,7 @@ def test_the_lines_go_into_a_file_too(
 def test_a_port_in_use_leaves_nothing(
     typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path
 ) -> None:
-    words = ["--trace-file", "t", "--workload", "MIOpenDriver gemm -m 8 -n 8 -k 8"]
+    words = ["--trace-file", "t", "--workload", GEMM]
     with socket.create_server(("127.0.0.1", 0)) as server:
         rpc = f"{{target: llvm, port: {server.getsockname()[1]}}}"
         code, out, err = typed(["tune", "--rpc", rpc, *words])
