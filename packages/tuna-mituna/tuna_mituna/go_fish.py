@@ -143,12 +143,6 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
     )
 
 
-def _add_networks(_: str, given: dict[str, Any]) -> None:
-    layer_jobs.add_networks(
-        given["add_model"], given["md_version"], given["add_framework"], given["fw_version"]
-    )
-
-
 def _yaml(library: str, given: dict[str, Any]) -> int:
     if [name for name, value in given.items() if value] != ["yaml_file"]:
         raise BadInput("--yaml stands alone: put everything else into the file.")
@@ -181,8 +175,8 @@ _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "execute": _execute,
     "fin_steps": _fin_steps,
     "yaml_file": _yaml,
-    "add_model": _add_networks,
-    "add_framework": _add_networks,
+    "add_model": lambda _, given: layer_jobs.add_networks(given),
+    "add_framework": lambda _, given: layer_jobs.add_networks(given),
 }
 
 main = seeds.program(go_fish, "go_fish.py")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -18,6 +19,11 @@ ALGORITHMS = {
     f"miopenConvolutionAlgo{name}": name
     for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")
 }
+#: Options that store a model or a framework: its name, and its version
+_NETWORKS: Sequence[tuple[Literal["model", "framework"], str, str]] = (
+    ("model", "add_model", "md_version"),
+    ("framework", "add_framework", "fw_version"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,7 @@ def import_configs(
 ) -> int:
     """Import layers; or add a model or a framework."""
     if wanted.add_model or wanted.add_framework or wanted.print_models:
-        add_networks(
-            wanted.add_model,
-            wanted.md_version,
-            wanted.add_framework,
-            wanted.fw_version,
-            print_models=wanted.print_models,
-        )
+        add_networks(vars(wanted))
         return 0
     if (wanted.file_name is None) == (wanted.driver is None):
         raise BadInput("Say which layers: either -f FILE or -d 'MIOpenDriver ...'.")
@@ -94,26 +94,15 @@ def import_configs(
     return 0
 
 
-def add_networks(
-    model: str | None,
-    md_version: str | None,
-    framework: str | None,
-    fw_version: str | None,
-    *,
-    print_models: bool = False,
-) -> None:
-    """Store a model or a framework, or list them."""
-    if model:
-        _add_network("model", model, seeds.required(md_version, "--md_version"))
-    if framework:
-        _add_network("framework", framework, seeds.required(fw_version, "--fw_version"))
-    if print_models:
+def add_networks(given: Mapping[str, Any]) -> None:
+    """Store a model or a framework, or list them, as the options say that both programs have."""
+    for what, option, version in _NETWORKS:
+        if name := given[option]:
+            number = seeds.required(given[version], f"--{version}")
+            new = api.add_network(what, name, number)
+            say(f"{what} {name} {number}: {'added' if new else 'already there'}")
+    if given.get("print_models"):
         show.networks(api.list_networks())
-
-
-def _add_network(what: Literal["model", "framework"], name: str, version: str) -> None:
-    new = api.add_network(what, name, version)
-    say(f"{what} {name} {version}: {'added' if new else 'already there'}")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
