@@ -54,18 +54,15 @@ class Job:
         for step in self._job["steps"]:
             if not isinstance(step, str):
                 raise FinError("[json.exception.type_error.302] type must be string")
-            self._note(step)
+            self._crash_on_config()
             self._step(step)
         # fin looks keys up with operator[], which inserts missing ones into its copy of the job:
         # they are echoed as null.
         echo = {key: self._job.get(key) for key in ("config_tuna_id", "arch", "direction")}
         return {**self._output, **echo, "input": {**echo, **self._job}}
 
-    def _note(self, step: str) -> None:
+    def _crash_on_config(self) -> None:
         key = self._problem.db_key() if self._problem else "-"
-        if self._options["log_file"]:
-            with open(self._options["log_file"], "a") as log:
-                log.write(f"{os.getpid()} {step} {key}\n")
         if any(part in key for part in self._options["crash_configs"]):
             raise Crash(f"injected crash on {key}")
 
@@ -75,16 +72,12 @@ class Job:
         elif step == "applicability":
             self._output["applicable_solvers"] = self._applicable_names()
         elif step in _BUFFER_STEPS:
-            self._need_device(step)
+            self._need_device()
             self._has_buffers = True
         elif step in ("miopen_find_compile", "miopen_perf_compile"):
-            if self._options["backend"] == "HIP":
-                raise FinError(
-                    f"Unable to perform {step} MIOpen was not compiled using HIPNOGPU backend"
-                )
             self._compile(step.split("_")[1])
         elif step in ("miopen_find_eval", "miopen_perf_eval"):
-            self._need_device(step)
+            self._need_device()
             if not self._has_buffers:
                 raise FinError(
                     "Memory access fault by GPU node-1: the job has no step alloc_buf before"
@@ -93,9 +86,7 @@ class Job:
         elif step in _NOT_DOUBLED:
             raise FinError(f"the double of fin has no {step}")
 
-    def _need_device(self, step: str) -> None:
-        if self._options["backend"] == "HIPNOGPU":
-            raise FinError(f"Unable to run {step}, Invalid MIOpen backend: HIPNOGPU")
+    def _need_device(self) -> None:
         visible = os.environ.get("HIP_VISIBLE_DEVICES")
         gpus = self._options["gpus"]
         first = "0" if visible is None else visible.split(",")[0].strip()
@@ -107,8 +98,6 @@ class Job:
             raise FinError("batch norm problems do not exist in fin of October 2024")
         if self._problem is None:
             raise FinError("[json.exception.type_error.302] type must be string, but is null")
-        if self._options["abort_3d"] and self._problem.dims == 3:
-            raise FinError("a three-dimensional convolution was printed")
         return self._problem
 
     def _applicable_names(self) -> list[str]:
@@ -166,13 +155,16 @@ class Job:
         self._lie(solver.name, entry)
         return done and self._options["lies"].get(solver.name) != "no_reason"
 
-    def _misbehave(self, solver: Solver, crash: str, hanging: str) -> None:
+    def _misbehave(self, solver: Solver, crash: str) -> None:
         if solver.name in self._options[crash]:
             raise Crash(f"injected crash on {solver.name}")
-        if solver.name in self._options[hanging]:
+        time.sleep(self._options["sleep_s"])
+
+    def _compile_may_hang(self, solver: Solver) -> None:
+        self._misbehave(solver, "crash_solvers")
+        if solver.name in self._options["hang_solvers"]:
             sys.stderr.flush()
             hang()
-        time.sleep(self._options["sleep_s"])
 
     def _lie(self, name: str, entry: Entry) -> None:
         lie = self._options["lies"].get(name)
@@ -224,7 +216,7 @@ class Job:
         if self._job.get("dynamic_only") and not solver.dynamic:
             entry["reason"] = "Not Dynamic"
             return False
-        self._misbehave(solver, "crash_solvers", "hang_solvers")
+        self._compile_may_hang(solver)
         params = self._params(solver)
         workspace = fin_kernels.workspace_bytes(solver, self._convolution(), params)
         entry |= {
@@ -240,7 +232,7 @@ class Job:
         if self._job.get("dynamic_only") and not solver.dynamic:
             entry["reason"] = "Not Dynamic"
             return False
-        self._misbehave(solver, "crash_solvers", "hang_solvers")
+        self._compile_may_hang(solver)
         configs = fin_params.perf_configs(solver, self._convolution(), self._device)
         kernels = [kernel for params in configs for kernel in self._kernels(solver, params)]
         entry |= {"tunable": solver.tunable, "reason": "Success", "kernel_objects": kernels}
@@ -272,7 +264,7 @@ class Job:
             if len(tuned) > 1:
                 entry["reason"] = "Invoker not implemented"
                 return False
-        self._misbehave(solver, "crash_eval", "hang_eval")
+        self._misbehave(solver, "crash_eval")
         before = self._params(solver)
         # Kernels and workspace are those from before tuning, as in fin's answer.
         params = fin_kernels.fastest(solver, problem, self._device) if form == "perf" else before

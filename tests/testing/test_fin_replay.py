@@ -11,13 +11,20 @@ the config, `solver_id` for `solver_name`, batch norm in NHWC), and those with t
 
 from __future__ import annotations
 
+import base64
+import bz2
 import gzip
+import hashlib
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fin_calls import ABORTED, Fin, code_of, record, succeeded
+from fin_double import __path__ as double_path
 from fin_double.fin_problem import Problem
 from shared_data import shared_data
 
@@ -46,6 +53,67 @@ DEAD = [
         "tests_fin_input_find_compile2",
     ),
 ]
+
+
+class Fin:
+    """The fin double in a private directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.source, self.target = folder, folder / "in.json", folder / "out.json"
+
+    def code(self, *jobs: dict[str, Any], env: dict[str, str] | None = None) -> tuple[int, str]:
+        """Run fin; returns exit code and stderr."""
+        self.source.write_text(json.dumps(jobs))
+        command = [sys.executable, "-S", "-E", double_path[0], "-i", self.source, "-o", self.target]
+        environment = {"MIOPEN_CUSTOM_CACHE_DIR": str(self.folder / "cache"), **(env or {})}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    def answers(
+        self, *jobs: dict[str, Any], env: dict[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """fin's answer to each job."""
+        code, errors = self.code(*jobs, env=env)
+        assert code == 0, errors
+        first, *rest = json.loads(self.target.read_text())
+        assert list(first) == ["process_env"]
+        return rest
+
+    def answer(self, job: dict[str, Any], env: dict[str, str] | None = None) -> dict[str, Any]:
+        """fin's answer to one job."""
+        (only,) = self.answers(job, env=env)
+        return only
+
+
+@pytest.fixture
+def fin(tmp_path: Path) -> Fin:
+    return Fin(tmp_path)
+
+
+def succeeded(entries: list[Any]) -> list[Any]:
+    """The entries with the reason Success."""
+    return [entry for entry in entries if entry.get("reason") == "Success"]
+
+
+def code_of(kernel: dict[str, Any]) -> bytes:
+    """A kernel object's code, verified against its MD5 and size."""
+    code = bz2.decompress(base64.b64decode(kernel["blob"], validate=True))
+    assert len(code) == kernel["uncompressed_size"]
+    assert hashlib.md5(code, usedforsecurity=False).hexdigest() == kernel["md5_sum"]
+    return code
+
+
+def record(
+    folder: Path, arch: str, num_cu: int, config: dict[str, Any], solvers: list[str]
+) -> dict[str, str]:
+    """Make the double answer `solvers` for a config; returns the environment variable for it."""
+    folder.mkdir(exist_ok=True)
+    line = json.dumps({"applicable_solvers": solvers, "input": {"config": config}})
+    with gzip.open(
+        folder / f"real_applicability_{arch.partition(':')[0]}_{num_cu}.jsonl.gz", "wt"
+    ) as file:
+        file.write(line + "\n")
+    return {"TUNA_FIN_RECORDINGS": str(folder)}
 
 
 def load(name: str) -> Any:
@@ -158,6 +226,6 @@ def test_its_keys_are_those_of_tuna() -> None:
 @pytest.mark.parametrize("name", DEAD)
 def test_inputs_of_old_formats_abort_fin(fin: Fin, name: str) -> None:
     code, errors = fin.code(*load(name))
-    assert code == ABORTED
+    assert code == -signal.SIGABRT
     assert "what()" in errors
     assert fin.target.read_bytes() == b""
