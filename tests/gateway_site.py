@@ -16,6 +16,7 @@ import httpx
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
+from queries import execute, read_column
 from web_service import served
 
 from tuna import api
@@ -23,7 +24,7 @@ from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.publisher import Backends
 from tuna.db import joined_workers, sessions
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading
 from tuna.db.models import Job, StepResultRow
 from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
@@ -104,8 +105,7 @@ class GatewaySite:
 
     def turn(self) -> None:
         """A round of the coordinator, with all that is due in a second."""
-        with writing(self.engine) as connection:
-            connection.execute(sa.update(Job).values(ready_at=None))  # a retry need not wait
+        execute(self.engine, sa.update(Job).values(ready_at=None))  # a retry need not wait
         self.publish()
         self.coordinator.drain.once()
         self.coordinator._publish_bootstrap()
@@ -132,9 +132,8 @@ class GatewaySite:
 
     def failures(self) -> list[str | None]:
         """The cause of each failure."""
-        with reading(self.engine) as connection:
-            query = sa.select(StepResultRow.cause).where(StepResultRow.ok.is_(False))
-            return list(connection.execute(query).scalars())
+        query = sa.select(StepResultRow.cause).where(StepResultRow.ok.is_(False))
+        return read_column(self.engine, query)
 
 
 class Held:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from queries import read_value
 
 from tuna.configs import GemmConfig
 from tuna.db import configs, jobs, sessions
@@ -14,10 +15,14 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Search, StepResultRow, TrialRow
 from tuna.jobs import history
 from tuna.jobs.serving import SessionWork
-from tuna.libraries.base import Library, Step
+from tuna.libraries.base import Library
+from tuna.libraries.items import StepResult, Trial, result_of
 from tuna.libraries.registry import get_library
+from tuna.libraries.steps import find_step
 from tuna.queue import claim as queue_claim
 from tuna.queue.claim import ClaimedChunk
+from tuna.queue.messages import Report, ReportKind
+from tuna.queue.results import StreamEntry
 
 
 def make_jobs(
@@ -94,20 +99,45 @@ def accepted(engine: sa.Engine) -> list[tuple[int, str, int]]:
 
 def trials(engine: sa.Engine) -> int:
     """How many trials there are."""
-    with reading(engine) as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
+    return read_value(engine, sa.select(sa.func.count()).select_from(TrialRow))
 
 
 def claim(
-    connection: sa.Connection,
-    work: SessionWork,
-    step: Step,
-    limit: int,
+    engine: sa.Engine,
+    session_id: int,
+    step: str = "build",
+    limit: int = 1000,
     size: int = 0,
     most: int | None = None,
-    only: sa.ColumnElement[bool] | None = None,
+    *,
+    library: Library | None = None,
 ) -> list[ClaimedChunk]:
-    """Claim jobs as a publisher does."""
-    jobs = queue_claim.waiting(connection, work, step, limit, only)
-    history.choose_warm_starts(connection, work, step, jobs)
-    return queue_claim.claim(connection, work, step, jobs, size, most)
+    """Claim jobs of a session as a publisher does."""
+    library = library or get_library("noop")
+    work, of_step = (
+        SessionWork(session_id, library.environment(), library),
+        find_step(library, step),
+    )
+    with writing(engine) as connection:
+        jobs = queue_claim.waiting(connection, work, of_step, limit, None)
+        history.choose_warm_starts(connection, work, of_step, jobs)
+        return queue_claim.claim(connection, work, of_step, jobs, size, most)
+
+
+def finished(chunk_id: str, results: Iterable[StepResult], worker: str = "w") -> StreamEntry:
+    """A report with which a chunk ends, as the drain reads it."""
+    report = Report(kind=ReportKind.FINISHED, chunk=chunk_id, worker=worker, results=tuple(results))
+    return StreamEntry("1-0", report)
+
+
+def entries_of(chunks: Iterable[ClaimedChunk], **facts: Any) -> list[StreamEntry]:
+    """The reports of workers that took these chunks and have the same result for each item, a good
+    one by default."""
+    trial = Trial(index=0, params="p", time_ms=1.5, times_ms=(1.5,))
+    facts = {"ok": True, "trials": (trial,), "ended_at": 1.0, **facts}
+    entries = []
+    for chunk in chunks:
+        started = Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w")
+        entries.append(StreamEntry("1-0", started))
+        entries.append(finished(chunk.id, (result_of(item, **facts) for item in chunk.items)))
+    return entries

@@ -131,15 +131,17 @@ class ServiceGuard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self._started = None if item.get_closest_marker("service") else []
+        self._started = []
         result = yield
         self._started = None
         return result
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         result = yield
         if self._started:
+            add_markers(item)
+        if self._started and not item.get_closest_marker("service"):
             lines = "\n  ".join(self._started)
             pytest.fail(f"without the mark `service` it started\n  {lines}", pytrace=False)
         return result

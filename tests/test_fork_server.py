@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -54,34 +53,6 @@ def test_a_fork_has_the_arguments_variables_files_and_parent_that_were_given(
     assert shown["leads"] is session
     assert {0, 1, 2, read} <= set(shown["fds"])
     assert write not in shown["fds"]
-
-
-def test_a_module_and_a_script_run_as_typed(tmp_path: Path) -> None:
-    (tmp_path / "shown.py").write_text("import sys; print(__name__, sys.argv[1:], sys.path[0])")
-    for words in (["-m", "shown"], [str(tmp_path / "shown.py")]):
-        done = subprocess.run(
-            [sys.executable, *words, "x"],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=True,
-            timeout=60,
-        )
-        assert done.stdout == f"__main__ ['x'] {tmp_path}\n"
-
-
-def test_a_fork_is_killed_as_any_process() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    process.kill()
-    assert process.wait(10) == -signal.SIGKILL
-
-
-def test_an_error_ends_a_fork_with_a_traceback() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "1 / 0"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 1
-    assert "ZeroDivisionError" in done.stderr
 
 
 def test_a_fork_whose_parent_is_no_more_ends(tuna_forks: ForkServer) -> None:

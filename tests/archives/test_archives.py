@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from baseline_database import SESSIONS, facts
 from jobs_builder import make_jobs
+from queries import execute, read_column
 
 from tuna.archives import tables
 from tuna.archives.archive import archive, verify
@@ -131,8 +132,7 @@ def test_a_session_of_the_same_environment_and_reason_needs_another_reason(
 ) -> None:
     archive(source, 2, tmp_path / "file")
     restore(engine, tmp_path / "file")
-    with writing(engine) as connection:
-        connection.execute(sa.update(Session).values(uuid="another one"))
+    execute(engine, sa.update(Session).values(uuid="another one"))
     before = counts(engine)
     with pytest.raises(BadInput, match="same reason") as error:
         restore(engine, tmp_path / "file")
@@ -297,9 +297,8 @@ def test_a_file_of_an_older_schema_gets_the_defaults_of_newer_columns(
         if name == "job":
             row.pop(place)
     found = restore(sqlite_engine, rewritten(path, lines))
-    with reading(sqlite_engine) as connection:
-        query = sa.select(Job.uncharged).where(Job.session_id == found.session_id).distinct()
-        assert connection.execute(query).scalars().all() == [0]
+    query = sa.select(Job.uncharged).where(Job.session_id == found.session_id).distinct()
+    assert read_column(sqlite_engine, query) == [0]
 
 
 def test_a_file_of_a_schema_without_a_table_of_searches_is_refused(
@@ -332,8 +331,7 @@ def test_the_archive_is_of_one_moment(
 
     def meanwhile(done: int, total: int) -> None:
         if not seen:
-            with writing(engine) as connection:
-                connection.execute(sa.update(Job).values(state="canceled"))
+            execute(engine, sa.update(Job).values(state="canceled"))
         seen.append((done, total))
 
     archive(engine, session_id, tmp_path / "file", meanwhile)

@@ -11,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import sqlalchemy as sa
+from queries import execute, read_value
 
 from tuna import api
 from tuna.api import sessions as of_api
@@ -42,8 +43,7 @@ def part_names(url: str = URL) -> list[str]:
 
 
 def count(engine: sa.Engine) -> int:
-    with reading(engine) as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
+    return read_value(engine, sa.select(sa.func.count()).select_from(TrialRow))
 
 
 def test_what_is_restored_from_a_url_is_what_was_archived(
@@ -92,8 +92,7 @@ def test_an_archive_whose_writer_was_killed_goes_on(monkeypatch: pytest.MonkeyPa
 def test_parts_of_an_earlier_archive_end_with_its_index(source: sa.Engine) -> None:
     api.archive_session(SESSION, URL)
     before = part_names()
-    with writing(source) as connection:
-        connection.execute(sa.update(Job).where(Job.session_id == SESSION).values(reason="again"))
+    execute(source, sa.update(Job).where(Job.session_id == SESSION).values(reason="again"))
     api.archive_session(SESSION, URL)
     index = json.loads(Folder(URL).read(parts.INDEX))
     assert part_names() == sorted(index["parts"]) != before
@@ -239,13 +238,11 @@ def test_pruning_keeps_what_results_need(
 
 def test_only_what_the_archive_has_is_pruned(finished: sa.Engine) -> None:
     api.archive_session(SESSION, URL)
-    with writing(finished) as connection:
-        connection.execute(sa.update(TrialRow).where(TrialRow.number == 1003).values(params="{1}"))
+    execute(finished, sa.update(TrialRow).where(TrialRow.number == 1003).values(params="{1}"))
     before = count(finished)
     with pytest.raises(BadInput, match="rows of table trial differ"):
         api.prune_session(SESSION, 5, URL)
-    with writing(finished) as connection:
-        connection.execute(sa.update(Job).where(Job.session_id == SESSION).values(state="new"))
+    execute(finished, sa.update(Job).where(Job.session_id == SESSION).values(state="new"))
     with pytest.raises(BadInput, match="has open jobs"):
         api.prune_session(SESSION, 5, URL)
     assert count(finished) == before

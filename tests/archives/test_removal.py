@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from baseline_database import SESSIONS
 from jobs_builder import make_jobs
+from queries import execute, read_value
 
 from tuna.archives import removal, sizes
 from tuna.archives.archive import archive
@@ -40,8 +41,7 @@ OWN = ("job", "trial", "step_result", "find_db", "find_db_kernel", "solver_appli
 
 
 def count(engine: sa.Engine, of: type[Base]) -> int:
-    with reading(engine) as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(of)).scalar_one()
+    return read_value(engine, sa.select(sa.func.count()).select_from(of))
 
 
 def kept(connection: sa.Connection) -> list[dict[str, Any]]:
@@ -127,14 +127,12 @@ def test_what_was_archived_deleted_and_restored_is_what_it_was(
 
 def test_jobs_with_workers_and_drafts_are_in_the_way(source: sa.Engine, engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 1)
-    with writing(engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id < 3).values(state="compiling", chunk="c"))
+    execute(engine, sa.update(Job).where(Job.id < 3).values(state="compiling", chunk="c"))
     with pytest.raises(BadInput, match="has 2 jobs with workers"):
         delete(engine, session_id)
     with pytest.raises(NotFound):
         delete(engine, 99)
-    with writing(engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id < 3).values(state="new"))
+    execute(engine, sa.update(Job).where(Job.id < 3).values(state="new"))
     assert delete(engine, session_id).jobs == 10
     settled(source)
     with writing(source) as connection:
@@ -265,6 +263,7 @@ class Killed(BaseException):
     """The end of a process in mid-work."""
 
 
+@pytest.mark.both_databases_in_drills
 @pytest.mark.parametrize("moment", range(20))
 def test_a_removal_that_was_killed_is_ended_by_the_next_one(
     engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int

@@ -52,19 +52,21 @@ def test_only_a_coordinator_of_all_sessions_stays(type_in: Type) -> None:
 
 def test_an_unknown_tag_step_or_solver_is_named(loaded: Type) -> None:
     _refused(loaded("tuna", "configs", "-t", "nope"), 3, "'nope'", "small")
-    _refused(loaded("load_job", "--session_id", 1, "-t", "nope", "-l", "x"), 3, "'nope'")
+    for words in (
+        ("load_job", "--session_id", 1, "-l", "x", "-t", "nope"),
+        ("tuna", "applicability", "--session-id", 1, "-t", "nope"),
+        ("export_db", "--session_id", 1, "-f", "--config_tag", "nope"),
+    ):
+        _refused(loaded(*words), 3, "'nope'")
     _refused(
         loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "fry", "-l", "x"),
         3,
         "'fry'",
         "build",
     )
-    _refused(
-        loaded("load_job", "--session_id", 1, "-t", "small", "-s", "NoSuch", "-l", "x"),
-        3,
-        "NoSuch",
-        "Noop0",
-    )
+    for solver in ("NoSuch", "Noop1,NoSuch", "noop1"):
+        words = ("--session_id", 1, "-t", "small", "-s", solver, "-l", "x")
+        _refused(loaded("load_job", *words), 3, "has no solver", "Noop0")
     _refused(
         loaded("go_fish", "noop", "--session_id", 1, "--fin_steps", "fry", "--enqueue_only"),
         3,

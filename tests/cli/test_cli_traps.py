@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from queries import read_rows
 
 from tuna.configs import parse_line
 from tuna.db import models
-from tuna.db.engine import make_engine, reading
+from tuna.db.engine import make_engine
 from tuna.settings import get_settings
 
 TypeIn = Callable[..., Any]
@@ -47,8 +48,7 @@ def listed(type_in: TypeIn) -> list[dict[str, Any]]:
 
 def rows(statement: Any) -> list[Any]:
     """The rows of a query in the embedded database."""
-    with reading(make_engine(get_settings().sql_url)) as connection:
-        return list(connection.execute(statement).all())
+    return read_rows(make_engine(get_settings().sql_url), statement)
 
 
 def test_two_layers_that_collide_in_mituna_are_both_imported_and_tagged(
@@ -165,53 +165,3 @@ def test_no_solver_means_every_applicable_one(loaded: TypeIn) -> None:
         )
     )
     assert found[0][0] == 10
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("load_job", "--session_id", 1, "-l", "x", "-t", "nosuch"),
-        ("tuna", "applicability", "--session-id", 1, "-t", "nosuch"),
-        ("tuna", "configs", "-t", "nosuch"),
-        ("export_db", "--session_id", 1, "-f", "--config_tag", "nosuch"),
-    ],
-)
-def test_an_unknown_tag_ends_every_command_with_a_code_that_says_so(
-    loaded: TypeIn, words: tuple[Any, ...]
-) -> None:
-    ended = loaded(*words)
-    assert ended.code == 3, ended
-    assert "nosuch" in ended.err
-
-
-@pytest.mark.parametrize("solver", ["NoSuch", "Noop1,NoSuch", "noop1", "Noop1 Noop2"])
-def test_an_unknown_solver_is_an_error_and_no_job_of_the_known_ones_is_loaded(
-    loaded: TypeIn, solver: str
-) -> None:
-    before = rows(sa.select(models.Job.id))
-    ended = loaded(
-        "load_job",
-        "--session_id",
-        1,
-        "-t",
-        "small",
-        "--fin_steps",
-        "build",
-        "-s",
-        solver,
-        "-l",
-        "x",
-    )
-    assert ended.code == 3
-    assert "has no solver" in ended.err
-    assert rows(sa.select(models.Job.id)) == before
-
-
-def test_a_quickstart_that_could_not_be_written_is_refused_before_it_tunes(
-    type_in: TypeIn, empty_home: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    ended = type_in("tuna", "quickstart", "-o", tmp_path / "file" / "results")
-    assert ended.code != 0
-    assert "does not exist" in ended.err
-    assert not (empty_home / "tuna.sqlite").exists()

@@ -49,12 +49,6 @@ def test_the_same_session_is_found_again(type_in: Type) -> None:
     assert "session 2 (new)" in type_in("tuna", "init-session", "noop", "-l", "else").out
 
 
-def test_a_second_import_adds_nothing(type_in: Type, layers: Path) -> None:
-    assert "2 layers: 2 added, 2 newly tagged" in type_in("tuna", "import", layers, "-t", "a").out
-    assert "2 layers: 0 added, 0 newly tagged" in type_in("tuna", "import", layers, "-t", "a").out
-    assert "2 layers: 0 added, 2 newly tagged" in type_in("tuna", "import", layers, "-t", "A").out
-
-
 def test_configs_prints_an_object_per_layer_under_miopens_names(
     type_in: Type, layers: Path
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from queries import read_column
 
-from tuna.db.engine import make_engine, reading
+from tuna.db.engine import make_engine
 from tuna.db.models import ConfigRow, ConfigTag, Job, ModelConfig, SolverRow
 from tuna.settings import get_settings
 
@@ -27,8 +28,7 @@ LAYERS = """\
 
 
 def query(statement: sa.Select[Any]) -> list[Any]:
-    with reading(make_engine(get_settings().sql_url)) as connection:
-        return list(connection.execute(statement).scalars())
+    return read_column(make_engine(get_settings().sql_url), statement)
 
 
 @pytest.fixture

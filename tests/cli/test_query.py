@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from builders import DatabaseBuilder, tuned_network
 from command_lines import Ended
+from queries import execute
 
 from tuna.cli import query as command
 from tuna.db.database import open_database
@@ -78,8 +79,7 @@ def test_json_csv_and_explain_say_the_same(type_in: Callable[..., Ended]) -> Non
 
 def test_the_command_of_a_row_finds_it_again(type_in: Callable[..., Ended]) -> None:
     # of a result without an attempt, such as an archive may bring
-    with writing(open_database()) as connection:
-        connection.execute(sa.delete(StepResultRow))
+    execute(open_database(), sa.delete(StepResultRow))
     rows = json.loads(type_in("tuna", "query", "--json").out)
     words = rows[0]["command"].split()
     assert words[:2] == ["tuna", "query"]

@@ -19,6 +19,7 @@ import redis
 import sqlalchemy as sa
 from builders import DatabaseBuilder
 from jobs_builder import make_jobs
+from queries import read_value
 
 from tuna.cli import status as view
 from tuna.db import models
@@ -168,8 +169,7 @@ def test_workers_are_shown_and_their_lack_is_a_dash(
 ) -> None:
     make_jobs(engine, 1)
     url = redis_urls["TUNA_REDIS_URL"]
-    with reading(engine) as connection:
-        namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
+    namespace = read_value(engine, sa.select(models.Installation.namespace))
     HeartbeatBoard(redis_client, namespace, 20).announce(
         _worker("h:1", "eval", device="gpu0", job_ids=(7, 8))
     )

@@ -12,13 +12,14 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from queries import execute
 from rich.console import Console
 
 from tuna.api import open_database
 from tuna.cli import status as live_view
 from tuna.cli.tokens import join_line
 from tuna.db import sessions
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.queue.announcements import control_key
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
@@ -101,8 +102,7 @@ def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_
     words = "box:7 is aside: jobs fail here in a row"
     assert words not in type_in("tuna", "status").out, "nothing waits for it"
     make_jobs(engine, 1)
-    with writing(engine) as connection:
-        connection.execute(sa.update(Job).values(state="eval_queued", step="measure"))
+    execute(engine, sa.update(Job).values(state="eval_queued", step="measure"))
     assert words in type_in("tuna", "status").out
     watched = Watcher(engine, get_settings()).look()
     console = Console(width=100, record=True, file=io.StringIO())

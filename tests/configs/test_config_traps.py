@@ -23,16 +23,6 @@ def test_a_key_with_one_word_for_three_equal_layouts_names_its_layer(value: str)
     assert parse_line(config.driver()) == [config]
 
 
-def test_the_long_out_layout_alone_counts_for_all_tensors() -> None:
-    (config,) = parse_line(
-        "./bin/MIOpenDriver convfp16 -n 2 -c 8 -H 9 -W 9 -k 8 -y 3 -x 3 -F 2 --out_layout NHWC"
-    )
-    assert isinstance(config, ConvConfig)
-    assert {config.in_layout, config.fil_layout, config.out_layout} == {"NHWC"}
-    assert config.direction is Direction.BACKWARD_DATA
-    assert (config.dilation_d, config.conv_stride_d) == (0, 0)
-
-
 def test_the_batch_norm_line_of_mitunas_test_has_all_its_values() -> None:
     (config,) = parse_line(
         "./bin/MIOpenDriver bnormfp16 -n 256 -c 64 -H 56 -W 56 -m 1 --forw 1 -b 0 -s 1 -r 1"

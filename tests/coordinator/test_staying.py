@@ -15,6 +15,7 @@ import redis
 import sqlalchemy as sa
 import stamina
 from jobs_builder import accepted, make_jobs, states
+from queries import execute
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 from test_coordinator import LIBRARY, InProcess, make
@@ -28,7 +29,7 @@ from tuna.coordinator.coordinator import ALIVE, Coordinator
 from tuna.coordinator.quarantine import Quarantine
 from tuna.coordinator.session_run import Progress, RunEvents, run_sessions
 from tuna.db import database
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading
 from tuna.db.models import Job
 from tuna.errors import SchemaError
 from tuna.jobs.serving import works_of
@@ -73,8 +74,7 @@ def test_a_staying_coordinator_serves_new_sessions_until_it_is_told_to_end(
         if len(ended) == 2:
             stop.set()
             return
-        with writing(engine) as connection:
-            connection.execute(sa.update(Job).where(Job.id <= 3).values(state="errored"))
+        execute(engine, sa.update(Job).where(Job.id <= 3).values(state="errored"))
         assert retry(engine, LIBRARY, JobSelection(session_id)) == {"measure": 3}
 
     left = stay(stop, on_progress=look, on_ended=end)
@@ -138,8 +138,7 @@ def test_a_staying_coordinator_waits_for_a_server_without_a_limit_and_logs_it_on
 def test_an_upgrade_of_the_schema_ends_a_coordinator_with_a_sentence(
     engine: sa.Engine, make: Callable[[], Coordinator]
 ) -> None:
-    with writing(engine) as connection:
-        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    execute(engine, sa.text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaError, match="schema 9999, which is newer"):
         make().run(lambda: None, lambda: False, threading.Event())
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
-from builders import DatabaseBuilder, tuned_network
+from builders import DatabaseBuilder
 from databases import MariadbDatabase, SqliteTemplate
 
 from tuna.db import database
 from tuna.db.engine import make_engine, writing
-
-_HARM = (
-    ("ALTER TABLE job ADD COLUMN more INTEGER",),
-    ("CREATE TABLE more (id INTEGER)",),
-    (
-        "UPDATE alembic_version SET version_num = '9999'",
-        "DELETE FROM installation",
-        "INSERT INTO kernel (digest, `blob`, size_bytes) SELECT seq, '', 0 FROM seq_1_to_3000",
-    ),
-)
 
 
 def _content(engine: sa.Engine) -> dict[str, Any]:
@@ -48,28 +37,6 @@ def _identity(engine: sa.Engine) -> tuple[str, str]:
             sa.text("SELECT namespace, secret FROM installation")
         ).one()
     return namespace, secret
-
-
-@pytest.mark.drill(only=True)
-def test_a_mariadb_that_was_used_is_given_as_a_migrated_one(mariadb_url: str) -> None:
-    database = MariadbDatabase(mariadb_url)
-    engine = make_engine(database.renew())
-    migrated = _content(engine)
-    identities = {_identity(engine)}
-    for harm in _HARM:
-        with engine.connect() as connection:
-            tuned_network(DatabaseBuilder(connection))
-            connection.commit()
-            for statement in harm:
-                connection.exec_driver_sql(statement)
-            connection.commit()
-        engine.dispose()
-        engine = make_engine(database.renew())
-        assert _content(engine) == migrated, harm
-        identities.add(_identity(engine))
-    assert len(identities) == 1 + len(_HARM)
-    engine.dispose()
-    database.drop()
 
 
 def test_what_a_test_left_open_in_mariadb_stops_nobody(mariadb_url: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from queries import execute, read_column, read_value
 from sqlalchemy import event
 
 from tuna.db import database
@@ -76,18 +77,16 @@ def test_a_transaction_returns_and_commits_what_its_work_did(empty_engine: sa.En
         return connection.execute(statement, [{"id": first}, {"id": second}]).rowcount
 
     assert transaction(empty_engine, insert, 1, second=2) == 2
-    with reading(empty_engine) as connection:
-        assert connection.execute(sa.text("SELECT id FROM one ORDER BY id")).scalars().all() == [
-            1,
-            2,
-        ]
+    assert read_column(empty_engine, sa.text("SELECT id FROM one ORDER BY id")) == [
+        1,
+        2,
+    ]
 
 
 def test_a_transaction_is_rolled_back_and_not_repeated_for_an_error_of_its_work(
     empty_engine: sa.Engine,
 ) -> None:
-    with writing(empty_engine) as connection:
-        connection.execute(sa.text("CREATE TABLE one (id INTEGER PRIMARY KEY)"))
+    execute(empty_engine, sa.text("CREATE TABLE one (id INTEGER PRIMARY KEY)"))
     runs = []
 
     def fail(connection: sa.Connection) -> None:
@@ -97,8 +96,7 @@ def test_a_transaction_is_rolled_back_and_not_repeated_for_an_error_of_its_work(
     with pytest.raises(KeyError, match="of the work"):
         transaction(empty_engine, fail)
     assert runs == [1]
-    with reading(empty_engine) as connection:
-        assert connection.execute(sa.text("SELECT COUNT(*) FROM one")).scalar_one() == 0
+    assert read_value(empty_engine, sa.text("SELECT COUNT(*) FROM one")) == 0
 
 
 def test_the_victim_of_a_deadlock_runs_its_transaction_again(mariadb_url: str) -> None:
@@ -121,6 +119,5 @@ def test_the_victim_of_a_deadlock_runs_its_transaction_again(mariadb_url: str) -
         for one in [pool.submit(transaction, engine, add, ids) for ids in ((1, 2), (2, 1))]:
             one.result()
     assert len(runs) == 3
-    with reading(engine) as connection:
-        assert connection.execute(sa.text("SELECT n FROM pair")).scalars().all() == [2, 2]
+    assert read_column(engine, sa.text("SELECT n FROM pair")) == [2, 2]
     engine.dispose()

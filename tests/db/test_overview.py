@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 from million_jobs import fill
+from queries import execute, read_rows
 
 from tuna.db import overview
-from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResultRow
 from tuna.errors import NotFound
 from tuna.reports.totals import _STEPS, _TRIALS
@@ -20,8 +20,7 @@ from tuna.reports.totals import _STEPS, _TRIALS
 def _plan(engine: sa.Engine, statement: Any) -> str:
     prefix = "EXPLAIN QUERY PLAN " if engine.dialect.name == "sqlite" else "EXPLAIN "
     text = str(statement.compile(engine, compile_kwargs={"literal_binds": True}))
-    with reading(engine) as connection:
-        return "\n".join(str(tuple(row)) for row in connection.execute(sa.text(prefix + text)))
+    return "\n".join(str(tuple(row)) for row in read_rows(engine, sa.text(prefix + text)))
 
 
 def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
@@ -54,11 +53,8 @@ def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
 
 def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -> None:
     fill(engine, 2000)
-    with writing(engine) as connection:
-        failed = sa.select(StepResultRow.job_id).where(StepResultRow.cause == "run_timeout")
-        connection.execute(
-            sa.update(Job).where(Job.id.in_(failed)).values(state="evaluated", failures=0)
-        )
+    failed = sa.select(StepResultRow.job_id).where(StepResultRow.cause == "run_timeout")
+    execute(engine, sa.update(Job).where(Job.id.in_(failed)).values(state="evaluated", failures=0))
     (seen,) = overview.read(engine)
     assert "run_timeout" not in {failure.cause for failure in seen.failures}
     assert len(seen.failures) == 3

@@ -9,10 +9,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from queries import read_column, read_value
 from sqlalchemy.exc import DataError, IntegrityError
 
 from tuna.db.bulk import insert, packed, unpacked
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.models import Job, StepResultRow
 
 HARD_TEXT = "it's \"broken\"; DROP TABLE job; -- \\' %s %(x)s :y \\u0041 \n\t\x01 é 🐟"
@@ -39,10 +40,7 @@ def result(job_id: int, **values: object) -> dict[str, object]:
 
 def test_inserted_rows_are_read_back_as_they_were(engine: sa.Engine) -> None:
     make_jobs(engine, 1)
-    with reading(engine) as connection:
-        first, second, third = connection.execute(
-            sa.select(Job.id).order_by(Job.id).limit(3)
-        ).scalars()
+    first, second, third = read_column(engine, sa.select(Job.id).order_by(Job.id).limit(3))
     rows = [
         result(first, output_tail=HARD_TEXT, worker="🐟", drift=0.1 + 0.2, busy_s=1e-300),
         result(second, ok=False, cause="run_error", output_tail="x" * 200_000, busy_s=1 / 3),
@@ -73,8 +71,7 @@ def test_a_value_that_a_column_cannot_hold_is_refused_and_not_changed(
     if error is DataError and engine.dialect.name == "sqlite":
         pytest.skip("SQLite does not limit its columns")
     make_jobs(engine, 1)
-    with reading(engine) as connection:
-        job_id = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
+    job_id = read_value(engine, sa.select(sa.func.min(Job.id)))
     with pytest.raises(error), writing(engine) as connection:
         insert(connection, StepResultRow, [result(job_id), result(job_id + 1) | values])
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import claim, make_searches
+from jobs_builder import claim, entries_of, make_searches
 from million_jobs import fill
 from sqlalchemy import event
 
@@ -27,12 +27,9 @@ from tuna.db import jobs, overview, searches, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, Search
 from tuna.db.types import utc_now
-from tuna.jobs.serving import SessionWork
-from tuna.libraries.items import DeviceReport, StepResult, Trial
+from tuna.libraries.items import DeviceReport
 from tuna.libraries.params_text import ParamsText
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
-from tuna.queue.claim import ClaimedChunk
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
@@ -150,46 +147,13 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
     return Drain(engine, stream, Artifacts(folder.as_uri(), folder / "cache"), 3)
 
 
-def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[ClaimedChunk]:
-    with writing(engine) as connection:
-        return claim(
-            connection,
-            SessionWork(1, LIBRARY.environment(), LIBRARY),
-            find_step(LIBRARY, step),
-            limit,
-        )
-
-
-def entries(chunks: list[ClaimedChunk]) -> list[StreamEntry]:
-    times = {"times_ms": (1.0,), "time_ms": 1.0}
-    made = []
-    for chunk in chunks:
-        results = tuple(
-            StepResult(
-                job_id=item.job_id,
-                attempt=item.attempt,
-                step=item.step,
-                ok=True,
-                trials=(Trial(index=0, params="{}", **times if item.step == "measure" else {}),),
-                device=DeviceReport(name="d"),
-            )
-            for item in chunk.items
-        )
-        made.append(
-            StreamEntry(
-                "1-1", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-            )
-        )
-    return made
-
-
 @pytest.mark.parametrize("step", ["build", "measure"])
 def test_claiming_goes_by_index(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     monkeypatch.setattr(LIBRARY, "params", ParamsText(uses_known=True), raising=False)
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
-    check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
+    check(engine, lambda: claim(engine, 1, step, 200), "job", "config", "find_db")
 
 
 @pytest.mark.parametrize("step", ["build", "measure"])
@@ -201,7 +165,7 @@ def test_draining_goes_by_index(
     step: str,
 ) -> None:
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
-    made = entries(claimed(engine, step))
+    made = entries_of(claim(engine, 1, step, 200), device=DeviceReport(name="d"))
     check(
         engine,
         lambda: drain(engine, redis_client, tmp_path).write(made),
@@ -214,7 +178,7 @@ def test_a_chunk_that_was_started_or_comes_back_is_found_by_index(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tuna.queue.work_items.json_object", lambda _: {})
-    chunks = [chunk.id for chunk in claimed(engine, "build")]
+    chunks = [chunk.id for chunk in claim(engine, 1, "build", 200)]
     for kind in (ReportKind.STARTED, ReportKind.RETURNED):
         made = [StreamEntry("1-1", Report(kind=kind, chunk=chunk, worker="w")) for chunk in chunks]
         check(engine, lambda: drain(engine, redis_client, tmp_path).write(made), "job")  # noqa: B023

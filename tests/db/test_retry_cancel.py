@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import accepted, claim, make_jobs, states
+from jobs_builder import accepted, claim, entries_of, make_jobs, states
+from queries import read_rows
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import GemmConfig
@@ -18,15 +19,11 @@ from tuna.coordinator import actions as job_actions
 from tuna.coordinator.actions import JobSelection
 from tuna.coordinator.drain import Drain
 from tuna.db import configs
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.errors import NotFound
 from tuna.jobs.failures import release
-from tuna.jobs.serving import SessionWork
-from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
-from tuna.queue.claim import ClaimedChunk
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream, StreamEntry
 from tuna.vocabulary import Cause
@@ -40,54 +37,24 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain
     return Drain(engine, stream, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), 3)
 
 
-def _claim(
-    engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000
-) -> list[ClaimedChunk]:
-    with writing(engine) as connection:
-        return claim(
-            connection,
-            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            find_step(LIBRARY, step),
-            limit,
-        )
-
-
-def _entries(chunks: list[ClaimedChunk], cause: Cause | None = None) -> list[StreamEntry]:
-    entries = []
-    for chunk in chunks:
-        results = tuple(
-            Result(
-                job_id=i.job_id,
-                attempt=i.attempt,
-                step=i.step,
-                ok=cause is None,
-                cause=cause,
-                ended_at=1.0,
-            )
-            for i in chunk.items
-        )
-        entries.append(
-            StreamEntry("1-0", Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w"))
-        )
-        entries.append(
-            StreamEntry(
-                "2-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-            )
-        )
-    return entries
-
-
 def _jobs(engine: sa.Engine) -> list[sa.Row]:
-    with reading(engine) as connection:
-        return list(connection.execute(sa.select(Job).order_by(Job.id)))
+    return read_rows(engine, sa.select(Job).order_by(Job.id))
 
 
 def _errored_at_both_steps(engine: sa.Engine, drain: Drain) -> int:
     """20 jobs: ten that fail to build, ten that fail to be measured."""
     session_id = make_jobs(engine, 2)
-    drain.write(_entries(_claim(engine, session_id, limit=10), Cause.BUILD_ERROR))
-    drain.write(_entries(_claim(engine, session_id, limit=10)))
-    drain.write(_entries(_claim(engine, session_id, "measure"), Cause.WRONG_RESULT))
+    drain.write(
+        entries_of(
+            claim(engine, session_id, limit=10), ok=False, cause=Cause.BUILD_ERROR, trials=()
+        )
+    )
+    drain.write(entries_of(claim(engine, session_id, limit=10)))
+    drain.write(
+        entries_of(
+            claim(engine, session_id, "measure"), ok=False, cause=Cause.WRONG_RESULT, trials=()
+        )
+    )
     assert states(engine) == {"errored": 20}
     return session_id
 
@@ -108,17 +75,21 @@ def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(
     assert {(row.failures, row.cause) for row in _jobs(engine)} == {(0, None)}
     assert [row.attempt for row in _jobs(engine)] == attempts, "the fencing token goes on"
     assert job_actions.retry(engine, LIBRARY, JobSelection(session_id)) == {}
-    drain.write(_entries(_claim(engine, session_id)))
-    drain.write(_entries(_claim(engine, session_id, "measure")))
+    drain.write(entries_of(claim(engine, session_id)))
+    drain.write(entries_of(claim(engine, session_id, "measure")))
     assert states(engine) == {"evaluated": 20}
 
 
 def test_a_job_of_one_device_step_is_retried_as_new(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
-    drain.write(_entries(_claim(engine, session_id, "measure"), Cause.WRONG_RESULT))
+    drain.write(
+        entries_of(
+            claim(engine, session_id, "measure"), ok=False, cause=Cause.WRONG_RESULT, trials=()
+        )
+    )
     assert job_actions.retry(engine, LIBRARY, JobSelection(session_id)) == {"measure": 10}
     assert states(engine) == {"new": 10}
-    assert len(_claim(engine, session_id, "measure")[0].items) == 10
+    assert len(claim(engine, session_id, "measure")[0].items) == 10
 
 
 def test_only_what_was_asked_for_is_retried(engine: sa.Engine, drain: Drain) -> None:
@@ -147,14 +118,21 @@ def test_every_unfinished_job_is_canceled_and_finished_ones_stay(
     engine: sa.Engine, drain: Drain
 ) -> None:
     session_id = make_jobs(engine, 6)
-    drain.write(_entries(_claim(engine, session_id, limit=30)))
-    drain.write(_entries(_claim(engine, session_id, "measure", limit=10)))  # evaluated
+    drain.write(entries_of(claim(engine, session_id, limit=30)))
+    drain.write(entries_of(claim(engine, session_id, "measure", limit=10)))  # evaluated
     # errored
-    drain.write(_entries(_claim(engine, session_id, "measure", limit=5), Cause.WRONG_RESULT))
-    drain.write(_entries(_claim(engine, session_id, "measure", limit=5))[:1])  # evaluating
-    _claim(engine, session_id, "measure", limit=5)  # eval_queued
-    drain.write(_entries(_claim(engine, session_id, limit=10))[:1])  # compiling
-    _claim(engine, session_id, limit=10)  # compile_queued
+    drain.write(
+        entries_of(
+            claim(engine, session_id, "measure", limit=5),
+            ok=False,
+            cause=Cause.WRONG_RESULT,
+            trials=(),
+        )
+    )
+    drain.write(entries_of(claim(engine, session_id, "measure", limit=5))[:1])  # evaluating
+    claim(engine, session_id, "measure", limit=5)  # eval_queued
+    drain.write(entries_of(claim(engine, session_id, limit=10))[:1])  # compiling
+    claim(engine, session_id, limit=10)  # compile_queued
     before = states(engine)
     assert len(before) == 8
     done = job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
@@ -165,7 +143,7 @@ def test_every_unfinished_job_is_canceled_and_finished_ones_stay(
     assert len(done.chunks) == 4
     again = job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
     assert (again.states, again.chunks) == ({}, set())
-    assert _claim(engine, session_id) + _claim(engine, session_id, "measure") == []
+    assert claim(engine, session_id) + claim(engine, session_id, "measure") == []
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -174,7 +152,7 @@ def test_jobs_that_come_back_from_a_worker_meanwhile_are_canceled_too(
 ) -> None:
     """Those that wait were looked for already, and nothing is left of those in the queue."""
     session_id, move, returned = make_jobs(engine, 1), job_actions._move, list[str]()
-    chunks = _claim(engine, session_id)
+    chunks = claim(engine, session_id)
 
     def moved_late(engine_: sa.Engine, selection: JobSelection, where: Any, *rest: Any) -> int:
         count = move(engine_, selection, where, *rest)
@@ -192,10 +170,10 @@ def test_jobs_that_come_back_from_a_worker_meanwhile_are_canceled_too(
 
 def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1)
-    chunks = _claim(engine, session_id)
-    drain.write(_entries(chunks)[:1])
+    chunks = claim(engine, session_id)
+    drain.write(entries_of(chunks)[:1])
     job_actions.cancel(engine, LIBRARY, JobSelection(session_id))
-    drain.write(_entries(chunks))
+    drain.write(entries_of(chunks))
     drain.write(
         [StreamEntry("9-0", Report(kind=ReportKind.RETURNED, chunk=chunks[0].id, worker="w"))]
     )
@@ -207,7 +185,7 @@ def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Dra
 def test_a_chunk_that_holds_other_jobs_too_ends_and_these_are_taken_back(engine: sa.Engine) -> None:
     """The jobs after a canceled one in the chunk do not wait until that one has run to its end."""
     session_id = make_jobs(engine, 1)
-    chunk = _claim(engine, session_id)[0]
+    chunk = claim(engine, session_id)[0]
     first = chunk.items[0].job_id
     assert job_actions.cancel(engine, LIBRARY, JobSelection(session_id, jobs=[first])).chunks == {
         chunk.id
@@ -233,7 +211,7 @@ def test_what_was_compiled_and_has_no_other_step_is_finished(
     engine: sa.Engine, drain: Drain
 ) -> None:
     session_id = make_jobs(engine, 1, steps="build")
-    drain.write(_entries(_claim(engine, session_id)))
+    drain.write(entries_of(claim(engine, session_id)))
     assert job_actions.cancel(engine, LIBRARY, JobSelection(session_id)).states == {}
     assert states(engine) == {"compiled": 10}
 

@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from jobs_builder import make_jobs, states
+from queries import read_rows, read_value
 from shared_data import DRILLS
 
 from tuna.cli import show
 from tuna.configs import GemmConfig
 from tuna.db import bulk, configs, database, jobs, solvers
-from tuna.db.engine import make_engine, reading, writing
+from tuna.db.engine import make_engine, writing
 from tuna.db.models import Base, Job, SolverApplicability
 from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError, TunaError
 from tuna.libraries.registry import get_library
@@ -165,9 +166,8 @@ def test_a_layer_without_an_answer_keeps_its_solvers_and_fails_the_command(
     before = solvers.update_applicability(engine, library, session_id)
     found = solvers.update_applicability(engine, Crashing(), session_id)
     assert (found.configs, len(found.unanswered)) == (before.configs, 1)
-    with reading(engine) as connection:
-        pairs = sa.select(sa.func.count()).select_from(SolverApplicability)
-        assert connection.execute(pairs).scalar_one() == before.pairs
+    pairs = sa.select(sa.func.count()).select_from(SolverApplicability)
+    assert read_value(engine, pairs) == before.pairs
     with pytest.raises(TunaError, match="failed to answer for 1 of 1 layer, such as "):
         show.applicability(found)
 
@@ -181,9 +181,8 @@ def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:
         .limit(10)
     )
     text = str(statement.compile(engine, compile_kwargs={"literal_binds": True}))
-    with reading(engine) as connection:
-        prefix = "EXPLAIN QUERY PLAN " if engine.dialect.name == "sqlite" else "EXPLAIN "
-        plan = str(connection.execute(sa.text(prefix + text)).all())
+    prefix = "EXPLAIN QUERY PLAN " if engine.dialect.name == "sqlite" else "EXPLAIN "
+    plan = str(read_rows(engine, sa.text(prefix + text)))
     assert "ix_job_claim" in plan
     assert "TEMP B-TREE" not in plan
     assert "filesort" not in plan

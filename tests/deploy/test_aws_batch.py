@@ -27,9 +27,10 @@ from deploy_files import DOCKER, PAGE
 from gateway_site import open_site
 from jobs_builder import states
 from private_servers import wait_until
+from queries import execute
 
 from tuna.db import joined_workers
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading
 from tuna.db.models import Job
 
 FOLDER = DOCKER / "aws-batch"
@@ -288,8 +289,7 @@ def test_an_array_joins_drains_and_does_all_the_work(
         return look
 
     with open_site(home, redis_client, redis_urls, monkeypatch, layers=4) as site:
-        with writing(site.engine) as connection:
-            connection.execute(sa.update(Job).values(options={"sleep_s": 60.0}))
+        execute(site.engine, sa.update(Job).values(options={"sleep_s": 60.0}))
         first = start(*cloud.submit("compile", 4, site.url))
         assert len(cloud.call("secretsmanager", "list_secrets")["SecretList"]) == 1
         wait_until(turned(lambda: states(site.engine).get("compiling", 0) == 40), 120, "the work")
@@ -298,8 +298,7 @@ def test_an_array_joins_drains_and_does_all_the_work(
         assert ended_s <= 10.0
         wait_until(turned(lambda: "compiling" not in states(site.engine)), 60, "the return")
         assert site.failures() == []
-        with writing(site.engine) as connection:
-            connection.execute(sa.update(Job).values(options={}))
+        execute(site.engine, sa.update(Job).values(options={}))
         arrays = [cloud.submit(role, 4, site.url) for role in ("compile", "eval")]
         compilers, evaluators = (start(*one) for one in arrays)
         wait_until(turned(site.is_done), 300, "all work")

@@ -121,13 +121,3 @@ def test_a_regression_stops_the_release(
     scene.execute(sa.update(GoldenEntry).where(GoldenEntry.time_ms < 1e-3).values(time_ms=1e9))
     assert site.run(2, skipped=2) == [(RELEASE, 0)]
     assert site.states() == {1: "promoted", 2: "promoted"}
-
-
-@pytest.mark.drill(only=True)
-@pytest.mark.timeout(900)
-def test_a_program_that_became_slower_stops_the_release(site: Site) -> None:
-    assert site.run(1) == [(TUNE, 0), (COMPARE, 0), (RELEASE, 0)]
-    (first,) = api.golden.explain(1, DRIVERS[0], library="example")
-    assert first.entry.time_ms is not None
-    assert site.run(2, f"sleep {first.entry.time_ms / 500}")[-1] == (RELEASE, STOPPED)
-    assert site.states() == {1: "promoted", 2: "draft"}

@@ -3,25 +3,19 @@ expect."""
 
 from __future__ import annotations
 
-import sqlite3
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, tuned_network
-from databases import SqliteTemplate
-from shared_data import shared_data
+from queries import read_rows
 
-from tuna.configs import problem_key
 from tuna.db import models
 from tuna.db.engine import reading, writing
-from tuna.errors import NotFound
 from tuna.exports import export
 from tuna.exports.importer import import_db
 from tuna.libraries.miopen.formats import database_file, find_db, perf_db
-from tuna.libraries.results import NO_TIME
 
 #: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three
 #: dimensions.
@@ -98,8 +92,7 @@ def results(engine: sa.Engine, session: int) -> list[tuple[Any, ...]]:
     query = query.join(models.SolverRow, models.SolverRow.id == row.solver_id).where(
         row.session_id == session
     )
-    with reading(engine) as connection:
-        found = connection.execute(query).all()
+    found = read_rows(engine, query)
     return sorted(
         (layer, name, find_db.time_text(time_ms or 0.0), *rest)
         for layer, name, time_ms, *rest in found
@@ -128,54 +121,6 @@ def test_what_was_exported_and_imported_is_exported_the_same(
         import_db(database, files[form], session_id=copy)
     for form, path in files.items():
         assert exported(database, copy, form, tmp_path / "second").read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("form", ["find", "perf"])
-def test_an_import_into_an_empty_database_is_exported_the_same(
-    database: sa.Engine, sqlite_template: SqliteTemplate, tmp_path: Path, form: str
-) -> None:
-    path = exported(database, measured(database), form, tmp_path / "first")
-    other = sqlite_template.engine(tmp_path / "other.sqlite")
-    report = import_db(other, path, session_id=empty(other))
-    assert (report.configs, report.new_configs, report.skipped) == (len(LAYERS), len(LAYERS), {})
-    assert (
-        exported(other, report.session_id, form, tmp_path / "second").read_bytes()
-        == path.read_bytes()
-    )
-    assert import_db(other, path, session_id=report.session_id).changed == 0
-    other.dispose()
-
-
-def test_a_find_db_that_miopen_ships_is_exported_as_it_was_imported(
-    database: sa.Engine, tmp_path: Path
-) -> None:
-    path = shared_data("miopen_db", "gfx942130.HIP.fdb.txt.head")
-    session = empty(database, "gfx942", 304)
-    import_db(database, path, session_id=session)
-    again = exported(database, session, "find", tmp_path, top=9)
-    assert again.name == "gfx942130.HIP.fdb.txt"
-    assert list(find_db.read(again)) == list(find_db.read(path))
-
-
-def test_the_rows_of_a_perf_db_that_miopen_ships_are_exported_as_they_were_imported(
-    database: sa.Engine, tmp_path: Path
-) -> None:
-    path = shared_data("miopen_db", "gfx942130.trimmed.db")
-    session = empty(database, "gfx942", 304)
-    import_db(database, path, session_id=session)
-    again = exported(database, session, "perf", tmp_path)
-    assert again.name == "gfx942130.db"
-    assert set(perf_db.read(again)) == set(perf_db.read(path))
-
-
-def test_an_imported_time_of_zero_is_never_exported(database: sa.Engine, tmp_path: Path) -> None:
-    path = tmp_path / "gfx90a68.HIP.fdb.txt"
-    key = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
-    path.write_text(f"{key}=ConvAsm3x3U:0.0,0,miopenConvolutionFwdAlgoDirect\n")
-    report = import_db(database, path, session_id=empty(database))
-    assert report.zero_times == 1
-    with pytest.raises(NotFound, match=NO_TIME):
-        exported(database, report.session_id, "find", tmp_path / "out")
 
 
 @pytest.mark.parametrize("form", ["find", "perf", "kernel", "tvm"])
@@ -215,18 +160,6 @@ def test_a_perf_db_of_any_number_of_rows_is_written_and_counted(
     ]
 
 
-def test_params_of_135_characters_are_exported_whole(
-    build: DatabaseBuilder, tmp_path: Path
-) -> None:
-    assert len(CK_PARAMS) == 135
-    session = build.session("miopen", "gfx90a", 104)
-    build.winner(
-        session, build.config(DRIVERS[1]), build.solver("CkX", "miopen"), 1.0, params=CK_PARAMS
-    )
-    (record,) = perf_db.read(export(build.connection, session, "perf", tmp_path).path)
-    assert record.params == CK_PARAMS
-
-
 def test_the_file_name_that_was_asked_for_gets_the_extension(
     build: DatabaseBuilder, tmp_path: Path
 ) -> None:
@@ -264,70 +197,6 @@ def test_times_stand_after_the_first_colon_and_before_the_first_comma(
     assert times == {
         "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F": 10.0,
         "64-56-56-1x1-256-56-56-1-0x0-1x1-1x1-0-NCHW-FP32-F": 20.0,
-    }
-
-
-def test_a_perf_db_has_the_tables_and_indexes_that_mituna_creates(
-    build: DatabaseBuilder, tmp_path: Path
-) -> None:
-    session = build.session("miopen", "gfx90a", 104)
-    build.winner(
-        session, build.config(DRIVERS[1]), build.solver("ConvAsm1x1U", "miopen"), 1.0, params="1,2"
-    )
-    connection = sqlite3.connect(export(build.connection, session, "perf", tmp_path).path)
-    found = connection.execute(
-        "SELECT type, name FROM sqlite_master ORDER BY type, name"
-    ).fetchall()
-    rows = connection.execute("SELECT config, solver, params FROM perf_db").fetchall()
-    configs = connection.execute("SELECT id, bias FROM config").fetchall()
-    connection.close()
-    assert found == [
-        ("index", "idx_config"),
-        ("index", "idx_perf_db"),
-        ("table", "config"),
-        ("table", "perf_db"),
-    ]
-    assert rows == [(1, "ConvAsm1x1U", "1,2")]
-    assert configs == [(1, 0)]
-
-
-def test_the_perf_fields_of_a_backward_key_do_not_swap_its_sides() -> None:
-    key = problem_key.parse(
-        "1024-1-14-14-1x3x3-1024-1-14-14-128-0x1x1-1x1x1-1x1x1-0-NCDHW-FP32-W_g32"
-    ).perf()
-    assert asdict(key) == {
-        **{
-            "layout": "NCDHW",
-            "data_type": "FP32",
-            "direction": "W",
-            "spatial_dim": 3,
-            "in_channels": 1024,
-        },
-        **{
-            "in_d": 1,
-            "in_h": 14,
-            "in_w": 14,
-            "fil_d": 1,
-            "fil_h": 3,
-            "fil_w": 3,
-            "out_channels": 1024,
-        },
-        **{
-            "batchsize": 128,
-            "pad_d": 0,
-            "pad_h": 1,
-            "pad_w": 1,
-            "conv_stride_d": 1,
-            "conv_stride_h": 1,
-        },
-        **{
-            "conv_stride_w": 1,
-            "dilation_d": 1,
-            "dilation_h": 1,
-            "dilation_w": 1,
-            "bias": 0,
-            "group_count": 32,
-        },
     }
 
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from builders import DRIVERS, START, DatabaseBuilder, tuned_network
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from queries import read_rows
 
 from tuna.configs import parse_line
 from tuna.db import models
@@ -281,11 +282,8 @@ def test_a_result_under_the_key_of_another_layer_is_left_out(
     path.write_text(path.read_text().replace(first.key, second.key))
     report = import_db(sqlite_engine, path, other)
     assert (report.rows, report.skipped) == (1, {"its key is not that of its config": 1})
-    with reading(sqlite_engine) as connection:
-        key = sa.select(models.ConfigRow.key).join(models.FindDb)
-        assert connection.execute(key.where(models.FindDb.session_id == other)).all() == [
-            (second.key,)
-        ]
+    key = sa.select(models.ConfigRow.key).join(models.FindDb)
+    assert read_rows(sqlite_engine, key.where(models.FindDb.session_id == other)) == [(second.key,)]
 
 
 def test_simulated_results_are_not_imported(engine: sa.Engine, tmp_path: Path) -> None:

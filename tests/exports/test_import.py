@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from queries import read_value
 from shared_data import DRILLS, shared_data
 
 from tuna.configs import problem_key
@@ -291,13 +292,7 @@ def test_a_damaged_file_is_refused_before_anything_is_stored(
     path.write_text(content)
     with pytest.raises(BadInput):
         import_db(engine, path, session_id)
-    with reading(engine) as connection:
-        assert (
-            connection.execute(
-                sa.select(sa.func.count()).select_from(models.SolverRow)
-            ).scalar_one()
-            == 0
-        )
+    assert read_value(engine, sa.select(sa.func.count()).select_from(models.SolverRow)) == 0
 
 
 @pytest.mark.both_databases_in_drills

@@ -91,23 +91,6 @@ def test_the_user_file_of_mitunas_test_is_merged_into_the_old_one(
     assert "not used" not in (tmp_path / "gfx90a68.HIP.fdb.txt").read_text()
 
 
-def test_a_line_is_read_into_its_key_and_solvers() -> None:
-    assert find_db.parse_line(
-        f"{KEYS[0]}=ConvAsm3x3U:0.25,0,{DIRECT};GemmFwdRest:1.5,32768,{GEMM}\n"
-    ) == FindRecord(
-        KEYS[0],
-        (FindItem("ConvAsm3x3U", 0.25, 0, DIRECT), FindItem("GemmFwdRest", 1.5, 32768, GEMM)),
-    )
-    old = (
-        f"{KEYS[0]}={DIRECT}:ConvAsm3x3U,0.25,0,{DIRECT},not"
-        f" used;{GEMM}:GemmFwdRest,1.5,32768,{GEMM},<unused>"
-    )
-    assert find_db.parse_line(old).items == (
-        FindItem("ConvAsm3x3U", 0.25, 0, DIRECT),
-        FindItem("GemmFwdRest", 1.5, 32768, GEMM),
-    )
-
-
 @pytest.mark.parametrize("damaged", ["master", "target"])
 @pytest.mark.parametrize("line", [f"=ConvAsm3x3U:1,0,{DIRECT}", f"{KEYS[1]}=", KEYS[1]])
 def test_a_merge_with_an_empty_key_or_value_is_refused_and_writes_nothing(

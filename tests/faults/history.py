@@ -12,6 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from fault_library import code_of, time_of
+from queries import read_rows, read_value
 
 from tuna.configs import parse_line
 from tuna.db.engine import reading
@@ -82,8 +83,7 @@ class History:
 def unfinished(engine: sa.Engine) -> int:
     """How many jobs have not ended."""
     query = sa.select(sa.func.count()).where(Job.state.not_in(["evaluated", "errored"]))
-    with reading(engine) as connection:
-        return connection.execute(query).scalar_one()
+    return read_value(engine, query)
 
 
 def objections(history: History) -> list[str]:
@@ -178,8 +178,7 @@ def expected(engine: sa.Engine) -> dict[int, Answer]:
         .join(ConfigRow, ConfigRow.id == Job.config_id)
         .join(SolverRow, SolverRow.id == Job.solver_id)
     )
-    with reading(engine) as connection:
-        rows = connection.execute(statement).all()
+    rows = read_rows(engine, statement)
     codes = {row.id: code_of(parse_line(row.driver)[0].to_json(), row.name) for row in rows}
     return {
         job: Answer(time_of(code), hashlib.sha256(code).hexdigest()) for job, code in codes.items()

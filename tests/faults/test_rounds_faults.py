@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 from cluster import LEASE_S, OTHER_EVAL, Cluster
 from private_servers import wait_until
+from queries import read_rows
 from search_library import ROUNDS, SearchLibrary, expected, hold_name
 
 from tuna.configs import GemmConfig, parse_line
@@ -142,8 +143,7 @@ class Scene:
             .where(Job.round == _THIRD)
             .where(models.SolverRow.name == solver, Job.config_id == layer)
         )
-        with reading(self.engine) as connection:
-            parts = connection.execute(query).all()
+        parts = read_rows(self.engine, query)
         running = [row.chunk for row in parts if row.step == fault.step and row.state in _RUNNING]
         expected = min(len(parts), self._devices) if fault.step == "measure" else 1
         return running[0] if len(running) >= max(1, expected) else None
@@ -173,16 +173,12 @@ class Scene:
             .join(Job, Job.id == trial.job_id)
             .join(solver, solver.id == Job.solver_id)
         )
-        with reading(self.engine) as connection:
-            rows = [tuple(row) for row in connection.execute(query)]
+        rows = [tuple(row) for row in read_rows(self.engine, query)]
         assert len(rows) == len(set(rows))
         return set(rows)  # type: ignore[arg-type]
 
     def expected(self) -> set[tuple[int, str, int, int, str]]:
-        with reading(self.engine) as connection:
-            layers = connection.execute(
-                sa.select(models.ConfigRow.id, models.ConfigRow.driver)
-            ).all()
+        layers = read_rows(self.engine, sa.select(models.ConfigRow.id, models.ConfigRow.driver))
         return {
             (layer, solver, round_, number, params)
             for layer, driver in layers
@@ -233,11 +229,10 @@ class Scene:
     def lost(self) -> list[tuple[int, str]]:
         """(round, step) of the attempts that were lost with their worker."""
         query = sa.select(Job.round, StepResultRow.step).join(Job, Job.id == StepResultRow.job_id)
-        with reading(self.engine) as connection:
-            return [
-                tuple(row)
-                for row in connection.execute(query.where(StepResultRow.cause == "worker_lost"))
-            ]  # type: ignore[misc]
+        return [
+            tuple(row)
+            for row in read_rows(self.engine, query.where(StepResultRow.cause == "worker_lost"))
+        ]  # type: ignore[misc]
 
 
 def _run(folder: Path, faults: Sequence[Fault], check: Callable[[Scene], None]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from builders import DRIVERS, START, DatabaseBuilder
+from queries import execute, read_rows
 
 from tuna.db import models
 from tuna.db.engine import reading, writing
@@ -160,13 +161,11 @@ class Scene:
 
     def rows(self, query: Any) -> list[Any]:
         """Rows of a query."""
-        with reading(self.engine) as connection:
-            return list(connection.execute(query).all())
+        return read_rows(self.engine, query)
 
     def execute(self, statement: Any) -> None:
         """Execute a statement and commit."""
-        with writing(self.engine) as connection:
-            connection.execute(statement)
+        execute(self.engine, statement)
 
     def config_id(self, driver: str) -> int:
         """The id of a layer."""

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from golden_scene import ASM, GEMM, A, B, C, Scene
+from queries import execute
 from shared_data import DRILLS
 
 from tuna.db import models
-from tuna.db.engine import make_engine, writing
+from tuna.db.engine import make_engine
 from tuna.golden import GoldenExists, SessionChanged, promote
 
 ROWS = 5000 if DRILLS == 1 else 20_000
@@ -214,9 +215,8 @@ def test_results_and_kernels_of_different_moments_are_refused(scene: Scene, colu
 
     def drain(_: int, statement: str) -> None:
         if statement.startswith("INSERT INTO golden_kernel"):
-            with writing(other) as connection:
-                value = "another" if column == "params" else 0.9
-                connection.execute(sa.update(models.FindDb).values(**{column: value}))
+            value = "another" if column == "params" else 0.9
+            execute(other, sa.update(models.FindDb).values(**{column: value}))
 
     stop = _on_write(scene.engine, drain, "before_cursor_execute")
     with pytest.raises(SessionChanged):

@@ -14,10 +14,11 @@ import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
 from processes import Processes
+from queries import read_value
 from shared_data import DRILLS
 
 from tuna.api.services import artifact_store
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.models import Job, JobArtifact, Session
 
 Eventually = Callable[[Callable[[], object], float], None]
@@ -31,8 +32,7 @@ def artifacts(home: Path) -> list[str]:
 
 
 def count(engine: sa.Engine, of: type[Session] | type[Job]) -> int:
-    with reading(engine) as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(of)).scalar_one()
+    return read_value(engine, sa.select(sa.func.count()).select_from(of))
 
 
 def delete(processes: Processes, session_id: int, *words: str) -> subprocess.Popen[bytes]:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import psutil
 import pytest
-import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
-from private_servers import rabbitmq_server, redis_server
-from processes import Processes, below
-from shared_data import needed_program
+from processes import Processes
+from queries import execute
 
 from tuna.coordinator.coordinator import ALIVE
-from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.queue.connection import connect
-from tuna.services import embedded_redis
 from tuna.settings import get_settings
 
 Eventually = Callable[[Callable[[], object], float], None]
@@ -70,87 +64,11 @@ def test_a_job_that_kills_its_worker_errs_alone(
     assert "all reasons: `tuna status --session-id 1`" in said
 
 
-@pytest.mark.drill(only=True)  # otherwise test_miopen_pipeline.py and tests/faults show it
-@pytest.mark.parametrize("victim", ["compile", "eval", "coordinator"])
-def test_what_is_killed_in_the_middle_is_made_good(
-    engine: sa.Engine, processes: Processes, eventually: Eventually, victim: str
-) -> None:
-    make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
-    running = {name: processes.worker(name) for name in ("compile", "eval")}
-    running["coordinator"] = processes.coordinator()
-    begun = "evaluated" if victim == "eval" else "compiled"
-    eventually(
-        lambda: any(
-            state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"
-        ),
-        60,
-    )
-    children = below(running[victim])
-    processes.kill(running[victim])
-    if victim != "coordinator":
-        psutil.wait_procs(children, timeout=60)
-        assert not [child for child in children if child.is_running()], (
-            "a pool process outlived its worker"
-        )
-    again = processes.coordinator() if victim == "coordinator" else processes.worker(victim)
-    eventually(lambda: states(engine) == {"evaluated": 120}, 120)
-    assert len(accepted(engine)) == 240
-    assert {count for *_, count in accepted(engine)} == {1}
-    assert trials(engine) == 120
-    assert (again if victim == "coordinator" else running["coordinator"]).wait(200) == 0
-
-
-@pytest.mark.drill(only=True)  # the same
-def test_a_wiped_redis_costs_only_the_work_in_flight(
-    engine: sa.Engine, processes: Processes, eventually: Eventually
-) -> None:
-    make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
-    for name in ("compile", "eval"):
-        processes.worker(name)
-    processes.coordinator()
-    eventually(
-        lambda: states(engine).get("compiled", 0) + states(engine).get("evaluated", 0) > 0, 60
-    )
-    redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()
-    eventually(lambda: states(engine) == {"evaluated": 120}, 120)
-    assert {count for *_, count in accepted(engine)} == {1}
-
-
-@pytest.mark.drill(only=True)  # test_seed_commands.py has RabbitMQ too
-def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
-    engine: sa.Engine,
-    processes: Processes,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    needed_program("rabbitmq-server")
-    with (
-        redis_server(host="127.0.0.73") as url,
-        rabbitmq_server("127.0.0.74", 6379, "tuna", "user", "password"),
-    ):
-        monkeypatch.setenv("TUNA_BROKER_URL", "amqp://user:password@127.0.0.74:6379/tuna")
-        monkeypatch.setenv("TUNA_REDIS_URL", url)
-        get_settings.cache_clear()
-        make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
-        running = {name: processes.worker(name) for name in ("compile", "eval")}
-        coordinator = processes.coordinator()
-        eventually(lambda: states(engine).get("evaluated"), 120)
-        processes.kill(running["eval"])
-        processes.worker("eval")
-        assert coordinator.wait(200) == 0
-        assert states(engine) == {"evaluated": 120}
-        assert {count for *_, count in accepted(engine)} == {1}
-        assert trials(engine) == 120
-        processes.kill_all()
-
-
 def test_another_environments_work_is_left_for_those_who_have_it(
     engine: sa.Engine, processes: Processes, eventually: Eventually
 ) -> None:
     make_jobs(engine, 1, steps="measure")
-    with writing(engine) as connection:
-        connection.execute(sa.text("UPDATE environment SET arch = 'elsewhere'"))
+    execute(engine, sa.text("UPDATE environment SET arch = 'elsewhere'"))
     worker = processes.worker("eval")
     processes.coordinator()
     eventually(lambda: states(engine) == {"eval_queued": 10}, 30)

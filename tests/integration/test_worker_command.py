@@ -14,8 +14,9 @@ import pytest
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes, below
+from queries import execute, read_value
 
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.settings import get_settings
 
@@ -47,8 +48,7 @@ def _workers(process: psutil.Popen) -> list[psutil.Process]:
 
 
 def _failures(engine: sa.Engine) -> int:
-    with reading(engine) as connection:
-        return connection.execute(sa.select(sa.func.sum(Job.failures))).scalar_one()
+    return read_value(engine, sa.select(sa.func.sum(Job.failures)))
 
 
 def test_once_leaves_when_the_work_is_done_with_hooks_and_artifacts_where_the_coordinator_says(
@@ -199,8 +199,7 @@ def test_a_worker_refuses_a_session_of_another_environment(
     engine: sa.Engine, processes: Processes, tuna_home: Path
 ) -> None:
     make_jobs(engine, 1)
-    with writing(engine) as connection:
-        connection.execute(sa.text("UPDATE environment SET arch = 'gfx942', num_cu = 304"))
+    execute(engine, sa.text("UPDATE environment SET arch = 'gfx942', num_cu = 304"))
     assert processes.start("tuna", "worker", "eval", "--session-id", "1").wait(200) == 2
     assert (
         "architecture gfx942, here none; compute units 304, here 0"

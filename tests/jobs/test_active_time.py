@@ -12,6 +12,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from queries import execute, read_value
 from test_rounds import open_scene
 from test_searches_shown import Limited, LimitedRounds
 
@@ -63,10 +64,7 @@ def test_time_goes_on_while_a_coordinator_is_there(
     assert spent(engine, session_id, 10, 40) == 30
     serve(engine, session_id, at, 150, 200)
     assert spent(engine, session_id, 0) == 200, "it was away for less than a minute"
-    with reading(engine) as connection:
-        assert (
-            connection.execute(sa.select(sa.func.count()).select_from(ServedTime)).scalar_one() == 1
-        )
+    assert read_value(engine, sa.select(sa.func.count()).select_from(ServedTime)) == 1
 
 
 @pytest.mark.both_databases_in_drills
@@ -84,11 +82,8 @@ def test_two_coordinators_count_once(engine: sa.Engine, at: Callable[[float], No
     session_id = make_jobs(engine, 1)
     moments = [BEGUN + timedelta(seconds=s) for s in (0, 1, 90, 100)]
     spans = [(moments[0], moments[3]), (moments[1], moments[2])]
-    with writing(engine) as connection:
-        rows = [
-            {"session_id": session_id, "began_at": start, "ended_at": end} for start, end in spans
-        ]
-        connection.execute(sa.insert(ServedTime), rows)
+    rows = [{"session_id": session_id, "began_at": start, "ended_at": end} for start, end in spans]
+    execute(engine, sa.insert(ServedTime), rows)
     at(DAY_S)
     assert spent(engine, session_id, 0) == 100
 
@@ -100,10 +95,7 @@ def test_a_session_is_deleted_with_what_is_known_of_its_time(
     session_id = make_jobs(engine, 1)
     serve(engine, session_id, at, 0, 10)
     removal.delete(engine, session_id, lambda _: None)
-    with reading(engine) as connection:
-        assert (
-            connection.execute(sa.select(sa.func.count()).select_from(ServedTime)).scalar_one() == 0
-        )
+    assert read_value(engine, sa.select(sa.func.count()).select_from(ServedTime)) == 0
 
 
 class Minutes(LimitedRounds):
@@ -141,9 +133,8 @@ def test_a_search_that_is_resumed_the_next_day_has_the_time_left_that_it_had(
         )
         connection.execute(sa.update(Search).values(begun=early))
     scene.work("measure")
-    with writing(engine) as connection:
-        measured = sa.update(StepResultRow).where(StepResultRow.step == "measure")
-        connection.execute(measured.values(started_at=late, ended_at=late + timedelta(seconds=5)))
+    measured = sa.update(StepResultRow).where(StepResultRow.step == "measure")
+    execute(engine, measured.values(started_at=late, ended_at=late + timedelta(seconds=5)))
     at(DAY_S + 6)
     for round_ in range(2):
         with writing(engine) as connection:

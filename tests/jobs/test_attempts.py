@@ -7,21 +7,18 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import claim, make_jobs, make_searches, states
+from jobs_builder import claim, finished, make_jobs, make_searches, states
+from queries import read_row, read_value
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
 from tuna.db import jobs, models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb
-from tuna.jobs.serving import SessionWork
-from tuna.libraries.items import Candidate, Trial, WorkItem
-from tuna.libraries.items import StepResult as Result
+from tuna.libraries.items import Candidate, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk
-from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import ResultStream, StreamEntry
+from tuna.queue.results import ResultStream
 from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
@@ -37,13 +34,7 @@ class Bench:
         self.code = self.store.put(b"code")
 
     def claim(self, step: str) -> WorkItem:
-        with writing(self.engine) as connection:
-            (chunk,) = claim(
-                connection,
-                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                find_step(LIBRARY, step),
-                10,
-            )
+        (chunk,) = claim(self.engine, self.session_id, step, 10)
         self.chunk = chunk.id
         return chunk.items[0]
 
@@ -57,9 +48,7 @@ class Bench:
             "noisy": noisy,
             "ended_at": 1.0,
         }
-        result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
-        report = Report(kind=ReportKind.FINISHED, chunk=self.chunk, worker="w", results=(result,))
-        self.drain.write([StreamEntry("1-0", report)])
+        self.drain.write([finished(self.chunk, [result_of(item, **facts)])])
 
     def built(self) -> None:
         """Candidates 0 and 1 are built, 2 is not."""
@@ -127,14 +116,14 @@ def test_a_job_that_loses_its_artifacts_each_time_comes_to_an_end(bench: Bench) 
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "kept"),
+    ("first", "second", "kept", "together"),
     [
-        (("a", 1.0, False), ("b", 5.0, False), ("a", 1.0)),
-        (("a", 5.0, False), ("b", 1.0, False), ("b", 1.0)),
-        (("a", 1.0, False), ("a", 5.0, False), ("a", 5.0)),
-        (("a", 5.0, False), ("b", 1.0, True), ("a", 5.0)),
-        (("a", 1.0, True), ("b", 5.0, False), ("b", 5.0)),
-        (("a", 1.0, False), ("a", 5.0, True), ("a", 1.0)),
+        (("a", 1.0, False), ("b", 5.0, False), ("a", 1.0), False),
+        (("a", 5.0, False), ("b", 1.0, False), ("b", 1.0), True),
+        (("a", 1.0, False), ("a", 5.0, False), ("a", 5.0), False),
+        (("a", 5.0, False), ("b", 1.0, True), ("a", 5.0), True),
+        (("a", 1.0, True), ("b", 5.0, False), ("b", 5.0), False),
+        (("a", 1.0, False), ("a", 5.0, True), ("a", 1.0), True),
     ],
     ids=[
         "the better stays",
@@ -145,7 +134,6 @@ def test_a_job_that_loses_its_artifacts_each_time_comes_to_an_end(bench: Bench) 
         "noisy again",
     ],
 )
-@pytest.mark.parametrize("together", [False, True])
 def test_the_best_of_a_solvers_jobs_is_kept(
     bench: Bench,
     first: tuple[str, float, bool],
@@ -160,26 +148,17 @@ def test_the_best_of_a_solvers_jobs_is_kept(
         )
         assert jobs.load(connection, request) == 1
     bench.built()
-    with writing(bench.engine) as connection:
-        work = SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY)
-        chunks = claim(connection, work, find_step(LIBRARY, "measure"), 10, 1)
+    chunks = claim(bench.engine, bench.session_id, "measure", 10, 1)
     chunks.sort(key=lambda chunk: chunk.items[0].job_id, reverse=True)
     entries = []
     for chunk, (params, time_ms, noisy) in zip(chunks, (first, second), strict=True):
         item = chunk.items[0]
         trial = Trial(index=0, params=params, time_ms=time_ms, times_ms=(time_ms,))
         facts = {"ok": True, "trials": (trial,), "noisy": noisy, "ended_at": 1.0}
-        result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
-        entries.append(
-            StreamEntry(
-                "1-0",
-                Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=(result,)),
-            )
-        )
+        entries.append(finished(chunk.id, [result_of(item, **facts)]))
     for part in [entries] if together else [[entry] for entry in entries]:
         bench.drain.write(part)
-    with reading(bench.engine) as connection:
-        assert connection.execute(sa.select(FindDb.params, FindDb.time_ms)).one() == kept
+    assert read_row(bench.engine, sa.select(FindDb.params, FindDb.time_ms)) == kept
     assert states(bench.engine) == {"evaluated": 2}
 
 
@@ -222,13 +201,7 @@ def _answer(bench: Bench, *times_ms: float, noisy: bool, ended_early: bool = Fal
 
 
 def _claimed(bench: Bench) -> list[ClaimedChunk]:
-    with writing(bench.engine) as connection:
-        return claim(
-            connection,
-            SessionWork(bench.session_id, LIBRARY.environment(), LIBRARY),
-            find_step(LIBRARY, "measure"),
-            1,
-        )
+    return claim(bench.engine, bench.session_id, "measure", 1)
 
 
 _QUIET, _NOISY = False, True
@@ -250,8 +223,7 @@ def test_between_rounds_of_a_search_noise_decides_only_where_times_are_close(
     """A candidate five times slower replaced the best one, whose measurement was noisy."""
     for time_ms, noisy in (first, second):
         _answer(rounds, time_ms, noisy=noisy)
-    with reading(rounds.engine) as connection:
-        assert connection.execute(sa.select(FindDb.time_ms)).scalar_one() == kept
+    assert read_value(rounds.engine, sa.select(FindDb.time_ms)) == kept
 
 
 def test_a_fast_trial_that_is_not_eligible_is_no_result(rounds: Bench) -> None:
@@ -261,14 +233,12 @@ def test_a_fast_trial_that_is_not_eligible_is_no_result(rounds: Bench) -> None:
     times_ms = {"time_ms": 1.0, "times_ms": (1.0,), "eligible": False}, {"time_ms": 1.2}
     rounds.answer(chunk.items[0], *(Trial(index=n, **one) for n, one in enumerate(times_ms)))
     result = sa.select(FindDb.time_ms, FindDb.params, FindDb.noisy)
-    with reading(rounds.engine) as connection:
-        assert connection.execute(result).one() == (1.2, "0/1", False)
+    assert read_row(rounds.engine, result) == (1.2, "0/1", False)
     (chunk,) = _claimed(rounds)
     rounds.chunk = chunk.id
     rounds.answer(chunk.items[0], Trial(index=0, time_ms=0.9, eligible=False))
     assert (chunk.items[0].best_ms, chunk.items[0].best_noisy) == (1.2, False)
-    with reading(rounds.engine) as connection:
-        assert connection.execute(result).one() == (1.2, "0/1", False)
+    assert read_row(rounds.engine, result) == (1.2, "0/1", False)
     assert states(rounds.engine) == {"evaluated": 2}
 
 

@@ -15,12 +15,10 @@ from jobs_builder import claim
 from tuna.artifacts.store import Artifacts
 from tuna.db import sessions
 from tuna.db.database import open_database
-from tuna.db.engine import writing
-from tuna.jobs.serving import works_of
+from tuna.db.engine import reading
 from tuna.libraries.abilities import toolchain_of
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue.connection import connect, ensure_services
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -75,8 +73,8 @@ def test_a_call_of_fin_that_takes_ten_minutes(
     )
     ensure_services(get_settings())
     engine, library, client = open_database(), get_library("miopen"), connect(get_settings())
-    with writing(engine) as connection:
-        (claimed,) = claim(connection, works_of(connection, [1])[1], find_step(library, STEP), 1)
+    (claimed,) = claim(engine, 1, STEP, 1, library=library)
+    with reading(engine) as connection:
         namespace = sessions.namespace(connection)
     leases = Leases(client, namespace, LEASE_S)
     leases.open([claimed.id])

@@ -15,12 +15,13 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, make_searches
+from queries import execute, read_rows
 
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.policies import Need, Policy, Share, Snapshot, fair, gradient
 from tuna.coordinator.policies.snapshot import in_order, policy
 from tuna.coordinator.publisher import Backends
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.models import Framework, Job, Model, ModelConfig, TrialRow
 from tuna.db.types import utc_now
 from tuna.jobs.serving import SessionWork, read_works
@@ -109,13 +110,10 @@ def in_model(engine: sa.Engine, *weights: int) -> None:
 
 
 def taken(engine: sa.Engine) -> list[tuple[int, str]]:
-    with reading(engine) as connection:
-        query = (
-            sa.select(Job.config_id, Job.steps)
-            .where(Job.chunk.is_not(None))
-            .order_by(Job.leased_at)
-        )
-        return [tuple(row) for row in connection.execute(query)]
+    query = (
+        sa.select(Job.config_id, Job.steps).where(Job.chunk.is_not(None)).order_by(Job.leased_at)
+    )
+    return [tuple(row) for row in read_rows(engine, query)]
 
 
 def test_the_layer_that_weighs_more_in_the_model_is_searched_first(
@@ -176,11 +174,10 @@ def longest_first(snapshot: Snapshot) -> list[Share]:
 def test_the_round_that_waits_longest_is_first_where_the_policy_says_so(
     engine: sa.Engine, work: SessionWork, make: Callable[..., Coordinator]
 ) -> None:
-    with writing(engine) as connection:
-        hour_ago = utc_now() - timedelta(hours=1)
-        connection.execute(
-            sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago)
-        )
+    hour_ago = utc_now() - timedelta(hours=1)
+    execute(
+        engine, sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago)
+    )
     make(work, longest_first).publish()
     assert taken(engine) == [(2, "search,build,measure")]
 
@@ -250,9 +247,8 @@ def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
     (queue,) = {work.queue(step) for step in work.steps if step.name == "measure"}
     monkeypatch.setattr(coordinator.snapshots, "_live_processes", lambda: Counter({queue: 2}))
     assert coordinator.publish() == 2
-    with reading(engine) as connection:
-        query = sa.select(Job.part, sa.func.count()).join(TrialRow, TrialRow.job_id == Job.id)
-        found = connection.execute(
-            query.where(Job.chunk.is_not(None)).group_by(Job.id).order_by(Job.part)
-        ).all()
+    query = sa.select(Job.part, sa.func.count()).join(TrialRow, TrialRow.job_id == Job.id)
+    found = read_rows(
+        engine, query.where(Job.chunk.is_not(None)).group_by(Job.id).order_by(Job.part)
+    )
     assert [tuple(row) for row in found] == [(0, 4), (1, 4)]

@@ -13,19 +13,17 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import claim, make_jobs, states
+from queries import execute, read_rows
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
-from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.jobs.failures import MAX_UNCHARGED, NextState, after_attempt, with_loss
-from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import Again, Library, Retry, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
-from tuna.libraries.steps import find_step
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
 from tuna.queue.results import ResultStream
@@ -236,9 +234,7 @@ class Scene:
 
     def work(self) -> list[WorkItem]:
         """One round; returns what was claimed."""
-        with writing(self.engine) as connection:
-            work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim(connection, work, find_step(self.library, "build"), 1000)
+        chunks = claim(self.engine, self.session_id, "build", 1000, library=self.library)
         for chunk in chunks:
             self.leases.open([chunk.id])
             facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
@@ -249,8 +245,7 @@ class Scene:
         return [item for chunk in chunks for item in chunk.items]
 
     def let_time_pass(self) -> None:
-        with writing(self.engine) as connection:
-            connection.execute(sa.update(Job).values(ready_at=utc_now()))
+        execute(self.engine, sa.update(Job).values(ready_at=utc_now()))
 
 
 @pytest.fixture()
@@ -273,11 +268,10 @@ def test_a_delayed_job_is_not_claimed_before_its_time(scene: Scene) -> None:
     assert states(scene.engine) == {"new": 10}
     scene.let_time_pass()
     assert len(scene.work()) == 10
-    with reading(scene.engine) as connection:
-        waits = {
-            (row.ready_at - utc_now()).total_seconds()
-            for row in connection.execute(sa.select(Job.ready_at))
-        }
+    waits = {
+        (row.ready_at - utc_now()).total_seconds()
+        for row in read_rows(scene.engine, sa.select(Job.ready_at))
+    }
     assert all(590 < seconds <= 600 for seconds in waits)
 
 
@@ -289,13 +283,7 @@ def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
 ) -> None:
     assert {item.avoid for item in scene.work()} == {""}
     scene.let_time_pass()
-    with writing(scene.engine) as connection:
-        chunks = claim(
-            connection,
-            SessionWork(scene.session_id, scene.library.environment(), scene.library),
-            find_step(scene.library, "build"),
-            1000,
-        )
+    chunks = claim(scene.engine, scene.session_id, "build", 1000, library=scene.library)
     assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place] * 10]
 
 

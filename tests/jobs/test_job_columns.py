@@ -8,10 +8,8 @@ from jobs_builder import claim, make_jobs
 from tuna.db import jobs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, TrialRow
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate
-from tuna.libraries.steps import find_step
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Resource
 
@@ -41,20 +39,7 @@ def test_a_step_whose_name_begins_another_gets_what_that_made(engine: sa.Engine)
     with writing(engine) as connection:
         connection.execute(sa.update(Job).values(step="measure", state="compiled"))
         job_id = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
-        row = {
-            "job_id": job_id,
-            "number": 5,
-            "params": "",
-            "artifact": "a",
-            "output_tail": "",
-            "times_ms": "[]",
-        }
-        connection.execute(sa.insert(TrialRow).values(row))
-        library = TwoLooks()
-        (chunk,) = claim(
-            connection,
-            SessionWork(session_id, library.environment(), library),
-            find_step(library, "measure"),
-            1,
-        )
+        row = {"job_id": job_id, "number": 5, "params": "", "artifact": "a", "output_tail": ""}
+        connection.execute(sa.insert(TrialRow).values(times_ms="[]", **row))
+    (chunk,) = claim(engine, session_id, "measure", 1, library=TwoLooks())
     assert chunk.items[0].candidates == (Candidate(index=5, artifact="a"),)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import claim, make_jobs, states
+from jobs_builder import claim, finished, make_jobs, states
+from queries import execute, read_value
 from structlog.testing import capture_logs
 
 from tuna.artifacts.files import RedisFiles
@@ -24,15 +25,11 @@ from tuna.db.models import CacheEntryRow, Job, JobArtifact
 from tuna.jobs import needed_artifacts
 from tuna.jobs.failures import release
 from tuna.jobs.needed_artifacts import ArtifactUser
-from tuna.jobs.serving import SessionWork
-from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
-from tuna.libraries.items import StepResult as Result
+from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.plugins import Plugins
 from tuna.queue.claim import ClaimedChunk
-from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import ResultStream, StreamEntry
+from tuna.queue.results import ResultStream
 from tuna.vocabulary import Cause
 from tuna_models.manifest import Manifest
 from tuna_models.work import store
@@ -52,30 +49,12 @@ class Scene:
         self.session_id = make_jobs(engine, 1, solvers=["Noop0", "Noop1"])
 
     def claim(self, step: str, limit: int = 10) -> list[ClaimedChunk]:
-        with writing(self.engine) as connection:
-            return claim(
-                connection,
-                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                find_step(LIBRARY, step),
-                limit,
-            )
+        return claim(self.engine, self.session_id, step, limit)
 
     def report(self, chunks: Sequence[ClaimedChunk], **facts: object) -> None:
         for chunk in chunks:
-            results = tuple(
-                Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **{"ok": True, **facts})
-                for i in chunk.items
-            )
-            self.drain.write(
-                [
-                    StreamEntry(
-                        "1-0",
-                        Report(
-                            kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results
-                        ),
-                    )
-                ]
-            )
+            results = (result_of(item, **{"ok": True, **facts}) for item in chunk.items)
+            self.drain.write([finished(chunk.id, results)])
 
     def built(self, *refers_to: str) -> str:
         """All jobs through their first step, with the same artifact, which refers to others;
@@ -95,10 +74,7 @@ class Scene:
         return int(self.client.ttl(f"tuna:{{n}}:artifact:{digest}")) > LONG_S
 
     def needs(self) -> int:
-        with reading(self.engine) as connection:
-            return connection.execute(
-                sa.select(sa.func.count()).select_from(JobArtifact)
-            ).scalar_one()
+        return read_value(self.engine, sa.select(sa.func.count()).select_from(JobArtifact))
 
 
 @pytest.fixture()
@@ -254,8 +230,7 @@ def test_a_failed_attempt_that_is_repeated_keeps_its_code(scene: Scene) -> None:
     scene.measured(trials=(), ok=False, cause=Cause.RUN_ERROR)
     assert states(scene.engine) == {"compiled": 2}
     assert scene.lives_long(digest)
-    with writing(scene.engine) as connection:
-        connection.execute(sa.update(Job).values(failures=2, ready_at=None))
+    execute(scene.engine, sa.update(Job).values(failures=2, ready_at=None))
     scene.measured(trials=(), ok=False, cause=Cause.RUN_ERROR)
     assert states(scene.engine) == {"errored": 2}
     assert not scene.lives_long(digest)

@@ -11,6 +11,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from queries import read_column
 from search_library import FixedRounds
 from test_rounds import BATCH, Scene, finish, open_scene, rounds_going_on
 
@@ -220,8 +221,7 @@ def test_the_store_keeps_the_code_of_a_part_until_the_part_has_ended(scene: Scen
     divide(scene)
     first, second = scene.claim("measure", 2)
     scene.report(first, scene.results(first))
-    with reading(scene.engine) as connection:
-        held = set(connection.execute(sa.select(JobArtifact.digest)).scalars())
+    held = set(read_column(scene.engine, sa.select(JobArtifact.digest)))
     assert {one.artifact for one in second.items[0].candidates} <= held
     scene.report(second, scene.results(second))
     with reading(scene.engine) as connection:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import claim, make_jobs, make_searches
+from jobs_builder import claim, finished, make_jobs, make_searches
+from queries import execute, read_column, read_value
 
 from tuna.artifacts.store import Artifacts
 from tuna.cli.main import main
@@ -26,15 +27,13 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Job, Search
 from tuna.errors import NotFound
 from tuna.jobs import failures, history, rounds, serving
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.steps import every_step, find_step, served_steps
 from tuna.queue import reproduction
 from tuna.queue.claim import ClaimedChunk
-from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import Repeated
-from tuna.queue.results import ResultStream, StreamEntry
+from tuna.queue.results import ResultStream
 from tuna.vocabulary import Cause, State
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
@@ -56,14 +55,7 @@ class Scene:
             make_searches(connection)
 
     def claim(self, step: str, limit: int = 1) -> list[ClaimedChunk]:
-        with writing(self.engine) as connection:
-            found = claim(
-                connection,
-                SessionWork(self.session_id, self.library.environment(), self.library),
-                find_step(self.library, step),
-                limit,
-                1,
-            )
+        found = claim(self.engine, self.session_id, step, limit, 1, library=self.library)
         staging.stage_artifacts(
             self.engine, self.artifacts, [item for chunk in found for item in chunk.items]
         )
@@ -76,8 +68,7 @@ class Scene:
         )
 
     def report(self, chunk: ClaimedChunk, results: list[StepResult]) -> None:
-        made = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=tuple(results))
-        self.drain.write([StreamEntry("1-0", made)])
+        self.drain.write([finished(chunk.id, results)])
 
     def work(self, step: str) -> WorkItem:
         """Run what waits longest for the step."""
@@ -108,8 +99,7 @@ class Scene:
 
     def stopped(self) -> str | None:
         """Why the search ended."""
-        with reading(self.engine) as connection:
-            return connection.execute(sa.select(Search.stopped)).scalar_one()
+        return read_value(self.engine, sa.select(Search.stopped))
 
     def trials(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = defaultdict(list)
@@ -193,8 +183,7 @@ def test_rounds_that_learn_nothing_are_open_beside_each_other(
 
 def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene: Scene) -> None:
     def begun() -> datetime | None:
-        with reading(scene.engine) as connection:
-            return connection.execute(sa.select(Search.begun)).scalar_one()
+        return read_value(scene.engine, sa.select(Search.begun))
 
     (chunk,) = scene.claim("search")
     assert begun() is None
@@ -205,13 +194,11 @@ def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene
     assert begun() == leased_at
     scene.work("search")
     assert begun() == leased_at
-    with writing(scene.engine) as connection:
-        connection.execute(sa.update(Search).values(begun=None))
+    execute(scene.engine, sa.update(Search).values(begun=None))
     scene.load()
     scene.work("search")
-    with reading(scene.engine) as connection:
-        started = sa.select(sa.func.max(models.StepResultRow.started_at))
-        assert begun() == connection.execute(started).scalar_one()
+    started = sa.select(sa.func.max(models.StepResultRow.started_at))
+    assert begun() == read_value(scene.engine, started)
 
 
 @pytest.mark.both_databases_in_drills
@@ -248,10 +235,9 @@ def finish(scene: Scene) -> None:
 
 
 def rounds_going_on(scene: Scene) -> int:
-    with reading(scene.engine) as connection:
-        return connection.execute(
-            sa.select(sa.func.count()).where(*rounds.unended(scene.session_id))
-        ).scalar_one()
+    return read_value(
+        scene.engine, sa.select(sa.func.count()).where(*rounds.unended(scene.session_id))
+    )
 
 
 def test_a_block_that_is_lost_is_written_again_from_sql(scene: Scene) -> None:
@@ -400,8 +386,7 @@ def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene)
 
 
 def _ids(scene: Scene) -> list[int]:
-    with reading(scene.engine) as connection:
-        return list(connection.execute(sa.select(Job.id).order_by(Job.round)).scalars())
+    return read_column(scene.engine, sa.select(Job.id).order_by(Job.round))
 
 
 def test_a_candidate_of_a_round_is_repeated_from_its_params(

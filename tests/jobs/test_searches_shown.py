@@ -13,6 +13,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_searches
+from queries import read_value
 from search_library import FixedRounds
 from test_rounds import (
     BATCH,
@@ -166,8 +167,7 @@ def test_a_round_that_nobody_has_begun_is_given_up_when_the_time_is_over(
     scene.report(begun, scene.results(begun))
     scene.work("measure")
     assert (scene.load(), rounds_going_on(scene), len(scene.rows())) == (0, 0, 2)
-    with reading(scene.engine) as connection:
-        assert connection.execute(sa.select(FindDb.time_ms)).scalar_one() > 0
+    assert read_value(scene.engine, sa.select(FindDb.time_ms)) > 0
 
 
 @pytest.mark.parametrize("stopped", [None, "another round would end later"])

@@ -11,13 +11,13 @@ from tuna.jobs.states import CLAIMABLE, TRANSITIONS
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))
-def test_only_what_the_table_has_is_allowed(old: State, new: State) -> None:
-    if new in TRANSITIONS[old]:
-        assert states.check(old, new) is new
-    else:
-        with pytest.raises(states.ForbiddenTransition):
-            states.check(old, new)
+def test_only_what_the_table_has_is_allowed() -> None:
+    for old, new in itertools.product(State, State):
+        if new in TRANSITIONS[old]:
+            assert states.check(old, new) is new
+        else:
+            with pytest.raises(states.ForbiddenTransition):
+                states.check(old, new)
 
 
 def test_every_state_can_be_reached() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from queries import execute, read_rows
 
 from tuna.coordinator import actions
 from tuna.db.engine import reading, writing
@@ -49,9 +50,8 @@ def end(engine: sa.Engine, session_id: int, target_ms: float) -> list[str]:
 
 
 def states(engine: sa.Engine, session_id: int) -> list[tuple[str, str | None]]:
-    with reading(engine) as connection:
-        query = sa.select(Job.state, Job.stopped).where(Job.session_id == session_id)
-        return [tuple(row) for row in connection.execute(query)]
+    query = sa.select(Job.state, Job.stopped).where(Job.session_id == session_id)
+    return [tuple(row) for row in read_rows(engine, query)]
 
 
 def test_another_sessions_result_ends_the_jobs_of_its_layer(
@@ -68,8 +68,7 @@ def test_another_sessions_result_ends_the_jobs_of_its_layer(
 def test_what_was_not_measured_well_meets_nothing(
     engine: sa.Engine, sessions: tuple[int, int], fault: dict[str, bool]
 ) -> None:
-    with writing(engine) as connection:
-        connection.execute(sa.update(FindDb).values(fault))
+    execute(engine, sa.update(FindDb).values(fault))
     assert end(engine, sessions[1], 1.5) == []
 
 
@@ -94,8 +93,7 @@ def test_a_golden_version_ends_its_layers_jobs_once_it_is_promoted(
             sa.insert(GoldenEntry).values(**entry, **result._mapping, **facts, time_ms=0.5)
         )
     assert end(engine, second, 0.7) == []
-    with writing(engine) as connection:
-        connection.execute(sa.update(Golden).values(state="promoted"))
+    execute(engine, sa.update(Golden).values(state="promoted"))
     assert end(engine, second, 0.7) == ["0.5 ms in golden version 7"]
 
 

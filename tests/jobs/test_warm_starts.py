@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from builders import DatabaseBuilder
 from jobs_builder import claim
+from queries import execute
 
 from tuna.archives import removal
 from tuna.archives.archive import archive
@@ -23,10 +24,8 @@ from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, KernelRow, TrialRow, WarmStartRow
 from tuna.jobs import failures, history
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 
 pytestmark = pytest.mark.both_databases_in_drills
 
@@ -112,14 +111,7 @@ class Room:
 
     def claim(self) -> WorkItem:
         """The round that waits longest."""
-        with writing(self.engine) as connection:
-            (chunk,) = claim(
-                connection,
-                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                find_step(LIBRARY, "search"),
-                1,
-                1,
-            )
+        (chunk,) = claim(self.engine, self.session_id, "search", 1, 1, library=LIBRARY)
         staging.stage_artifacts(self.engine, self.store, chunk.items)
         return chunk.items[0]
 
@@ -200,9 +192,8 @@ def test_functions_without_a_core_learn_from_those_of_their_name(room: Room) -> 
     task = TaskConfig(name="softmax", body="a" * 64, structure="1")
     room.search(room.session_id, replace(task, body="b" * 64, structure="2"))
     room.search(room.session_id, replace(task, name="add", body="c" * 64, structure="3"))
-    with writing(room.engine) as connection:
-        row = {"digest": "a" * 64, "blob": b"text", "size_bytes": 4}
-        connection.execute(sa.insert(KernelRow).values(**row))
+    row = {"digest": "a" * 64, "blob": b"text", "size_bytes": 4}
+    execute(room.engine, sa.insert(KernelRow).values(**row))
     room.open(task)
     assert [one.split()[:2] for one in room.labels(room.claim())] == [["task", "softmax"]]
 
@@ -296,8 +287,7 @@ def test_a_search_that_began_without_siblings_goes_on_without(room: Room) -> Non
     job_id = room.open()
     assert room.claim().siblings == ()
     room.search(room.session_id, replace(LAYER, in_channels=128))
-    with writing(room.engine) as connection:
-        connection.execute(sa.update(Job).where(Job.id == job_id).values(state="new", chunk=None))
+    execute(room.engine, sa.update(Job).where(Job.id == job_id).values(state="new", chunk=None))
     assert room.claim().siblings == ()
 
 
@@ -320,8 +310,7 @@ def test_an_archived_search_keeps_what_it_learns_from_and_a_deleted_one_frees_it
         key = sessions.environment_of(dict(row)).key
         connection.execute(sa.update(models.EnvironmentRow).values(key=key))
     archive(room.engine, room.session_id, room.folder / "file")
-    with writing(room.engine) as connection:
-        connection.execute(sa.update(Job).values(state="canceled"))
+    execute(room.engine, sa.update(Job).values(state="canceled"))
     assert _blocks(room) == (1, 1)
     for session_id in (room.session_id, earlier):
         removal.delete(room.engine, session_id, lambda _: None)

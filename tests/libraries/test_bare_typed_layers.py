@@ -69,14 +69,10 @@ def test_a_batch_of_signed_products_has_no_kernel() -> None:
 #: Instructions that must be in the code for a CPU, by type; none where no kernel may be made
 INSTRUCTIONS = {
     "haswell": {DataType.INT8: "vpmaddwd", DataType.BF16: ""},
-    "znver3": {DataType.INT8: "vpmaddwd", DataType.BF16: ""},
-    "skylake": {DataType.INT8: "vpmaddwd", DataType.BF16: ""},
     "alderlake": {DataType.INT8: "vpdpbusd", DataType.BF16: ""},
     "skylake-avx512": {DataType.INT8: "vpmaddwd", DataType.BF16: ""},
     "icelake-server": {DataType.INT8: "vpdpbusd", DataType.BF16: ""},
     "znver4": {DataType.INT8: "vpdpbusd", DataType.BF16: "vdpbf16ps"},
-    "znver5": {DataType.INT8: "vpdpbusd", DataType.BF16: "vdpbf16ps"},
-    "sapphirerapids": {DataType.INT8: "vpdpbusd", DataType.BF16: "vdpbf16ps"},
     "x86-64": {DataType.INT8: "", DataType.BF16: ""},
 }
 

@@ -4,11 +4,8 @@ from its params alone."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,20 +35,6 @@ from tuna.vocabulary import Cause
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
 DIRECT = "TvmConvDirectNCHW"
-#: Reads params from stdin, prints a digest of the module that they become.
-REBUILD = """
-import hashlib, json, sys, tvm
-from tvm_layers import conv
-from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import schedules
-from tuna.libraries.tvm.kernel_child import module_of, space_of
-from tuna.libraries.search.proposal import propose
-job = KernelJob(conv(), sys.argv[1], sys.argv[2])
-params = sys.stdin.read()
-schedule = schedules.schedule_of(module_of(job), params)
-print(hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest())
-print(json.dumps(propose(space_of(job), [], count=2, seed=3)))
-"""
 
 
 def job(solver: str = DIRECT, count: int = 1) -> KernelJob:
@@ -70,25 +53,6 @@ def as_if_measured(params: str) -> Past:
         params,
         1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))),
     )
-
-
-@pytest.mark.drill(only=True)
-def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
-    import hashlib
-
-    import tvm
-
-    batch = propose(searched_space(), [], count=2, seed=3)
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-    given = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "77"}
-    command = [sys.executable, "-c", REBUILD, DIRECT, CPU]
-    done = subprocess.run(
-        command, env=given, input=batch[1], capture_output=True, text=True, check=True
-    )
-    digest, proposed = done.stdout.splitlines()
-    schedule = schedules.schedule_of(module_of(job()), batch[1])
-    assert digest == hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest()
-    assert json.loads(proposed) == batch
 
 
 def test_a_search_of_three_rounds_repeats_nothing_and_learns(

@@ -25,22 +25,3 @@ def test_a_function_whose_text_is_gone_is_no_fault_of_the_job(bench: Bench) -> N
     for step in ("compile", "eval"):
         result = bench.run(item(bench, b"gone").model_copy(update={"step": step}))
         assert (result.ok, result.cause) == (False, Cause.ARTIFACT_LOST)
-
-
-@pytest.mark.drill(only=True)
-def test_a_worker_builds_checks_and_measures_a_function(bench: Bench) -> None:
-    from tvm import te, topi
-
-    from tuna.libraries.tvm import functions
-
-    x = te.placeholder((64, 256), name="X")
-    body = functions.to_text(
-        te.create_prim_func([x, topi.nn.softmax(x)], index_dtype_override="int64")
-    ).encode()
-    bench.context.artifacts.put(body)
-    given = item(bench, body)
-    built = bench.run(given)
-    assert [trial.cause for trial in built.trials] == [None] * 3
-    measured = bench.run(bench.eval_item(given, [trial.artifact for trial in built.trials]))
-    assert [trial.cause for trial in measured.trials] == [None] * 3
-    assert all((trial.max_error or 0.0) < 1e-5 for trial in measured.trials)

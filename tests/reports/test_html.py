@@ -18,7 +18,7 @@ from shared_data import needed_program
 
 from tuna.common import formats
 from tuna.db import models
-from tuna.errors import BadInput, NotFound, StorageFull
+from tuna.errors import NotFound, StorageFull
 from tuna.reports import curves, html
 from tuna.reports.curves import curve
 from tuna.reports.layers import MeasuredTrial, best_so_far
@@ -268,14 +268,6 @@ def test_an_unknown_session_writes_nothing(build: DatabaseBuilder, tmp_path: Pat
     with pytest.raises(NotFound):
         page_of(build, 5, tmp_path / "a" / "r.html")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_is_bad_input(
-    build: DatabaseBuilder, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be written"):
-        page_of(build, build.session(), tmp_path / "file" / "r.html")
 
 
 def test_a_full_disk_keeps_the_older_report(

@@ -15,6 +15,7 @@ import redis
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, memory, tuned_network
 from jobs_builder import claim, make_jobs
+from queries import read_rows
 
 from tuna.artifacts.store import Artifacts
 from tuna.common.messages import inert
@@ -28,12 +29,10 @@ from tuna.exports.csv_table import _plain, text_cell
 from tuna.exports.importer import import_db
 from tuna.exports.write import export
 from tuna.jobs import finals
-from tuna.jobs.serving import SessionWork
 from tuna.jobs.states import AttemptedJob
 from tuna.libraries.base import FINALS, Finals
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
 from tuna.reports import html
@@ -87,13 +86,7 @@ class Scene:
         return self
 
     def claim(self, step: str = "measure") -> list[ClaimedChunk]:
-        with writing(self.engine) as connection:
-            return claim(
-                connection,
-                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                find_step(LIBRARY, step),
-                1000,
-            )
+        return claim(self.engine, self.session_id, step, 1000)
 
     def report(self, chunk: ClaimedChunk, results: Sequence[dict[str, Any]], **facts: Any) -> None:
         """Append a report about a chunk, and drain."""
@@ -108,8 +101,7 @@ class Scene:
         self.drain.once()
 
     def rows(self, query: Any) -> list[Any]:
-        with reading(self.engine) as connection:
-            return list(connection.execute(query).all())
+        return read_rows(self.engine, query)
 
     def value(self, query: Any) -> Any:
         (row,) = self.rows(query)

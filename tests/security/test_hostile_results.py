@@ -12,16 +12,15 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import claim, make_jobs, states
+from queries import read_column, read_rows, read_value
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import report_checks
 from tuna.coordinator.drain import Drain
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, FindDb, Job, StepResultRow, TrialRow
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue import results
 from tuna.queue.claim import ClaimedChunk
 from tuna.queue.results import ResultStream
@@ -86,13 +85,7 @@ def drain(engine: sa.Engine, stream: ResultStream, tmp_path: Path) -> Drain:
 
 
 def _claim(engine: sa.Engine, session_id: int, step: str = "measure") -> ClaimedChunk:
-    with writing(engine) as connection:
-        return claim(
-            connection,
-            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            find_step(LIBRARY, step),
-            1000,
-        )[0]
+    return claim(engine, session_id, step, 1000)[0]
 
 
 def _good(item: Any, **facts: Any) -> dict[str, Any]:
@@ -114,12 +107,11 @@ def _report(chunk: ClaimedChunk, found: list[Any], **facts: Any) -> str:
 
 
 def _failures(engine: sa.Engine) -> list[tuple[int, str, str]]:
-    with reading(engine) as connection:
-        columns = (StepResultRow.job_id, StepResultRow.cause, StepResultRow.output_tail)
-        return [
-            tuple(row)
-            for row in connection.execute(sa.select(*columns).where(StepResultRow.ok.is_(False)))
-        ]
+    columns = (StepResultRow.job_id, StepResultRow.cause, StepResultRow.output_tail)
+    return [
+        tuple(row)
+        for row in read_rows(engine, sa.select(*columns).where(StepResultRow.ok.is_(False)))
+    ]
 
 
 def test_an_impossible_result_fails_with_its_cause_and_its_neighbours_are_kept(
@@ -193,11 +185,9 @@ def test_many_small_trials_cost_little(
     drain.once()
     assert states(engine)["evaluated"] == len(chunk.items) - 1
     assert took_s < 5, "seconds of CPU time; to write them took 22"
-    with reading(engine) as connection:
-        assert (
-            connection.execute(sa.select(sa.func.count()).select_from(TrialRow)).scalar_one()
-            == len(chunk.items) - 1
-        )
+    assert (
+        read_value(engine, sa.select(sa.func.count()).select_from(TrialRow)) == len(chunk.items) - 1
+    )
 
 
 def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
@@ -226,10 +216,7 @@ def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
     assert states(engine) == {"evaluated": len(chunk.items)}
     # the last one can be read, though none of its results
     assert drain.counts.unreadable == len(hostile) + 1
-    with reading(engine) as connection:
-        bodies = list(
-            connection.execute(sa.select(DeadLetter.body).order_by(DeadLetter.id)).scalars()
-        )
+    bodies = read_column(engine, sa.select(DeadLetter.body).order_by(DeadLetter.id))
     sent = [text.encode() if isinstance(text, str) else text for text in hostile]
     assert bodies[: len(hostile)] == [text[: report_checks.KEPT_BYTES] for text in sent]
     assert bodies[-1] == b"{b'something': b'else'}"
@@ -254,10 +241,7 @@ def test_a_result_for_a_job_of_another_chunk_or_session_is_refused(
     )
     drain.once()
     assert drain.counts.refused == len(theirs.items)
-    with reading(engine) as connection:
-        done = set(
-            connection.execute(sa.select(Job.session_id).where(Job.state == "evaluated")).scalars()
-        )
+    done = set(read_column(engine, sa.select(Job.session_id).where(Job.state == "evaluated")))
     assert done == {mine.items[0].session_id}
 
 

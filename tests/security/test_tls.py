@@ -119,8 +119,15 @@ def _url(scheme: str, port: int, authority: Authority) -> str:
     )
 
 
-@pytest.mark.parametrize("with_ca", [True, False])
-@pytest.mark.parametrize("kind", ["of another name", "expired", "self-signed"])
+@pytest.mark.parametrize(
+    ("kind", "with_ca"),
+    [
+        ("of another name", True),
+        ("of another name", False),
+        ("expired", True),
+        ("self-signed", True),
+    ],
+)
 @pytest.mark.parametrize(("scheme", "use"), WAYS)
 def test_a_server_that_cannot_prove_its_name_hears_nothing(
     recorder: Callable[[str], Recorder],

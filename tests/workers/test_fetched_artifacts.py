@@ -12,21 +12,18 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import claim, make_jobs, states
+from jobs_builder import claim, finished, make_jobs, states
+from queries import read_column, read_value
 
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import find_db_writer
 from tuna.coordinator.drain import Drain
-from tuna.db.engine import reading, writing
+from tuna.db.engine import writing
 from tuna.db.models import FindDb, FindDbKernel, KernelRow, StepResultRow
-from tuna.jobs.serving import SessionWork
-from tuna.libraries.items import StepResult as Result
-from tuna.libraries.items import Trial
+from tuna.libraries.items import Trial, result_of
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
-from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import ResultStream, StreamEntry
+from tuna.queue.results import ResultStream
 
 LIBRARY = get_library("noop")
 
@@ -80,34 +77,19 @@ class Scene:
         self.read.clear()
 
     def write(self, step: str, facts: Any, **more: object) -> None:
-        with writing(self.engine) as connection:
-            chunks = claim(
-                connection,
-                SessionWork(self.session_id, LIBRARY.environment(), LIBRARY),
-                find_step(LIBRARY, step),
-                100,
-            )
+        chunks = claim(self.engine, self.session_id, step, 100)
         for chunk in chunks:
-            results = tuple(
-                Result(
-                    job_id=i.job_id,
-                    attempt=i.attempt,
-                    step=step,
-                    ok=True,
-                    trials=(Trial(index=0, **facts(n)),),
-                    **more,
-                )
-                for n, i in enumerate(chunk.items)
+            results = (
+                result_of(item, ok=True, trials=(Trial(index=0, **facts(n)),), **more)
+                for n, item in enumerate(chunk.items)
             )
-            report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-            self.drain.write([StreamEntry("1-0", report)])
+            self.drain.write([finished(chunk.id, results)])
 
     def measure(self) -> None:
         self.write("measure", lambda _: {"time_ms": 1.5, "times_ms": (1.5,)})
 
     def count(self, of: Any) -> int:
-        with reading(self.engine) as connection:
-            return connection.execute(sa.select(sa.func.count()).select_from(of)).scalar_one()
+        return read_value(self.engine, sa.select(sa.func.count()).select_from(of))
 
 
 @pytest.fixture()
@@ -157,10 +139,9 @@ def test_an_artifact_that_is_lost_fails_its_own_job_only(scene: Any, tmp_path: P
     (tmp_path / "a" / one.digests[1][:2] / one.digests[1]).unlink()
     one.measure()
     assert states(one.engine) == {"evaluated": 2, "new": 1}
-    with reading(one.engine) as connection:
-        (cause,) = connection.execute(
-            sa.select(StepResultRow.cause).where(StepResultRow.ok.is_(False))
-        ).scalars()
+    (cause,) = read_column(
+        one.engine, sa.select(StepResultRow.cause).where(StepResultRow.ok.is_(False))
+    )
     assert cause == "artifact_lost"
     assert one.within == []
 
@@ -191,7 +172,6 @@ def test_what_is_checked_is_what_is_kept_for_exports_and_archives(
     files.read = read_and_change
     one.measure()
     assert states(one.engine) == {"evaluated": 3}
-    with reading(one.engine) as connection:
-        kept = set(connection.execute(sa.select(KernelRow.blob)).scalars())
+    kept = set(read_column(one.engine, sa.select(KernelRow.blob)))
     assert kept == {b"code 0", b"code 1", b"code 2", b"text"}
     assert {read(digest) for digest in one.digests} == {b"evil"}

@@ -16,19 +16,17 @@ import redis
 import sqlalchemy as sa
 from databases import SqliteTemplate
 from jobs_builder import claim, make_jobs, states
+from queries import read_column
 from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.drain import Drain
-from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, StepResultRow
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.device_use import DeviceUse
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
-from tuna.libraries.steps import find_step
 from tuna.queue.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.queue.leases import Leases
 from tuna.queue.messages import Chunk
@@ -171,9 +169,7 @@ class Scene:
         self.drain.once(block_ms=50)
 
     def _publish(self, most: int) -> None:
-        with writing(self.engine) as connection:
-            work = SessionWork(self.session_id, self.library.environment(), self.library)
-            chunks = claim(connection, work, find_step(self.library, self.step), most, 2)
+        chunks = claim(self.engine, self.session_id, self.step, most, 2, library=self.library)
         facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
         if self.step == "build":
             facts |= {"environment": "", "toolchain": "tools"}
@@ -226,8 +222,7 @@ def test_a_sick_device_hurts_no_job(
     assert library.measured[SICK] > good_before, "it is back"
     assert sick.health.fault is None
     assert sick.ends["unfit"] > 0, "it was aside"
-    with reading(engine) as connection:
-        assert set(connection.execute(sa.select(FindDb.time_ms)).scalars()) == {HONEST_MS}
+    assert set(read_column(engine, sa.select(FindDb.time_ms))) == {HONEST_MS}
     charged = failures - Counter({"device_lost": 10**6, "infra": 10**6})
     if sickness in ("dead", "full"):
         assert not charged
@@ -341,8 +336,7 @@ def test_a_session_of_which_nothing_succeeds_ends_in_time(
 
 
 def _failures(engine: sa.Engine) -> Counter[str]:
-    with reading(engine) as connection:
-        causes = connection.execute(
-            sa.select(StepResultRow.cause).where(StepResultRow.cause.is_not(None))
-        ).scalars()
-        return Counter(str(cause) for cause in causes)
+    causes = read_column(
+        engine, sa.select(StepResultRow.cause).where(StepResultRow.cause.is_not(None))
+    )
+    return Counter(str(cause) for cause in causes)

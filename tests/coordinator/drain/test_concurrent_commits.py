@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from jobs_builder import make_jobs
+from jobs_builder import finished, make_jobs
 from shared_data import DRILLS
 
 from tuna.artifacts.store import Artifacts
@@ -22,8 +22,6 @@ from tuna.db.types import utc_now
 from tuna.libraries.items import DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial as Measured
-from tuna.queue.messages import Report, ReportKind
-from tuna.queue.results import StreamEntry
 from tuna.results.result_query import query
 from tuna.results.result_rows import ResultFilter
 
@@ -87,14 +85,7 @@ def _commit(
         device = DeviceReport(name="cpu0@host", peak_gflops=1.0 + job_id)
         facts = {"ok": True, "trials": (trial,), "ended_at": 1.0, "device": device}
         result = Result(job_id=job_id, attempt=1, step="measure", **facts)
-        drain.write(
-            [
-                StreamEntry(
-                    f"{job_id}-0",
-                    Report(kind=ReportKind.FINISHED, chunk=chunk, worker="w", results=(result,)),
-                )
-            ]
-        )
+        drain.write([finished(chunk, [result])])
     assert drain.counts.accepted == len(chunks)
     engine.dispose()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import accepted, claim, make_jobs, states
+from jobs_builder import accepted, claim, finished, make_jobs, states
+from queries import read_column, read_row, read_rows
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import reaper, report_checks
@@ -20,15 +21,11 @@ from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResultRow
 from tuna.jobs.failures import release
-from tuna.jobs.serving import SessionWork
 from tuna.libraries import registry
 from tuna.libraries.base import Library, Retry
-from tuna.libraries.items import WIRE_VERSION, DeviceReport
-from tuna.libraries.items import StepResult as Result
+from tuna.libraries.items import WIRE_VERSION, DeviceReport, result_of
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue.claim import ClaimedChunk
-from tuna.queue.messages import Report, ReportKind
 from tuna.queue.results import ResultStream
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
@@ -43,22 +40,9 @@ def make(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Callab
     return lambda: Drain(engine, ResultStream(redis_client, "results", "me"), store, 3)
 
 
-def _claim(engine: sa.Engine, session_id: int, limit: int = 1000) -> list[ClaimedChunk]:
-    with writing(engine) as connection:
-        return claim(
-            connection,
-            SessionWork(session_id, LIBRARY.environment(), LIBRARY),
-            find_step(LIBRARY, "build"),
-            limit,
-        )
-
-
 def _report(client: redis.Redis, chunk: ClaimedChunk, *, ok: bool = True) -> None:
-    results = tuple(
-        Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=ok) for i in chunk.items
-    )
-    report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-    client.xadd("results", {"r": report.model_dump_json()})
+    entry = finished(chunk.id, (result_of(item, ok=ok) for item in chunk.items))
+    client.xadd("results", {"r": entry.report.model_dump_json()})
 
 
 def _without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
@@ -72,11 +56,10 @@ def _others(name: str, missing: str) -> Library | None:
 
 
 def _letters(engine: sa.Engine) -> list[tuple[str, int | None]]:
-    with reading(engine) as connection:
-        return [
-            tuple(row)
-            for row in connection.execute(sa.select(DeadLetter.library, DeadLetter.session_id))
-        ]
+    return [
+        tuple(row)
+        for row in read_rows(engine, sa.select(DeadLetter.library, DeadLetter.session_id))
+    ]
 
 
 def _other_session(engine: sa.Engine) -> int:
@@ -99,7 +82,7 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
 ) -> None:
     """Such a result ends neither the coordinators of the database nor those that start later."""
     other = _other_session(engine)
-    theirs, mine = _claim(engine, other), _claim(engine, make_jobs(engine, 1))
+    theirs, mine = claim(engine, other), claim(engine, make_jobs(engine, 1))
     for chunk in (*theirs, *mine):
         _report(redis_client, chunk)
     with pytest.MonkeyPatch.context() as patch:
@@ -129,7 +112,7 @@ def test_a_letter_of_another_version_of_tuna_is_kept_for_a_person(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It ended every coordinator that had the library."""
-    (theirs,) = _claim(engine, _other_session(engine))
+    (theirs,) = claim(engine, _other_session(engine))
     _report(redis_client, theirs)
     with pytest.MonkeyPatch.context() as patch:
         _without(patch, "example")
@@ -141,8 +124,7 @@ def test_a_letter_of_another_version_of_tuna_is_kept_for_a_person(
     monkeypatch.setattr("tuna.jobs.serving.find_library", lambda _: LIBRARY)
     drain = make()
     assert [drain.take_letters() for _ in range(2)] == [0, 0]
-    with reading(engine) as connection:
-        row = connection.execute(sa.select(DeadLetter.library, DeadLetter.fault)).one()
+    row = read_row(engine, sa.select(DeadLetter.library, DeadLetter.fault))
     assert row.library == ""
     assert f"it has version {WIRE_VERSION + 1}" in row.fault
 
@@ -154,20 +136,13 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of 17 MiB was taken for an outage of MariaDB, and sent again and again."""
-    (chunk,) = _claim(engine, _other_session(engine))
+    (chunk,) = claim(engine, _other_session(engine))
     long = {chunk.items[3].job_id: "x" * 4000}
-    results = tuple(
-        Result(
-            job_id=i.job_id,
-            attempt=i.attempt,
-            step=i.step,
-            ok=True,
-            output_tail=long.get(i.job_id, ""),
-        )
-        for i in chunk.items
-    )
-    report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
-    redis_client.xadd("results", {"r": report.model_dump_json()})
+    results = [
+        result_of(item, ok=True, output_tail=long.get(item.job_id, "")) for item in chunk.items
+    ]
+    entry = finished(chunk.id, results)
+    redis_client.xadd("results", {"r": entry.report.model_dump_json()})
     with pytest.MonkeyPatch.context() as patch:
         _without(patch, "example")
         patch.setattr(report_checks, "fits", lambda _, size_bytes: size_bytes < 2000)
@@ -186,7 +161,7 @@ def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_i
 def test_lost_workers_of_a_library_that_is_missing_are_left_to_a_coordinator_that_has_it(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, mine = _claim(engine, _other_session(engine)), _claim(engine, make_jobs(engine, 1))
+    theirs, mine = claim(engine, _other_session(engine)), claim(engine, make_jobs(engine, 1))
     chunks = [chunk.id for chunk in (*theirs, *mine)]
     _without(monkeypatch, "example")
     with writing(engine) as connection:
@@ -213,10 +188,7 @@ def test_a_malformed_report_is_kept_with_its_bytes_and_counted(
         redis_client.xadd("results", {"r": text})
     assert make().once() == 4
     assert redis_client.xlen("results") == 0
-    with reading(engine) as connection:
-        rows = connection.execute(
-            sa.select(DeadLetter.body, DeadLetter.fault).order_by(DeadLetter.id)
-        ).all()
+    rows = read_rows(engine, sa.select(DeadLetter.body, DeadLetter.fault).order_by(DeadLetter.id))
     assert [row.body for row in rows] == [b"{", b"\x80" * 100, b'{"kind": "finished"}']
     assert all(row.fault for row in rows)
     assert overview.undrained(engine) == 3
@@ -225,7 +197,7 @@ def test_a_malformed_report_is_kept_with_its_bytes_and_counted(
 def test_a_refused_result_is_a_failure_of_its_job_and_a_dead_letter(
     engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Drain]
 ) -> None:
-    chunks = _claim(engine, make_jobs(engine, 1))
+    chunks = claim(engine, make_jobs(engine, 1))
     drain = make()
     for chunk in chunks:
         _report(redis_client, chunk)
@@ -240,8 +212,7 @@ def test_a_refused_result_is_a_failure_of_its_job_and_a_dead_letter(
         [type(entries[0])("1-0", report.model_copy(update={"results": results})), *entries[1:]]
     )
     assert states(engine) == {"compiled": 9, "new": 1}
-    with reading(engine) as connection:
-        (letter,) = connection.execute(sa.select(DeadLetter)).all()
+    (letter,) = read_rows(engine, sa.select(DeadLetter))
     assert "refused" in letter.fault
     assert f'"job_id":{bad.job_id}'.encode() in letter.body
 
@@ -256,7 +227,7 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
         def get(self, *_: object) -> Retry:
             raise RuntimeError("a bug of a plug-in")
 
-    theirs, mine = _claim(engine, _other_session(engine)), _claim(engine, make_jobs(engine, 1))
+    theirs, mine = claim(engine, _other_session(engine)), claim(engine, make_jobs(engine, 1))
     broken = NoopLibrary()
     broken.steps = tuple(replace(step, retries=Failing()) for step in broken.steps)
     monkeypatch.setattr(
@@ -270,10 +241,5 @@ def test_a_library_whose_code_fails_errs_its_own_jobs_alone(
     while drain.once():
         pass
     assert states(engine) == {"errored": 10, "compiled": 10}
-    with reading(engine) as connection:
-        tails = set(
-            connection.execute(
-                sa.select(StepResultRow.output_tail).where(~StepResultRow.ok)
-            ).scalars()
-        )
+    tails = set(read_column(engine, sa.select(StepResultRow.output_tail).where(~StepResultRow.ok)))
     assert [text.endswith("RuntimeError: a bug of a plug-in") for text in tails] == [True]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from drained_reports import MAX, claim_chunks, entries_of, release_chunks
-from jobs_builder import accepted, claim, make_jobs, states, trials
+from drained_reports import MAX, release_chunks
+from jobs_builder import accepted, claim, entries_of, make_jobs, states, trials
+from queries import read_row, read_rows
 from sqlalchemy import event
 
 from tuna.artifacts.store import Artifacts
@@ -20,12 +21,10 @@ from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import DeviceRow, FindDb, Job, StepResultRow
 from tuna.jobs.failures import MAX_UNCHARGED, release
-from tuna.jobs.serving import SessionWork
 from tuna.libraries.abilities import CrossCompiling
 from tuna.libraries.base import Environment
 from tuna.libraries.items import DeviceReport, Trial, WorkItem
 from tuna.libraries.registry import get_library
-from tuna.libraries.steps import find_step
 from tuna.queue.messages import Report, ReportKind
 from tuna.queue.reproduction import with_commands
 from tuna.queue.results import ResultStream, StreamEntry
@@ -35,14 +34,14 @@ from tuna.vocabulary import Cause
 
 def test_a_job_goes_through_both_steps(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 6)
-    chunks = claim_chunks(engine, session_id)
+    chunks = claim(engine, session_id)
     assert sorted(len(chunk.items) for chunk in chunks) == [10, 50]
     drain.write(entries_of(chunks)[:1])
     assert states(engine) == {"compiling": 50, "compile_queued": 10}
     drain.write(entries_of(chunks))
     assert states(engine) == {"compiled": 60}
-    assert claim_chunks(engine, session_id) == [], "a finished step is not claimed again"
-    drain.write(entries_of(claim_chunks(engine, session_id, "measure")))
+    assert claim(engine, session_id) == [], "a finished step is not claimed again"
+    drain.write(entries_of(claim(engine, session_id, "measure")))
     assert states(engine) == {"evaluated": 60}
     assert {count for *_, count in accepted(engine)} == {1}
     with reading(engine) as connection:
@@ -54,7 +53,7 @@ def test_the_same_entries_in_any_order_and_number_count_once(
     engine: sa.Engine, drain: Drain, seed: int
 ) -> None:
     session_id = make_jobs(engine, 3)
-    entries = entries_of(claim_chunks(engine, session_id))
+    entries = entries_of(claim(engine, session_id))
     shuffled = entries * 3
     random.Random(seed).shuffle(shuffled)
     for entry in shuffled:
@@ -79,7 +78,7 @@ def test_each_commit_names_the_jobs_that_it_moved(
         named.append(sorted(jobs))
 
     drain = Drain(engine, stream, artifacts, MAX, on_stored=stored)
-    entries = entries_of(claim_chunks(engine, session_id))
+    entries = entries_of(claim(engine, session_id))
     drain.write(entries)
     drain.write(entries)  # delivered again: refused
     assert named == [list(range(1, 11)), []]
@@ -87,11 +86,11 @@ def test_each_commit_names_the_jobs_that_it_moved(
 
 def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1)
-    old = claim_chunks(engine, session_id)
+    old = claim(engine, session_id)
     assert release_chunks(engine, old, worker_lost=True) == 10
     drain.write(entries_of(old))
     assert accepted(engine) == [], "released and not yet claimed again"
-    new = claim_chunks(engine, session_id)
+    new = claim(engine, session_id)
     drain.write(entries_of(old))
     assert accepted(engine) == []
     assert drain.counts.refused == 20
@@ -104,7 +103,7 @@ def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_
     engine: sa.Engine,
 ) -> None:
     session_id = make_jobs(engine, 1)
-    release_chunks(engine, claim_chunks(engine, session_id, size=8), worker_lost=True)
+    release_chunks(engine, claim(engine, session_id, size=8), worker_lost=True)
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.failures, Job.isolate).order_by(Job.id)).all()
         lost = connection.execute(sa.select(StepResultRow.cause)).scalars().all()
@@ -112,12 +111,12 @@ def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_
     assert [row.failures for row in rows] == [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]
     assert [row.isolate for row in rows] == [bool(row.failures) for row in rows]
     assert lost == ["worker_lost"] * 2
-    chunks = claim_chunks(engine, session_id, size=8)
+    chunks = claim(engine, session_id, size=8)
     assert [len(chunk.items) for chunk in chunks] == [1, 2, 2, 2, 2, 1], (
         "a quarter, and the first ones alone"
     )
     release_chunks(engine, chunks, worker_lost=True)
-    assert [len(chunk.items) for chunk in claim_chunks(engine, session_id, size=8)] == [1] * 10
+    assert [len(chunk.items) for chunk in claim(engine, session_id, size=8)] == [1] * 10
 
 
 def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_smaller(
@@ -130,7 +129,7 @@ def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_s
         connection.execute(sa.update(Job).where(Job.id.between(11, 40)).values(avoid="a"))
         connection.execute(sa.update(Job).where(Job.id.between(41, 60)).values(avoid="b"))
     found: list[list[int]] = []
-    while chunks := claim_chunks(engine, session_id, limit=4 * 20, size=20, most=4):
+    while chunks := claim(engine, session_id, limit=4 * 20, size=20, most=4):
         found += [[item.job_id for item in chunk.items] for chunk in chunks]
     assert sorted(job for chunk in found for job in chunk) == list(range(1, 401))
     assert [len(chunk) for chunk in found[:10]] == [1] * 10, "the oldest are first"
@@ -147,7 +146,7 @@ def test_a_job_that_always_kills_its_worker_ends_as_errored_and_takes_no_other_w
 ) -> None:
     session_id = make_jobs(engine, 1)
     for _ in range(20):
-        chunks = claim_chunks(engine, session_id)
+        chunks = claim(engine, session_id)
         if not chunks:
             break
         poisoned = [
@@ -167,7 +166,7 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
     engine: sa.Engine, drain: Drain
 ) -> None:
     session_id = make_jobs(engine, 1)
-    chunk = claim_chunks(engine, session_id)[0]
+    chunk = claim(engine, session_id)[0]
     drain.write(
         [
             StreamEntry(
@@ -178,7 +177,7 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(
             )
         ]
     )
-    release_chunks(engine, claim_chunks(engine, session_id), worker_lost=False)
+    release_chunks(engine, claim(engine, session_id), worker_lost=False)
     with reading(engine) as connection:
         assert connection.execute(sa.select(sa.func.max(Job.failures))).scalar() == 0
     assert states(engine) == {"new": 10}
@@ -188,7 +187,7 @@ def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.
     """A worker of another version drops messages: `tuna status` says so, and the jobs end."""
     session_id = make_jobs(engine, 1)
     rounds = 0
-    while chunks := claim_chunks(engine, session_id):
+    while chunks := claim(engine, session_id):
         rounds += 1
         with writing(engine) as connection:
             release(connection, [chunk.id for chunk in chunks], max_attempts=MAX, message_lost=True)
@@ -224,7 +223,7 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
         )
         session_id = make_jobs(engine, 1)
         patch.setattr("tuna.jobs.serving.find_library", lambda _: Aimed())
-        release_chunks(engine, claim_chunks(engine, session_id), worker_lost=True)
+        release_chunks(engine, claim(engine, session_id), worker_lost=True)
         ((failure,),) = (one.failures for one in with_commands(engine, overview.read(engine)))
         assert failure.reproduce.endswith(" --target 'gfx90a 104'")
 
@@ -239,7 +238,7 @@ def test_a_failure_is_tried_again_only_if_that_can_help(
     session_id = make_jobs(engine, 1)
     tail = "it's \"broken\"; DROP TABLE job; -- ' or '1'='1 \U0001f41f"
     rounds = 0
-    while chunks := claim_chunks(engine, session_id):
+    while chunks := claim(engine, session_id):
         rounds += 1
         drain.write(entries_of(chunks, ok=False, cause=cause, output_tail=tail, trials=()))
     assert rounds == tries
@@ -255,7 +254,7 @@ def test_an_impossible_time_is_a_failed_trial_and_never_a_result(
 ) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
     bad = Trial(index=0, params="p", time_ms=time_ms, times_ms=(time_ms,))
-    drain.write(entries_of(claim_chunks(engine, session_id, "measure"), trials=(bad,)))
+    drain.write(entries_of(claim(engine, session_id, "measure"), trials=(bad,)))
     with reading(engine) as connection:
         assert connection.execute(sa.select(FindDb.id)).all() == []
         assert set(connection.execute(sa.select(StepResultRow.cause)).scalars()) == {"run_error"}
@@ -266,9 +265,7 @@ def test_how_well_a_time_is_known_is_stored_and_counted(engine: sa.Engine, drain
     known = {"time_ms": 1.5, "times_ms": (1.5,), "low_ms": 1.4, "high_ms": 1.7, "clock": "cpu"}
     trial = Trial(index=0, params="p", **known)
     drain.write(
-        entries_of(
-            claim_chunks(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07
-        )
+        entries_of(claim(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07)
     )
     with reading(engine) as connection:
         rows = connection.execute(
@@ -290,15 +287,10 @@ def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(
     found = []
     for peak, source in ((80.0, ""), (70.0, "fma"), (103.5, "fma"), (99.0, "fma"), (None, "")):
         device = DeviceReport(name="d", peak_gflops=peak, peak_source=source)
-        drain.write(entries_of(claim_chunks(engine, 1, "measure", limit=1), device=device))
-        with reading(engine) as connection:
-            found.append(
-                tuple(
-                    connection.execute(
-                        sa.select(DeviceRow.peak_gflops, DeviceRow.peak_source)
-                    ).one()
-                )
-            )
+        drain.write(entries_of(claim(engine, 1, "measure", limit=1), device=device))
+        found.append(
+            tuple(read_row(engine, sa.select(DeviceRow.peak_gflops, DeviceRow.peak_source)))
+        )
     assert found == [(80.0, ""), (70.0, "fma"), (103.5, "fma"), (103.5, "fma"), (103.5, "fma")]
 
 
@@ -311,7 +303,7 @@ def test_the_number_of_statements_does_not_grow_with_the_results_of_a_batch(
     numbers = []
     for limit in (1, 9, 50):
         entries = entries_of(
-            claim_chunks(engine, 1, "measure", limit),
+            claim(engine, 1, "measure", limit),
             device=DeviceReport(name="d", peak_gflops=9.0),
         )
         sent.clear()
@@ -325,13 +317,12 @@ def test_a_lost_artifact_sends_the_job_back_to_its_first_step(
 ) -> None:
     session_id = make_jobs(engine, 1)
     gone = Trial(index=0, params="p", artifact="0" * 64)
-    drain.write(entries_of(claim_chunks(engine, session_id), trials=(gone,)))
+    drain.write(entries_of(claim(engine, session_id), trials=(gone,)))
     measured = Trial(index=0, time_ms=1.0, times_ms=(1.0,))
-    drain.write(entries_of(claim_chunks(engine, session_id, "measure"), trials=(measured,)))
+    drain.write(entries_of(claim(engine, session_id, "measure"), trials=(measured,)))
     assert states(engine) == {"new": 10}
-    with reading(engine) as connection:
-        rows = connection.execute(sa.select(Job.step, Job.cause)).all()
-        assert {(row.step, row.cause) for row in rows} == {("build", "artifact_lost")}
+    rows = read_rows(engine, sa.select(Job.step, Job.cause))
+    assert {(row.step, row.cause) for row in rows} == {("build", "artifact_lost")}
 
 
 def test_what_cannot_be_understood_is_counted_and_dropped(
@@ -362,20 +353,9 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
     solvers.update_applicability(engine, example, session_id, "t")
     with writing(engine) as connection:
         jobs.load(connection, jobs.JobRequest(session_id, "example", ["execute"], "x", "new"))
-        lost = claim(
-            connection,
-            SessionWork(session_id, example.environment(), example),
-            find_step(example, "execute"),
-            10,
-        )
+    lost = claim(engine, session_id, "execute", library=example)
     assert release_chunks(engine, lost, worker_lost=True) == 1
-    with writing(engine) as connection:
-        chunks = claim(
-            connection,
-            SessionWork(session_id, example.environment(), example),
-            find_step(example, "execute"),
-            10,
-        )
+    chunks = claim(engine, session_id, "execute", 10, library=example)
     drain.write(entries_of(chunks))
     assert states(engine) == {"new": 10, "evaluated": 1}
 
@@ -389,7 +369,7 @@ def test_an_artifact_that_the_server_would_hang_up_on_fails_its_own_job_only(
         for n in (1 << 20, 20 << 20)
     )
     entries = []
-    for number, chunk in enumerate(claim_chunks(engine, session_id, "measure")):
+    for number, chunk in enumerate(claim(engine, session_id, "measure")):
         artifact = small if number else large
         entries += entries_of(
             [chunk], trials=(Trial(index=0, artifact=artifact, time_ms=1.5, times_ms=(1.5,)),)
@@ -415,7 +395,7 @@ def test_a_report_that_is_longer_than_one_statement_may_be_is_written(
     long = tuple(
         Trial(index=n, params="x" * (1 << 20), time_ms=1.5, times_ms=(1.5,)) for n in range(26)
     )
-    chunks = claim_chunks(engine, session_id)
+    chunks = claim(engine, session_id)
     entries = entries_of(chunks[:1])
     report = entries[1].report
     results = (report.results[0].model_copy(update={"trials": long}), *report.results[1:])
@@ -433,19 +413,19 @@ def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(
     engine: sa.Engine, drain: Drain
 ) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
-    entries = entries_of(claim_chunks(engine, session_id, "measure"))
+    entries = entries_of(claim(engine, session_id, "measure"))
     report = entries[1].report
     bad = report.results[3].model_copy(update={"algorithm": None})  # no checked worker can send it
     results = (*report.results[:3], bad, *report.results[4:])
     changed = StreamEntry("2-0", report.model_copy(update={"results": results}))
     drain.write([entries[0], changed, *entries[2:]])
     assert drain.counts.accepted == 10
-    with reading(engine) as connection:
-        state, cause, text = connection.execute(
-            sa.select(Job.state, Job.cause, StepResultRow.output_tail)
-            .join_from(Job, StepResultRow, StepResultRow.job_id == Job.id)
-            .where(Job.id == bad.job_id)
-        ).one()
+    state, cause, text = read_row(
+        engine,
+        sa.select(Job.state, Job.cause, StepResultRow.output_tail)
+        .join_from(Job, StepResultRow, StepResultRow.job_id == Job.id)
+        .where(Job.id == bad.job_id),
+    )
     assert (state, cause) == ("new", "infra")
     assert "refused" in text
     assert "algorithm" in text

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import sqlalchemy as sa
-from drained_reports import LIBRARY, claim_chunks, entries_of, release_chunks
-from jobs_builder import make_jobs
+from drained_reports import LIBRARY, release_chunks
+from jobs_builder import claim, entries_of, make_jobs
 
 from tuna.coordinator import actions
 from tuna.coordinator.drain import Drain
@@ -26,13 +26,13 @@ def test_what_was_stored_for_canceled_or_deleted_jobs_is_removed(
     """Each of three chunks stores code of its own, and all of them store the same text; the first
     had a result before, which stays."""
     session_id, store = make_jobs(engine, 3), drain._artifacts
-    chunks = [claim_chunks(engine, session_id, limit=10)[0] for _ in range(3)]
+    chunks = [claim(engine, session_id, limit=10)[0] for _ in range(3)]
     done, text = store.put(b"with a result"), store.put(b"the same")
     codes = [store.put(one.id.encode()) for one in chunks]
     jobs_of = [[item.job_id for item in chunk.items] for chunk in chunks]
     first = dataclasses.replace(chunks[0], items=chunks[0].items[:1])
     drain.write(entries_of([first], trials=(Trial(index=0, artifact=done),)))
-    drain.write(entries_of(claim_chunks(engine, session_id, "measure")))
+    drain.write(entries_of(claim(engine, session_id, "measure")))
     late = []
     for chunk, code, ids in zip(chunks, codes, jobs_of, strict=True):
         if reported == "results":
