@@ -17,6 +17,7 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from queries import execute, read_column
+from settings_changes import change_setting
 from web_service import served
 
 from tuna import api
@@ -262,8 +263,7 @@ def open_site(
     """A site on the embedded database of `home`, whose gateway runs."""
     for name, value in urls.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TUNA_ARTIFACTS_URL", (home / "artifacts").as_uri())
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_ARTIFACTS_URL", (home / "artifacts").as_uri())
     site = GatewaySite(api.open_database(), client, layers)
     with site.serving():
         yield site

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from fsspec.implementations.local import LocalFileSystem
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from settings_changes import change_setting
 
 from tuna.artifacts.files import Files, RedisFiles, UrlFiles
 from tuna.artifacts.signatures import Keys
@@ -289,8 +290,7 @@ def test_the_key_of_the_settings_wins_and_must_be_long_and_hexadecimal(
         )
         assert told == KEY != sessions.artifact_keys(connection, Settings(home=tuna_home))
     for value in ("secret words", "abcd"):
-        monkeypatch.setenv("TUNA_ARTIFACTS_KEY", value)
-        get_settings.cache_clear()
+        change_setting(monkeypatch, "TUNA_ARTIFACTS_KEY", value)
         with pytest.raises(BadInput, match="TUNA_ARTIFACTS_KEY") as error:
             get_settings()
         assert value not in str(error.value)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from settings_changes import change_setting
 from shared_data import needed_program
 
 from tuna import settings
@@ -135,8 +136,7 @@ def test_a_database_of_something_else_is_refused(type_in: Type, empty_home: Path
 def test_a_configured_database_is_not_upgraded_by_itself(
     type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_DB_URL", f"sqlite:///{tmp_path}/team.sqlite")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_DB_URL", f"sqlite:///{tmp_path}/team.sqlite")
     _refused(type_in("tuna", "status"), 4, "is empty", "tuna db upgrade")
     assert type_in("tuna", "db", "upgrade").code == 0
     assert type_in("tuna", "status").code == 0
@@ -145,8 +145,7 @@ def test_a_configured_database_is_not_upgraded_by_itself(
 def test_a_database_server_that_is_not_there_is_one_sentence_without_the_password(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_DB_URL", "mysql+pymysql://me:hunter2@127.0.0.1:9/tuna")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_DB_URL", "mysql+pymysql://me:hunter2@127.0.0.1:9/tuna")
     ended = type_in("tuna", "status")
     _refused(ended, 4, "127.0.0.1")
     assert "hunter2" not in ended.err
@@ -155,8 +154,7 @@ def test_a_database_server_that_is_not_there_is_one_sentence_without_the_passwor
 def test_a_broker_that_is_not_there_is_one_sentence_without_the_password(
     loaded: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
     ended = loaded("tuna", "enqueue", "--session-id", 1)
     assert ended.code == 5
     assert "Error: Redis at 127.0.0.1:9 cannot be used" in ended.err
@@ -165,8 +163,7 @@ def test_a_broker_that_is_not_there_is_one_sentence_without_the_password(
 
 
 def test_a_bad_setting_is_named(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNA_MAX_ATTEMPTS", "none")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_MAX_ATTEMPTS", "none")
     _refused(type_in("tuna", "status"), 2, "TUNA_MAX_ATTEMPTS")
 
 
@@ -174,8 +171,7 @@ def test_a_home_that_cannot_be_made_is_named(
     type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TUNA_HOME", str(tmp_path / "file" / "home"))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_HOME", str(tmp_path / "file" / "home"))
     _refused(type_in("tuna", "status"), 2, "file/home")
 
 
@@ -230,12 +226,10 @@ def test_an_import_that_cannot_be_read_leaves_no_session(type_in: Type, tmp_path
 def test_a_settings_file_that_is_not_there_or_has_what_is_no_setting_is_refused(
     type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "nosuch.toml"))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_CONFIG", str(tmp_path / "nosuch.toml"))
     _refused(type_in("tuna", "status"), 2, "nosuch.toml")
     (tmp_path / "tuna.toml").write_text("leas_s = 3.0\n")
-    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_CONFIG", str(tmp_path / "tuna.toml"))
     _refused(type_in("tuna", "status"), 2, "leas_s", "did you mean lease_s?")
 
 
@@ -246,8 +240,7 @@ def test_settings_of_a_distribution_that_is_not_installed_are_ignored_with_a_war
     monkeypatch.setattr(settings, "_SECTIONS", Plugins("tuna.none", "section", type))
     (tmp_path / "tuna.toml").write_text("lease_s = 7.0\nspace_mib = 5\n")
     monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
-    monkeypatch.setenv("TUNA_SUBMIT_OPEN", "4")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SUBMIT_OPEN", "4")
     ended = type_in("tuna", "status")
     assert (ended.code, get_settings().lease_s) == (0, 7.0)
     assert ended.err == (

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from builders import START, DatabaseBuilder
 from jobs_builder import make_jobs
 from pydantic_settings import TomlConfigSettingsSource
+from settings_changes import change_setting
 
 from tuna.api import checks as doctor
 from tuna.cli import work
@@ -24,8 +25,7 @@ from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.overview import Overview
 from tuna.libraries.registry import names
-from tuna.libraries.steps import command_line
-from tuna.settings import Settings, get_settings
+from tuna.settings import Settings
 from tuna.vocabulary import IN_FLIGHT, State
 
 Type = Callable[..., object]
@@ -64,37 +64,6 @@ def test_configs_prints_an_object_per_layer_under_miopens_names(
     assert (second["out_channels"], second["in_layout"], second["direction"]) == (16, "NCHW", "F")
 
 
-def test_loading_the_same_jobs_twice_adds_them_once(loaded: Type) -> None:
-    again = loaded(
-        "load_job",
-        "--session_id",
-        1,
-        "-t",
-        "small",
-        "--fin_steps",
-        "build,measure",
-        "-o",
-        "-l",
-        "test",
-    )
-    assert again.out == "New jobs added: 0\n"
-    assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"new": 20}
-
-
-def test_another_step_list_gives_other_jobs_in_the_same_session(loaded: Type) -> None:
-    other = loaded(
-        "tuna", "load-jobs", "--session-id", 1, "-t", "small", "--steps", "build", "-s", "Noop3"
-    )
-    assert other.out == "New jobs added: 2\n"
-
-
-def test_only_the_named_solvers_get_jobs(loaded: Type, layers: Path) -> None:
-    loaded("go_fish", "noop", "--init_session", "-l", "two")
-    loaded("tuna", "applicability", "--session-id", 2, "-t", "small")
-    ended = loaded("load_job", "--session_id", 2, "--all_configs", "-s", "Noop1,Noop2", "-l", "x")
-    assert ended.out == "New jobs added: 4\n"
-
-
 def test_a_quote_in_every_text_option_is_only_text(type_in: Type, layers: Path) -> None:
     nasty = "x' or '1'='1"
     type_in("tuna", "init-session", "noop", "-l", nasty)
@@ -110,24 +79,6 @@ def test_a_quote_in_every_text_option_is_only_text(type_in: Type, layers: Path) 
         == 3
     )
     assert json.loads(type_in("tuna", "status", "--json").out)[0]["reason"] == nasty
-
-
-def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None:
-    from tuna.configs import parse_line
-    from tuna.libraries.items import WorkItem
-    from tuna.libraries.registry import get_library
-
-    config = parse_line("MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -F 1")[0]
-    item = WorkItem(
-        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1",
-        config=config.to_json(),
-        seed=7, options={"trials": 1},
-    )  # fmt: skip
-    words = shlex.split(command_line(get_library("noop"), item))
-    assert words[0] == "tuna"
-    ended = type_in(*words)
-    assert ended.code == 0
-    assert "ok" in ended.out
 
 
 def test_printed_commands_that_repeat_attempts_work_when_pasted(
@@ -165,22 +116,11 @@ def test_printed_commands_that_repeat_attempts_work_when_pasted(
 
 
 @pytest.mark.service
-def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
-    ended = type_in("tuna", "doctor", "--json")
-    found = {finding["what"]: finding for finding in json.loads(ended.out)}
-    assert found["redis"]["ok"]
-    assert found["database"]["ok"]
-    assert found["artifacts"]["ok"]
-
-
-@pytest.mark.service
 def test_a_library_that_is_not_here_is_absent_and_no_fault(
     type_in: Type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tuna.settings import get_settings
 
-    monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
     found = {
         finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)
     }
@@ -218,14 +158,6 @@ def test_no_new_jobs_come_with_the_reason(loaded: Type) -> None:
     again = loaded("tuna", "load-jobs", "--session-id", 1, "-t", "small")
     assert again.out == "New jobs added: 0\n"
     assert "each of the 20 combinations of layer and solver has its job already" in again.err
-
-
-def test_a_report_is_a_file_or_json(loaded: Type, tmp_path: Path) -> None:
-    assert loaded("tuna", "report", "--session-id", 1).out.splitlines()[-1] == "session-1.html"
-    assert (tmp_path / "session-1.html").exists()
-    figures = json.loads(loaded("tuna", "report", "--session-id", 1, "--json").out)
-    assert (figures["jobs"], len(figures["layers"])) == ({"new": 20}, 2)
-    assert loaded("tuna", "report", "--session-id", 1, "--json", "-o", "x.html").code == 2
 
 
 def test_jobs_are_canceled_and_retried(loaded: Type) -> None:
@@ -269,8 +201,7 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
 def test_the_doctor_says_that_auto_no_longer_decides_whether_builds_stop(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_QUIET", "auto")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_QUIET", "auto")
     findings = json.loads(type_in("tuna", "doctor", "--json").out)
     (text,) = (finding["text"] for finding in findings if finding["what"] == "quiet")
     assert text.startswith("builds go on while devices are measured: TUNA_QUIET=auto is read as no")
@@ -279,10 +210,8 @@ def test_the_doctor_says_that_auto_no_longer_decides_whether_builds_stop(
 @pytest.mark.service
 def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting fails the check of the cores and each library that measures on them."""
-    from tuna.settings import get_settings
 
-    monkeypatch.setenv("TUNA_EVAL_CPUS", "4000")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_EVAL_CPUS", "4000")
     ended = type_in("tuna", "doctor")
     assert ended.code == 1
     assert ended.out.count("4000") == 1, ended.out
@@ -313,7 +242,6 @@ def test_a_run_says_that_its_builds_stop_while_it_measures(
 ) -> None:
     said = []
     for quiet in ("yes", "no"):
-        monkeypatch.setenv("TUNA_QUIET", quiet)
-        get_settings.cache_clear()
+        change_setting(monkeypatch, "TUNA_QUIET", quiet)
         said.append("Builds stop while devices are measured: TUNA_QUIET=yes." in work._notice())
     assert said == [True, False]

@@ -18,6 +18,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from private_servers import redis_server, with_password
+from settings_changes import change_setting
 from shared_data import needed_program
 from sqlalchemy import event
 
@@ -265,12 +266,10 @@ def test_the_embedded_services_are_well(type_in: Type) -> None:
 def test_services_that_are_away_are_findings_without_secrets(
     type_in: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuna.settings import get_settings
 
     monkeypatch.setenv("TUNA_DB_URL", f"mysql+pymysql://u:{PASSWORD}@127.0.0.1:1/tuna")
     monkeypatch.setenv("TUNA_REDIS_URL", f"redis://:{PASSWORD}@127.0.0.1:1")
-    monkeypatch.setenv("TUNA_BROKER_URL", f"amqp://u:{PASSWORD}@127.0.0.1:1//")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_BROKER_URL", f"amqp://u:{PASSWORD}@127.0.0.1:1//")
     ended = type_in("tuna", "doctor", "--json")
     found = {finding["what"]: finding for finding in json.loads(ended.out)}
     assert ended.code == 1

@@ -14,10 +14,10 @@ from typing import Any
 import click
 import pytest
 from command_lines import PROGRAMS
+from settings_changes import change_setting
 
 from tuna.cli import seeds
 from tuna.cli.main import commands, tuna
-from tuna.settings import get_settings
 
 TypeIn = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -179,8 +179,7 @@ def test_an_error_names_options_of_the_command_that_was_typed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
     key = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
     (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(
         f"{key}=A:1.5,64,miopenConvolutionFwdAlgoDirect\n"
@@ -217,8 +216,6 @@ def test_each_respelt_option_is_one() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("statsu",), "'status'"),
-        (("status", "--sesion-id", 1), "--session-id"),
         (("configs", "-t", "smal"), "did you mean small?"),
         (("init-session", "nop", "-l", "x"), "did you mean noop?"),
         (("load-jobs", "--session-id", 1, "-s", "Nop1"), "did you mean Noop1?"),

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tuna.settings import get_settings
+from settings_changes import change_setting
 
 TypeIn = Callable[..., Any]
 
@@ -48,8 +47,7 @@ def test_a_session_is_listed_archived_deleted_and_restored(
 
     ended = loaded("tuna", "session", "restore", file)
     assert ended.out == "session 1 (noop: test) restored: 20 jobs\n"
-    monkeypatch.setenv("TUNA_HOME", str(tmp_path / "elsewhere"))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_HOME", str(tmp_path / "elsewhere"))
     assert loaded("tuna", "session", "restore", file, "--reason", "from home").code == 0
     (there,) = json.loads(loaded("tuna", "session", "list", "--json").out)
     assert (there["reason"], there["uuid"], there["jobs"]) == (

@@ -175,3 +175,5 @@ def test_the_report_command_prints_the_table_and_then_the_path(
     document = json.loads(loaded("tuna", "report", "--session-id", 1, "--json").out)
     assert (len(document["layers"]), document["totals"][0]["missing"]) == (2, 2)
     assert loaded("tuna", "report", "--session-id", 1, "--against", 1).code == 2
+    assert loaded("tuna", "report", "--session-id", 1, "--json", "-o", "x.html").code == 2
+    assert loaded("tuna", "report", "--session-id", 1).out.splitlines()[-1] == "session-1.html"

@@ -60,14 +60,6 @@ def test_every_line_is_accounted_for() -> None:
     assert (unsupported.line, unsupported.unsupported, bad.unsupported) == (5, True, False)
 
 
-def test_one_bad_line_never_loses_the_others() -> None:
-    parsed = parse_lines(
-        [f"{GOOD} -p {pad}" if pad != 5 else f"{GOOD} -p x" for pad in range(10)], "x"
-    )
-    assert len(parsed.configs) == 9
-    assert parsed.counts.rejected == 1
-
-
 def test_strict_makes_a_rejected_line_an_error() -> None:
     parse_lines([GOOD, "# note"], "list.txt").check_strict()
     with pytest.raises(BadInput, match=r"list.txt:2: .*\(and 1 more\)"):
@@ -78,22 +70,6 @@ def test_a_long_bad_line_is_cut() -> None:
     (rejection,) = parse_lines(["MIOpenDriver conv -I " + "x" * 100_000], "x").rejections
     assert len(rejection.text) <= 200
     assert len(rejection.reason) <= 200
-
-
-def test_each_config_has_the_number_of_lines_that_name_it() -> None:
-    other = GOOD.replace("-n 1", "-n 2")
-    lines = [GOOD, other, other.removesuffix(" -F 1"), f"{GOOD} -t 1", f"{GOOD} -p x", GOOD]
-    parsed = parse_lines(lines, "x")
-    assert [config.to_json()["direction"] for config in parsed.configs] == ["F", "F", "B", "W"]
-    assert parsed.weights == (3, 2, 1, 1)
-    assert _adds_up(parsed)
-
-
-def test_layers_that_differ_only_in_where_a_digit_stands_are_both_kept() -> None:
-    parsed = parse_lines(
-        [f"{GOOD} -H 64 -W 64 {pads}" for pads in ("-p 1 -q 11", "-p 11 -q 1")], "x"
-    )
-    assert (len(parsed.configs), parsed.weights) == (2, (1, 1))
 
 
 def test_a_line_without_a_direction_is_expanded_and_counted() -> None:

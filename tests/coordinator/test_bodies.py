@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import redis
 import sqlalchemy as sa
+from celery_doubles import InProcess
 from jobs_builder import states
-from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import Config, ConfigKind, from_json

@@ -20,6 +20,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 import structlog
+from celery_doubles import InProcess
 from jobs_builder import accepted, claim, make_jobs, make_searches, states, trials
 from kombu import Connection
 from queries import execute
@@ -38,7 +39,6 @@ from tuna.db.types import utc_now
 from tuna.errors import StoreUnavailable
 from tuna.jobs import rounds, serving
 from tuna.jobs.serving import SessionWork, read_works
-from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
@@ -58,35 +58,6 @@ LIBRARY = get_library("noop")
 #: Three chunks of 50.
 JOBS = 150
 _PATIENCE_S = 120.0
-
-
-class InProcess:
-    """In the place of Celery: what is sent is done at once."""
-
-    def __init__(self, runner: Runner, library: Library = LIBRARY) -> None:
-        self._runner, self._library = runner, library
-        self.limits_s: set[float] = set()
-        self.shown: set[tuple[str, str]] = set()
-
-    def producer_or_acquire(self) -> Any:
-        return contextlib.nullcontext()
-
-    def send_task(
-        self,
-        _name: str,
-        kwargs: dict[str, str],
-        *,
-        time_limit: float,
-        shadow: str,
-        kwargsrepr: str,
-        **_: Any,
-    ) -> None:
-        self.limits_s.add(time_limit)
-        self.shown.add((shadow, kwargsrepr))
-        assert (
-            self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), self._library)
-            == "finished"
-        )
 
 
 @pytest.fixture()

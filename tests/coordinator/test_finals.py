@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from celery_doubles import InProcess
 from jobs_builder import claim, finished, make_jobs, make_searches, states
 from queries import execute, read_column, read_rows
-from test_coordinator import InProcess
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator.coordinator import Coordinator

@@ -13,6 +13,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
+from settings_changes import change_setting
 
 from tuna.artifacts.files import UrlFiles
 from tuna.artifacts.signatures import Keys
@@ -218,8 +219,7 @@ def test_the_command_rotates_and_shows_no_secret(engine: sa.Engine, type_in: Cal
 def test_a_key_of_the_settings_is_not_rotated(
     type_in: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_ARTIFACTS_KEY", "ab" * 32)
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_ARTIFACTS_KEY", "ab" * 32)
     ended = type_in("tuna", "key", "rotate")
     assert ended.code == 2
     assert "TUNA_ARTIFACTS_KEY is the key" in ended.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from celery_doubles import Silent
 from jobs_builder import make_jobs, make_searches
 from queries import execute
 
@@ -32,15 +32,6 @@ sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from search_library import SearchLibrary
 
 NEVER_S = 3600.0
-
-
-class Silent:
-    """In the place of Celery: what is sent waits."""
-
-    def producer_or_acquire(self) -> Any:
-        return contextlib.nullcontext()
-
-    def send_task(self, *_: Any, **__: Any) -> None: ...
 
 
 def step(name: str, session_id: int = 1, *, continues: bool = False) -> OpenStep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +12,10 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from celery_doubles import InProcess, Silent
 from jobs_builder import accepted, make_jobs
 from queries import execute, read_column, read_rows, read_value
-from test_coordinator import InProcess
+from settings_changes import change_setting
 
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import quarantine
@@ -34,7 +34,6 @@ from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.libraries.steps import find_step
 from tuna.queue.heartbeat import HeartbeatBoard, WorkerStatus
-from tuna.queue.messages import Chunk
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.workers.link import RedisLink
@@ -79,20 +78,6 @@ def taken(engine: sa.Engine) -> dict[int, int]:
         .group_by(Job.session_id)
     )
     return {row[0]: row[1] for row in read_rows(engine, query)}
-
-
-class Silent:
-    """In the place of Celery: what is sent waits."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, str, int]] = []
-
-    def producer_or_acquire(self) -> Any:
-        return contextlib.nullcontext()
-
-    def send_task(self, _name: str, kwargs: dict[str, str], *, priority: int, **_: Any) -> None:
-        chunk = Chunk.model_validate_json(kwargs["chunk"])
-        self.sent.append((chunk.items[0].session_id, chunk.step, priority))
 
 
 @pytest.fixture()
@@ -170,8 +155,7 @@ def test_a_session_of_higher_priority_is_published_first_and_overtakes(
 def test_a_session_with_a_deadline_is_published_first_under_that_policy(
     engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_POLICY", "deadline")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_POLICY", "deadline")
     first = make_jobs(engine, 60)
     second = make_session(engine, "due")
     with writing(engine) as connection:
@@ -188,8 +172,7 @@ def test_what_ended_predicts_what_is_left(
     make: Callable[..., Coordinator],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TUNA_POLICY", "shortest")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_POLICY", "shortest")
     work = works_of(engine, [make_jobs(engine, 1, options={"trials": 1})])[0]
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     coordinator = make(
@@ -211,8 +194,7 @@ def test_turns_are_counted_in_each_queue_for_itself(
     engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session with work in both queues was last in each, and never measured while another did."""
-    monkeypatch.setenv("TUNA_QUEUE_BOUND", "1")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_QUEUE_BOUND", "1")
     first = make_jobs(engine, 24)
     second = make_session(engine, "second")
     built = sa.update(Job).where(sa.or_(Job.session_id == first, Job.id % 2 == 0))

@@ -14,11 +14,12 @@ import pytest
 import redis
 import sqlalchemy as sa
 import stamina
+from celery_doubles import InProcess
 from jobs_builder import accepted, make_jobs, states
 from queries import execute
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
-from test_coordinator import LIBRARY, InProcess, make
+from test_coordinator import LIBRARY, make
 from test_finals import Scene, scene
 
 from tuna.artifacts.store import Artifacts

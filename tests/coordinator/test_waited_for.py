@@ -13,9 +13,10 @@ import pytest
 import redis
 import sqlalchemy as sa
 import stamina
+from celery_doubles import Silent
 from jobs_builder import make_jobs
 from rich.console import Console, RenderableType
-from test_several_sessions import LIBRARY, Silent, announce, make, works_of
+from test_several_sessions import LIBRARY, announce, make, works_of
 
 from tuna import api
 from tuna.api.documents import overview_documents, snapshot_document

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from databases import columns_and_keys, differences
+from settings_changes import change_setting
 
 from tuna.db.database import KNOWN
-from tuna.settings import get_settings
 
 ASSETS = Path(__file__).parents[1] / "assets" / "baseline"
 ROWS = {
@@ -114,8 +114,7 @@ def database(
     with server.begin() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {url.database}")
     load(engine, lzma.decompress((ASSETS / "tuna.sql.xz").read_bytes()).decode())
-    monkeypatch.setenv("TUNA_DB_URL", url.render_as_string(hide_password=False))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_DB_URL", url.render_as_string(hide_password=False))
     yield engine
     with server.begin() as connection:
         connection.exec_driver_sql(f"DROP DATABASE {url.database}")

@@ -221,7 +221,7 @@ def test_tuna_can_do_all_it_needs_as_that_user(redis_url: str) -> None:
         channel: Any = connection.default_channel
         assert channel.queue_declare("compile.x", passive=True).message_count == 1
         assert client.llen("compile.x") == 1  # the list whose length KEDA reads
-        message = connection.SimpleQueue("compile.x").get(timeout=10)
+        message = connection.SimpleQueue("compile.x").get(timeout=120)
         message.ack()
 
 
@@ -250,7 +250,7 @@ def test_a_worker_with_the_settings_of_a_worker_joins(
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         process.terminate()  # the signal that SLURM, docker and Kubernetes send first
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
         log = (tmp_path / "log").read_text()
         assert (secrets / "redis-password").read_text() not in log
         assert any("ready" in json.loads(line)["message"] for line in log.splitlines()), (

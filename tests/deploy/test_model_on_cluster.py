@@ -15,8 +15,7 @@ import pytest
 from command_lines import Ended
 from deploy_files import PAGE, ROOT
 from private_servers import redis_server
-
-from tuna.settings import get_settings
+from settings_changes import change_setting
 
 SECTION = PAGE.read_text().split("\n## A model on a cluster of CPUs\n")[1].split("\n## ")[0]
 LINES = re.findall(r"^    (\S.*)$", SECTION, re.MULTILINE)
@@ -50,8 +49,7 @@ def test_a_model_is_tuned_as_the_section_says(
         (tmp_path / "tuna.toml").write_text(shared + f'db_url = "sqlite:///{home}/tuna.sqlite"\n')
         for path in tmp_path.glob("*.toml"):
             path.chmod(0o600)
-        monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
-        get_settings.cache_clear()
+        change_setting(monkeypatch, "TUNA_CONFIG", str(tmp_path / "tuna.toml"))
 
         def batch(line: str) -> subprocess.Popen[bytes]:
             script, *words = [word for word in shlex.split(line)[1:] if not word.startswith("-")]

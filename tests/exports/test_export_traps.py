@@ -15,7 +15,7 @@ from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.exports import export
 from tuna.exports.importer import import_db
-from tuna.libraries.miopen.formats import database_file, find_db, perf_db
+from tuna.libraries.miopen.formats import find_db, perf_db
 
 #: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three
 #: dimensions.
@@ -198,46 +198,3 @@ def test_times_stand_after_the_first_colon_and_before_the_first_comma(
         "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F": 10.0,
         "64-56-56-1x1-256-56-56-1-0x0-1x1-1x1-0-NCHW-FP32-F": 20.0,
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "arch", "num_cu"),
-    [
-        ("gfx90878.db", "gfx908", 120),
-        ("gfx90a6e.db", "gfx90a", 110),
-        ("gfx906_60.db", "gfx906", 60),
-        ("gfx90a_68", "gfx90a", 68),
-        ("gfx90878", "gfx908", 120),
-        ("gfx1030_36", "gfx1030", 36),
-        ("gfx942130.HIP.fdb.txt", "gfx942", 304),
-        ("gfx906_64.db", "gfx906", 64),
-        ("gfx940e4.db", "gfx940", 228),
-        ("gfx103048.db", "gfx1030", 72),
-        ("gfx950100.HIP.fdb.txt", "gfx950", 256),
-        # MITuna refuses these two for want of such a card; Tuna has no list of cards and reads what
-        # the name says.
-        ("gfx90aaa.db", "gfx90a", 170),
-        ("gfx908_70.db", "gfx908", 70),
-        ("gfx90a.kdb", "gfx90a", None),
-    ],
-)
-def test_the_device_is_read_off_the_name_of_a_database(
-    name: str, arch: str, num_cu: int | None
-) -> None:
-    assert database_file.parse_name(name) == (arch, num_cu)
-
-
-@pytest.mark.parametrize(
-    ("name", "arch", "num_cu"),
-    [
-        ("gfx110136.db.txt.bz2", "gfx1101", 54),
-        ("gfx115128.db.txt.bz2", "gfx1151", 20),
-        ("gfx120020.HIP.fdb.txt.bz2", "gfx1200", 16),
-    ],
-)
-def test_the_device_is_read_off_the_names_that_rocm_libraries_ships(
-    name: str, arch: str, num_cu: int
-) -> None:
-    """projects/miopen/src/kernels has these: few compute units, and yet hexadecimal without an
-    underscore."""
-    assert database_file.parse_name(name) == (arch, num_cu)

@@ -66,16 +66,6 @@ def test_a_find_db_reads_back(tmp_path: Path, records: list[FindRecord]) -> None
     assert list(find_db.read(path)) == records
 
 
-@pytest.mark.parametrize("name", FORMAT_2)
-def test_a_find_db_that_miopen_ships_reads_and_writes_back(name: str, tmp_path: Path) -> None:
-    records = list(find_db.read(shared_data("miopen_db", name)))
-    assert len(records) > 20
-    path = tmp_path / name
-    with open(path, "wb") as stream:
-        find_db.write(stream, records)
-    assert list(find_db.read(path)) == records
-
-
 def test_the_whole_find_db_of_gfx942_reads_and_writes_back(tmp_path: Path) -> None:
     path = tmp_path / "whole"
     path.write_bytes(

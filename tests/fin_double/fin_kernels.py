@@ -79,13 +79,6 @@ def kernel_objects(
     return [dict(kernel) for kernel in objects]
 
 
-def ruined(blob: str) -> str:
-    """The blob as written by fin since April 2024: truncated at the first NUL byte, URL-safe
-    alphabet, dots as padding."""
-    compressed, _, _ = base64.b64decode(blob).partition(b"\0")
-    return base64.urlsafe_b64encode(compressed).decode().replace("=", ".")
-
-
 def is_whole(kernel: KernelObject) -> bool:
     """True if a kernel object can be loaded: it decodes to its declared size and MD5."""
     text = kernel["blob"].replace("-", "+").replace("_", "/").replace(".", "=")

@@ -5,18 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-#: Faults of a result entry. Those of times and `reason` apply to the steps that have them, the
-#: others to every step.
+#: Faults of a result entry.
 LIES = (
-    "zero_time",  # like fin: the time 0, and a reason that says so
-    "negative_time",  # like fin: the time -1, the reason Success, and the explanation in `reson`
     "nan_time",  # like fin, whose JSON writer writes null for NaN
     "no_reason",  # like fin after a failure to load kernels: neither `reason` nor a result
-    "reson",  # `reason` is misspelt
     "bad_md5",
-    "bad_size",
-    "ruined_blob",  # like fin since April 2024
-    "unknown_solver",  # the entry names a solver that get_solvers does not have
 )
 DEFAULTS: dict[str, Any] = {
     "gpus": 1,  # number of devices that HIP_VISIBLE_DEVICES can choose from

@@ -14,11 +14,8 @@ from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import (
     GoldenExists,
-    GoldenFrozen,
     NotReleasable,
     SessionChanged,
-    promote,
-    rollback,
 )
 from tuna.vocabulary import BASELINE
 
@@ -232,22 +229,6 @@ def test_a_base_must_be_there_be_another_and_be_older(scene: Scene) -> None:
         (5,),
         (6,),
     ]
-
-
-def test_what_was_promoted_or_withdrawn_never_changes(scene: Scene) -> None:
-    session = scene.session({(A, ASM): 1.0})
-    scene.build(1, session)
-    promote(scene.engine, 1)
-    newer = scene.session({(A, ASM): 0.5})
-    for state in ("promoted", "withdrawn"):
-        before = scene.everything()
-        for wishes in ({}, {"overwrite": True}):
-            with pytest.raises(GoldenFrozen, match=f"is {state} and never changes"):
-                scene.build(1, newer, **wishes)
-        assert scene.everything() == before
-        if state == "promoted":
-            rollback(scene.engine, "miopen")
-    assert scene.build(2, newer, base=1).replaced == 1
 
 
 @pytest.mark.parametrize("length", [128, 135, 5000, 70_000])

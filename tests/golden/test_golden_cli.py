@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from command_lines import Ended
 from golden_scene import ASM, GEMM, A, B, C, Scene
+from settings_changes import change_setting
 
 from tuna import api
 from tuna.cli.main import guarded, tuna
 from tuna.cli.seeds import respell
 from tuna.configs import parse_line
-from tuna.settings import get_settings
 from tuna_mituna.db_files import update_golden
 
 pytestmark = pytest.mark.both_databases_in_drills
@@ -65,8 +65,9 @@ def type_in(
 ) -> TypeIn:
     """`type_in("build", 1, ...)` is `tuna golden build 1 ...`; `type_in("--golden_v", 1, ...)` is
     update_golden.py."""
-    monkeypatch.setenv("TUNA_DB_URL", scene.engine.url.render_as_string(hide_password=False))
-    get_settings.cache_clear()
+    change_setting(
+        monkeypatch, "TUNA_DB_URL", scene.engine.url.render_as_string(hide_password=False)
+    )
 
     def run(*words: object) -> Ended:
         line = [str(word) for word in words]

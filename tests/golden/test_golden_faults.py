@@ -112,7 +112,7 @@ def test_a_build_that_is_killed_leaves_nothing(
         [sys.executable, "-c", _KILLED, url, str(session), str(die_at)], capture_output=True
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    eventually(lambda: scene.everything() == before, 10.0)
+    eventually(lambda: scene.everything() == before, 120.0)
     assert scene.build(2, session, base=1).entries == 4
 
 
@@ -126,7 +126,7 @@ def test_of_two_who_build_a_version_at_once_one_wins_and_the_other_is_told(
         scene.execute(sa.delete(models.GoldenKernel))
         scene.execute(sa.delete(models.GoldenEntry))
         scene.execute(sa.delete(models.Golden))
-    ready = threading.Barrier(2, timeout=30)
+    ready = threading.Barrier(2, timeout=120)
     outcomes: list[Any] = []
 
     def work() -> None:
@@ -157,7 +157,7 @@ def test_who_comes_while_the_first_version_is_being_built_is_told_so(scene: Scen
     began, told = threading.Event(), []
 
     def other() -> None:
-        began.wait(30)
+        began.wait(120)
         try:
             Scene(make_engine(scene.engine.url.render_as_string(hide_password=False))).build(
                 1, session
@@ -187,7 +187,7 @@ def test_a_promotion_waits_for_an_overwrite_and_judges_what_it_made(scene: Scene
     began, reports = threading.Event(), []
 
     def promoter() -> None:
-        began.wait(30)
+        began.wait(120)
         reports.append(
             promote(make_engine(scene.engine.url.render_as_string(hide_password=False)), 2)
         )

@@ -180,7 +180,7 @@ def test_what_is_not_there_is_neither_promoted_nor_rolled_back(scene: Scene) -> 
 
 def test_of_two_who_promote_a_version_one_does_and_the_other_is_told(scene: Scene) -> None:
     scene.build(1, scene.session({(A, ASM): 1.0}))
-    ready, outcomes = threading.Barrier(2, timeout=30), []
+    ready, outcomes = threading.Barrier(2, timeout=120), []
 
     def work() -> None:
         engine = make_engine(scene.engine.url.render_as_string(hide_password=False))

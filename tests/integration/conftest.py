@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from fork_server import ForkServer
 from processes import Processes, stop_redis
+from settings_changes import change_setting
 
 from tuna.db.engine import make_engine
 from tuna.settings import get_settings
@@ -17,8 +18,7 @@ from tuna.settings import get_settings
 @pytest.fixture()
 def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
     """The embedded database, with a lease that expires soon."""
-    monkeypatch.setenv("TUNA_LEASE_S", "2")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_LEASE_S", "2")
     return make_engine(get_settings().sql_url)
 
 

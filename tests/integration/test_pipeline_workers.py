@@ -71,9 +71,10 @@ def test_another_environments_work_is_left_for_those_who_have_it(
     execute(engine, sa.text("UPDATE environment SET arch = 'elsewhere'"))
     worker = processes.worker("eval")
     processes.coordinator()
-    eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
+    eventually(lambda: states(engine) == {"eval_queued": 10}, 120)
     client = connect(get_settings())
     eventually(
-        lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30
+        lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1],
+        120,
     )
     assert states(engine) == {"eval_queued": 10}

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes, below
 from queries import execute, read_value
+from settings_changes import change_setting
 
 from tuna.db.engine import writing
 from tuna.db.models import Job
-from tuna.settings import get_settings
 
 Eventually = Callable[[Callable[[], object], float], None]
 
@@ -26,8 +26,7 @@ Eventually = Callable[[Callable[[], object], float], None]
 @pytest.fixture(autouse=True)
 def _lasting_leases(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker dies here, and on a busy machine a heartbeat comes late."""
-    monkeypatch.setenv("TUNA_LEASE_S", "60")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_LEASE_S", "60")
 
 
 #: A package's vendor of devices, which finds two cards.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 import sqlalchemy as sa
+from celery_doubles import Silent
 from jobs_builder import make_jobs, make_searches
 from queries import execute, read_rows
+from settings_changes import change_setting
 
 from tuna.coordinator.coordinator import Coordinator
 from tuna.coordinator.policies import Need, Policy, Share, Snapshot, fair, gradient
@@ -39,15 +39,6 @@ class LearningLibrary(SearchLibrary):
     """What ends a round, and what begins the next, are for the same processes."""
 
     steps = (*SearchLibrary.steps, Step("learn", Resource.CPU))
-
-
-class Silent:
-    """In the place of Celery: what is sent waits."""
-
-    def producer_or_acquire(self) -> Any:
-        return contextlib.nullcontext()
-
-    def send_task(self, *_: Any, **__: Any) -> None: ...
 
 
 @pytest.fixture()
@@ -78,8 +69,7 @@ def work(engine: sa.Engine) -> SessionWork:
 def make(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Coordinator]:
-    monkeypatch.setenv("TUNA_QUEUE_BOUND", "1")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_QUEUE_BOUND", "1")
 
     def coordinator(work: SessionWork, policy: Policy | None = None) -> Coordinator:
         backends = Backends(engine, redis_client, Silent(), get_settings())  # type: ignore[arg-type]
@@ -241,8 +231,7 @@ def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
         facts = {"output_tail": "", "times_ms": "[]", "step": "build", "job_id": job_id}
         rows = [{**facts, "number": number, "artifact": "c" * 64} for number in range(8)]
         connection.execute(sa.insert(TrialRow), rows)
-    monkeypatch.setenv("TUNA_QUEUE_BOUND", "10")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_QUEUE_BOUND", "10")
     coordinator = make(work)
     (queue,) = {work.queue(step) for step in work.steps if step.name == "measure"}
     monkeypatch.setattr(coordinator.snapshots, "_live_processes", lambda: Counter({queue: 2}))

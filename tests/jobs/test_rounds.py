@@ -338,14 +338,6 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     assert len(scene.rows()) == 8
 
 
-@pytest.mark.both_databases_in_drills
-def test_a_search_that_is_canceled_opens_no_round_until_it_is_retried(scene: Scene) -> None:
-    scene.work("search")
-    scene.load()
-    job_actions.cancel(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
-    assert (scene.load(), rounds_going_on(scene)) == (0, 0)
-
-
 def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_retried(
     scene: Scene,
 ) -> None:
@@ -374,6 +366,7 @@ def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene)
     scene.work("search")
     scene.load()
     job_actions.cancel(scene.engine, scene.library, job_actions.JobSelection(scene.session_id))
+    assert (scene.load(), rounds_going_on(scene)) == (0, 0)
     ids = _ids(scene)
     for some, going_on in ((ids[1:], 0), (ids[:1], 1)):
         job_actions.retry(

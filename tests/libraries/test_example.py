@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from settings_changes import change_setting
 
 from tuna.configs import GemmConfig
 from tuna.libraries.base import Again
 from tuna.libraries.example import ExampleLibrary
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.settings import get_settings
 from tuna.testing.rehearsal import run_context
 from tuna.vocabulary import Cause
 
@@ -30,8 +30,7 @@ def _executed(folder: Path) -> StepResult:
 def rocm_path(tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "rocm"))
     monkeypatch.delenv("TUNA_EXAMPLE_PROGRAM", raising=False)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "PATH", "/usr/bin:/bin")
     return tmp_path / "rocm"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from settings_changes import change_setting
 
 from tuna.artifacts.store import Artifacts
 from tuna.configs import ConvConfig, parse_line
@@ -100,7 +101,7 @@ def test_both_steps_of_a_few_solvers(rocm: Rocm, context: RunContext) -> None:
 
 
 def test_a_solver_that_kills_fin_loses_nothing_but_itself(rocm: Rocm, context: RunContext) -> None:
-    rocm(options={"crash_solvers": [TUNABLE]})
+    rocm(options={"crash_solvers": [TUNABLE], "crash_signal": 11})
     made = compiled(context, [TUNABLE, FIXED, WINOGRAD])
     assert [(result.ok, result.cause) for result in made] == [
         (False, Cause.BUILD_ERROR),
@@ -108,6 +109,7 @@ def test_a_solver_that_kills_fin_loses_nothing_but_itself(rocm: Rocm, context: R
         (True, None),
     ]
     assert "no answer" in made[0].output_tail
+    assert "fin ended with" in made[0].output_tail
 
 
 def test_the_command_that_reproduces_an_item_quotes_the_target() -> None:
@@ -115,14 +117,6 @@ def test_the_command_that_reproduces_an_item_quotes_the_target() -> None:
     item = items("miopen_find_compile", [FIXED])[0].model_copy(update={"target": target})
     assert shlex.split(command_line(MiopenLibrary(), item))[-2:] == ["--target", target]
     assert command_line(MiopenLibrary(), item, 0) == command_line(MiopenLibrary(), item)
-
-
-@pytest.mark.parametrize("number", [6, 11, 13])
-def test_the_signals_that_end_fin_are_named(rocm: Rocm, context: RunContext, number: int) -> None:
-    rocm(options={"crash_solvers": [TUNABLE], "crash_signal": number})
-    (result,) = compiled(context, [TUNABLE])
-    assert result.cause is Cause.BUILD_ERROR
-    assert "fin ended with" in result.output_tail
 
 
 def test_a_crash_while_measuring(rocm: Rocm, context: RunContext) -> None:
@@ -140,32 +134,20 @@ def test_fin_that_hangs_is_ended_and_the_others_are_served(rocm: Rocm, context: 
     assert [result.cause for result in made] == [Cause.BUILD_TIMEOUT, None]
 
 
-@pytest.mark.parametrize(
-    ("lie", "cause"),
-    [
-        ("zero_time", Cause.RUN_ERROR),
-        ("negative_time", Cause.RUN_ERROR),
-        ("nan_time", Cause.RUN_ERROR),
-        ("no_reason", Cause.RUN_ERROR),
-        ("reson", Cause.RUN_ERROR),
-        ("unknown_solver", Cause.RUN_ERROR),
-    ],
-)
+@pytest.mark.parametrize("lie", ["nan_time", "no_reason"])
 def test_each_lie_about_a_measurement_is_a_recorded_cause(
-    rocm: Rocm, context: RunContext, lie: str, cause: Cause
+    rocm: Rocm, context: RunContext, lie: str
 ) -> None:
     rocm()
     made = compiled(context, [TUNABLE, FIXED])
     rocm(options={"lies": {TUNABLE: lie}})
     bad, good = measured(context, [TUNABLE, FIXED], made)
-    assert (bad.ok, bad.cause, bad.trials[0].time_ms) == (False, cause, None)
+    assert (bad.ok, bad.cause, bad.trials[0].time_ms) == (False, Cause.RUN_ERROR, None)
     assert bad.output_tail
     assert good.ok
 
 
-@pytest.mark.parametrize(
-    "lie", ["bad_md5", "bad_size", "ruined_blob", "unknown_solver", "no_reason"]
-)
+@pytest.mark.parametrize("lie", ["bad_md5", "no_reason"])
 def test_each_lie_about_a_build_is_a_recorded_cause(
     rocm: Rocm, context: RunContext, lie: str
 ) -> None:
@@ -311,8 +293,7 @@ def test_without_fin_the_error_names_where_it_should_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TUNA_FIN", raising=False)
-    monkeypatch.setenv("TUNA_ROCM_PATH", "/opt/rocm")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_ROCM_PATH", "/opt/rocm")
     with pytest.raises(LibraryMissing, match="/opt/rocm/bin/fin") as error:
         MiopenLibrary().solvers()
     assert "TUNA_FIN" in error.value.hint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tuna.artifacts.store import Artifacts
-from tuna.configs import ConvConfig, parse_line
+from tuna.configs import parse_line
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, CodeObject, WorkItem
 from tuna.libraries.miopen import fin, fin_protocol, kernel_objects
@@ -114,18 +114,3 @@ def test_queues_are_of_what_can_serve_them_and_not_of_a_session() -> None:
     beginning by chance."""
     assert queue_name(False, "rocm-6.2.0", "key") == "compile.rocm-6.2.0"
     assert queue_name(True, "rocm-6.2.0", "key") == "eval.key"
-
-
-def test_the_line_of_mitunas_celery_test_has_its_request() -> None:
-    (config,) = parse_line(
-        "MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 2"
-    )
-    assert isinstance(config, ConvConfig)
-    job = fin_protocol.job("miopen_find_compile", config, "gfx90a", 104, ["ConvAsm3x3U"])
-    assert (job["arch"], job["direction"], job["dynamic_only"]) == (
-        "gfx90a:sram-ecc+:xnack-",
-        2,
-        False,
-    )
-    assert job["solvers"] == ["ConvAsm3x3U"]
-    assert job["config"]["direction"] == "B"

@@ -4,19 +4,17 @@ next one is measured."""
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from settings_changes import change_setting
 from shared_data import needed_program
 from tvm_bench import Bench
 from tvm_layers import DILATION, conv
 
 from tuna.libraries.items import Trial
-from tuna.libraries.measuring_processes import ForkedProcesses
 from tuna.libraries.tvm import TvmLibrary
-from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
@@ -48,9 +46,9 @@ def good_candidates(bench: Bench) -> list[str | None]:
 def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     new_bench: Callable[[], Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Beside what `test_candidates.py` shows of every library."""
     monkeypatch.setattr(TvmLibrary, "memory_bytes", 2 << 30)
     bench = new_bench()
-    started = time.monotonic()
     first, last = good_candidates(bench)
     # same tensors, other answer
     other = bench.compile(conv(**DILATION), NCHW, candidates=1).trials[0].artifact
@@ -58,8 +56,6 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     eat = "for (;;) { char *p = malloc(64 << 20); if (!p) abort(); *p = 1; }"
     candidates = [
         first,
-        bad_library(bench, tmp_path, "*(volatile int *)0 = 1; return 0;"),
-        bad_library(bench, tmp_path, "for (;;) pause();"),
         bad_library(bench, tmp_path, eat),
         bad_library(bench, tmp_path, "return 0;"),
         other,
@@ -67,80 +63,22 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
         bench.context.artifacts.put(b"not a library"),
         last,
     ]
-    result = bench.evaluate(conv(), NCHW, candidates, measure_timeout_s=10)
-    causes = [trial.cause for trial in result.trials]
-    errors = [
-        Cause.RUN_ERROR,
-        Cause.RUN_TIMEOUT,
-        Cause.RUN_ERROR,
-        Cause.WRONG_RESULT,
-        Cause.WRONG_RESULT,
+    result = bench.evaluate(conv(), NCHW, candidates, measure_timeout_s=60)
+    wrong, error = [Cause.WRONG_RESULT] * 2, Cause.RUN_ERROR
+    assert [trial.cause for trial in result.trials] == [None, error, *wrong, error, error, None]
+    assert "SIGABRT" in result.trials[1].output_tail
+    assert "exit code 3" in result.trials[4].output_tail
+    assert result.trials[2].max_error is None  # nothing was written
+    assert (result.trials[3].max_error or 0.0) > 0.01
+    assert [trial.time_ms is None for trial in result.trials] == [
+        trial.cause is not None for trial in result.trials
     ]
-    assert causes == [None, *errors, Cause.RUN_ERROR, Cause.RUN_ERROR, None]
-    tails = [trial.output_tail for trial in result.trials]
-    assert "SIGSEGV" in tails[1]
-    assert "SIGABRT" in tails[3]
-    assert "exit code 3" in tails[6]
-    assert result.trials[4].max_error is None  # nothing was written
-    assert (result.trials[5].max_error or 0.0) > 0.01
-    assert all(
-        trial.time_ms is None and not trial.times_ms for trial in result.trials if trial.cause
-    )
-    assert all(trial.time_ms for trial in (result.trials[0], result.trials[-1]))
-    assert result.ok
-    assert result.cause is None
-    # the limit of a candidate does not grow by that of a start
-    assert time.monotonic() - started < 150
+    assert (result.ok, result.cause) == (True, None)
 
 
-def test_an_item_whose_candidates_are_all_bad_fails_with_their_cause(
-    bench: Bench, tmp_path: Path
-) -> None:
-    result = bench.evaluate(conv(), NCHW, [bad_library(bench, tmp_path, "return 0;")])
-    assert (result.ok, result.cause) == (False, Cause.WRONG_RESULT)
-
-
-@pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_an_artifact_that_is_lost_sends_the_item_back(
-    bench: Bench, home: Path, damage: str
-) -> None:
-    (artifact,) = (
-        trial.artifact
-        for trial in bench.compile(conv(), NCHW, candidates=1, seed=len(damage)).trials
-    )
-    assert artifact is not None
-    place = home / "artifacts" / artifact[:2] / artifact
-    place.unlink() if damage == "gone" else place.write_bytes(b"damaged")
-    result = bench.evaluate(conv(), NCHW, [artifact])
+def test_an_artifact_that_is_lost_sends_the_item_back(bench: Bench) -> None:
+    result = bench.evaluate(conv(), NCHW, ["0" * 64])
     assert (result.ok, result.cause, result.trials) == (False, Cause.ARTIFACT_LOST, ())
-    place.unlink(missing_ok=True)
-
-
-def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(bench: Bench) -> None:
-    """And an artifact may be evaluated again: a retry must not write over the library that the
-    child has mapped."""
-    candidate = good_candidates(bench)[0]
-    assert bench.evaluate(conv(), NCHW, [candidate]).trials[0].cause is None
-    assert isinstance(bench.library.processes, ForkedProcesses)
-    parent = bench.library.processes.parent
-    assert parent is not None
-    starts = parent.starts
-    result = bench.evaluate(conv(), NCHW, [candidate, candidate])
-    assert parent.starts == starts
-    assert [trial.cause for trial in result.trials] == [None, None]
-    best = min(result.trials, key=lambda trial: trial.time_ms or 0)
-    # equal code, so one candidate: in two fresh processes, three times at least, on a busy machine
-    assert len(best.times_ms) >= 2 * 3
-    for trial in result.trials:
-        assert trial.time_ms is not None
-        assert min(trial.times_ms) <= trial.time_ms <= max(trial.times_ms)
-    assert result.device is not None
-    assert (result.device.peak_gflops or 0) > 0
-    assert 0 < result.busy_s <= result.ended_at - result.started_at + 0.1
-
-
-def test_an_item_without_candidates_fails(bench: Bench) -> None:
-    assert not bench.evaluate(conv(), NCHW, []).ok
 
 
 def fake_linker(folder: Path, monkeypatch: pytest.MonkeyPatch, first_time: str) -> None:
@@ -156,36 +94,22 @@ def fake_linker(folder: Path, monkeypatch: pytest.MonkeyPatch, first_time: str) 
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setenv("TUNA_SANDBOX_WRITE", str(folder))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX_WRITE", str(folder))
 
 
 def good(trials: tuple[Trial, ...]) -> list[tuple[int, str | None, str | None]]:
     return [(trial.index, trial.params, trial.artifact) for trial in trials if trial.cause is None]
 
 
-@pytest.mark.parametrize(
-    ("accident", "cause", "word"),
-    [
-        ("kill -SEGV $PPID", Cause.BUILD_ERROR, "SIGSEGV"),
-        ("sleep 600", Cause.BUILD_TIMEOUT, "no answer within"),
-    ],
-)
-def test_a_build_that_dies_or_hangs_is_one_failed_trial_and_the_rest_are_what_they_would_have_been(
-    new_bench: Callable[[], Bench],
-    bench: Bench,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    accident: str,
-    cause: Cause,
-    word: str,
+def test_a_build_that_dies_is_one_failed_trial_and_the_rest_are_what_they_would_have_been(
+    new_bench: Callable[[], Bench], bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = bench.compile(conv(), NCHW)
-    fake_linker(tmp_path, monkeypatch, accident)
+    fake_linker(tmp_path, monkeypatch, "kill -SEGV $PPID")
     unlucky = new_bench()
-    result = unlucky.compile(conv(), NCHW, build_timeout_s=5)
-    assert [trial.cause for trial in result.trials] == [cause, None]
-    assert word in result.trials[0].output_tail
+    result = unlucky.compile(conv(), NCHW)
+    assert [trial.cause for trial in result.trials] == [Cause.BUILD_ERROR, None]
+    assert "SIGSEGV" in result.trials[0].output_tail
     assert result.trials[0].params == expected.trials[0].params
     assert good(result.trials) == good(expected.trials)[1:]
     assert result.ok

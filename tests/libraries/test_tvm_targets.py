@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from settings_changes import change_setting
 from shared_data import needed_program
 
 from tuna.errors import BadInput, LibraryMissing
@@ -110,8 +111,7 @@ def test_a_compiler_that_links_for_another_machine_is_refused(
     tvm_here: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TUNA_HOME", str(tmp_path))
-    monkeypatch.setenv("TUNA_CC", Path(needed_program("gcc")).name)
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_CC", Path(needed_program("gcc")).name)
     try:
         with pytest.raises(
             LibraryMissing, match="gcc does not link for riscv64-linux-gnu: asked for its machine"

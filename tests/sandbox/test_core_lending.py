@@ -98,7 +98,7 @@ def _thread(
     def run() -> None:
         with context:
             within.set()
-            leave.wait(30)
+            leave.wait(120)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -206,11 +206,11 @@ def test_a_build_that_cannot_be_moved_is_waited_for(
 ) -> None:
     monkeypatch.setattr(lending, "move", lambda *_: False)
     with CORES.build(LIMIT_S), _thread(CORES.build(LIMIT_S, compiler)) as (building, end):
-        assert building.wait(30)
+        assert building.wait(120)
         with _thread(measuring([LENT])) as (measured, _):
             assert not measured.wait(0.1)
             end.set()
-            assert measured.wait(30)
+            assert measured.wait(120)
 
 
 def test_for_quiet_a_measurement_waits_for_builds_and_no_new_one_begins_meanwhile(
@@ -218,30 +218,30 @@ def test_for_quiet_a_measurement_waits_for_builds_and_no_new_one_begins_meanwhil
 ) -> None:
     with contextlib.ExitStack() as stack:
         first, end_first = stack.enter_context(_thread(CORES.build(LIMIT_S)))
-        assert first.wait(30)
+        assert first.wait(120)
         measured, end_measured = stack.enter_context(_thread(measuring([LENT], quiet=True)))
-        eventually(lambda: lending._is_held("quiet"), 30)
+        eventually(lambda: lending._is_held("quiet"), 120)
         second, _ = stack.enter_context(_thread(CORES.build(LIMIT_S)))
         assert not second.wait(0.1)
         assert not measured.is_set()
         end_first.set()
-        assert measured.wait(30)
+        assert measured.wait(120)
         assert not second.wait(0.1)
         end_measured.set()
-        assert second.wait(30)
+        assert second.wait(120)
 
 
 def test_a_build_that_waited_goes_before_the_next_measurement(eventually: Eventually) -> None:
     with _thread(measuring([LENT], quiet=True)) as (first, end_first):
-        assert first.wait(30)
+        assert first.wait(120)
         with _thread(CORES.build(LIMIT_S)) as (building, end_building):
-            eventually(lambda: lending._is_held("waiting"), 30)
+            eventually(lambda: lending._is_held("waiting"), 120)
             with _thread(measuring([LENT], quiet=True)) as (second, _):
                 end_first.set()
-                assert building.wait(30)
+                assert building.wait(120)
                 assert not second.is_set()
                 end_building.set()
-                assert second.wait(30)
+                assert second.wait(120)
 
 
 def test_for_quiet_a_build_is_waited_for_no_longer_than_its_own_limit() -> None:

@@ -51,11 +51,11 @@ def test_a_device_is_taken_as_soon_as_it_is_free() -> None:
     def hold() -> None:
         with device_lock(["GPU-1"]):
             held.set()
-            let_go.wait(30)
+            let_go.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(120)
     threading.Timer(0.1, let_go.set).start()
     with device_lock(["GPU-1"], wait_s=30.0):
         assert let_go.is_set()

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from box_place import LIMIT_S, SECRET, Place, perform
 from celery import Celery
+from settings_changes import change_setting
 from shared_data import need, needed_program
 from structlog.testing import capture_logs
 
@@ -256,8 +257,7 @@ def test_what_a_kernel_lacks_is_logged_once_and_refused_on_request(
     with capture_logs() as lines:
         assert [run(["true"], timeout_s=LIMIT_S).returncode for _ in range(2)] == [0, 0]
     assert [line["event"] for line in lines] == ["sandbox incomplete"]
-    monkeypatch.setenv("TUNA_SANDBOX", "require")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX", "require")
     with pytest.raises(ServiceError, match="no Landlock") as refused:
         run(["true"], timeout_s=LIMIT_S)
     assert "TUNA_SANDBOX=auto" in refused.value.hint
@@ -302,8 +302,7 @@ def test_a_worker_that_requires_a_box_does_not_start_without(
 def test_a_box_that_is_switched_off_is_open(
     acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNA_SANDBOX", "off")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX", "off")
     assert perform(acts, {"read": place.secret, "tcp6": 0}, place) == {
         "read": "DONE",
         "tcp6": "DONE",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from box_place import LIMIT_S, Place, perform
+from settings_changes import change_setting
 
 from tuna.sandbox import box as boxes
 from tuna.sandbox.processes import run
@@ -24,8 +25,7 @@ def test_a_home_inside_a_folder_of_libraries_stays_closed(
     home = tmp_path / "checkout" / "data" / "home"
     monkeypatch.setenv("TUNA_HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "checkout"))
-    monkeypatch.setenv("TUNA_DB_URL", f"sqlite:///{tmp_path}/checkout/tuna.sqlite")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_DB_URL", f"sqlite:///{tmp_path}/checkout/tuna.sqlite")
     place = Place(home, tmp_path)
     (tmp_path / "checkout" / "tuna.sqlite").touch()
     for path in (home.parent / "module.py", home.parent.parent / "package.py"):
@@ -46,8 +46,7 @@ def test_of_a_checkout_only_packages_are_open(
 ) -> None:
     """docker/secrets and .git/config cannot be read, although the checkout is in a child's
     PYTHONPATH."""
-    monkeypatch.setenv("TUNA_SANDBOX_READ", os.pathsep.join(map(str, named)))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX_READ", os.pathsep.join(map(str, named)))
     git = ROOT / ".git"
     closed = [
         git / "config" if git.is_dir() else git,
@@ -77,8 +76,7 @@ def test_a_folder_around_the_home_may_have_thousands_of_entries(
     for number in range(2000):
         (around / f"{number}-{'x' * 80}").mkdir(parents=True)
     monkeypatch.setenv("TUNA_HOME", str(around / "home"))
-    monkeypatch.setenv("TUNA_SANDBOX_READ", str(around))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX_READ", str(around))
     place = Place(around / "home", tmp_path)
     beside = around / f"7-{'x' * 80}" / "file"
     beside.touch()

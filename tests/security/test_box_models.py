@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from box_place import HERE, SECRET
 from command_lines import Ended
+from settings_changes import change_setting
 from shared_data import needed_program
 
 from tuna.errors import BadInput
-from tuna.settings import get_settings
 
 pytestmark = pytest.mark.usefixtures("needs_a_box", "forked_children")
 
@@ -45,8 +45,7 @@ def test_a_model_reaches_nothing_outside_of_its_box(
     ended = type_in(*words)
     assert (ended.code, "ended with exit code 17" in ended.err) == (BadInput.exit_code, True), ended
     assert secret.read_text() == SECRET
-    monkeypatch.setenv("TUNA_SANDBOX", "off")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX", "off")
     assert "ended with exit code 18" in type_in(*words).err, "without a box it is seen to get out"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import Ended
+from settings_changes import change_setting
 
 from tuna.artifacts.store import Artifacts
 from tuna.settings import get_settings
@@ -24,8 +25,7 @@ def test_a_home_keeps_its_database_and_its_artifacts(
     """SQLite's file is not cut off at the question mark, nor do artifacts lie in `a%20b`."""
     odd = tmp_path / "homes" / name
     odd.parent.mkdir()
-    monkeypatch.setenv("TUNA_HOME", str(odd))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_HOME", str(odd))
     assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
     digest = Artifacts.from_settings(get_settings()).put(b"code")
     assert {path.name for path in odd.parent.iterdir()} == {name}
@@ -37,8 +37,7 @@ def test_an_empty_name_is_not_the_current_folder(
     home: Path, tmp_path: Path, type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a variable that a script has not set."""
-    monkeypatch.setenv("TUNA_HOME", "")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_HOME", "")
     before = sorted(tmp_path.iterdir())
     ended = type_in("tuna", "status")
     assert ended.code == 2

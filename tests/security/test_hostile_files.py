@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from settings_changes import change_setting
 
 from tuna.archives.archive import verify
 from tuna.common.files import gunzip
@@ -178,8 +179,7 @@ def test_hostile_settings_are_refused_by_name(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str
 ) -> None:
     (tmp_path / "tuna.toml").write_text(text)
-    monkeypatch.setenv("TUNA_CONFIG", "tuna.toml")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_CONFIG", "tuna.toml")
     _refused(get_settings, word)
 
 

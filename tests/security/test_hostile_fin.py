@@ -161,7 +161,8 @@ def test_a_kernel_with_a_hostile_form_is_a_build_error(tmp_path: Path) -> None:
         {"uncompressed_size": float("nan")}, {"md5_sum": "0" * 32}, {"md5_sum": None},
         {"blob": "===="}, {"blob": "é"},
         {"blob": None}, {"kernel_file": ""}, {"kernel_file": "k" * 1025}, {"comp_options": 5},
-        {"comp_options": "-O" * (1 << 20)},
+        {"comp_options": "-O" * (1 << 20)}, {"blob": "QlpoOTFB"},
+        {"md5_sum": "Failed to compress kernel", "uncompressed_size": 0, "blob": ""},
     ]  # fmt: skip
     for facts in hostile:
         answer = {f"{COMPILE}_result": [{"solver_name": "S", "find_compiled": True,

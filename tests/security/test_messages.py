@@ -17,6 +17,7 @@ import kombu
 import psutil
 import pytest
 import redis
+from settings_changes import change_setting
 
 from tuna.queue.connection import broker_url
 from tuna.queue.envelopes import dropped
@@ -56,8 +57,7 @@ class _Bomb:
 @pytest.fixture()
 def worker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[psutil.Popen]:
     """A worker as a person starts it, whose log is in TUNA_HOME/log."""
-    monkeypatch.setenv("TUNA_LOG_LEVEL", "INFO")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_LOG_LEVEL", "INFO")
     server = EmbeddedRedis(get_settings().run_dir)
     server.acquire()
     words = [
@@ -138,7 +138,7 @@ def test_a_pickle_is_not_opened_and_the_worker_lives(
     eventually(
         lambda: last in log.read_text() and "dropped" in log.read_text().partition(last)[2], 60
     )
-    eventually(lambda: client.llen(QUEUE) == 0 and client.hlen("unacked") == 0, 30)
+    eventually(lambda: client.llen(QUEUE) == 0 and client.hlen("unacked") == 0, 120)
     assert worker.is_running()
     assert worker.children()
     assert not made.exists()

@@ -70,14 +70,6 @@ def test_database_sockets_and_logs_are_the_users_alone(
         server.release()
 
 
-def test_a_home_that_tuna_makes_is_closed_whoever_comes_first(empty_home: Path) -> None:
-    empty_home.rmdir()
-    server = EmbeddedRedis(get_settings().run_dir)
-    server.acquire()
-    server.release()
-    assert empty_home.stat().st_mode & 0o077 == 0
-
-
 def test_the_embedded_redis_listens_on_no_port(home: Path) -> None:
     server = EmbeddedRedis(get_settings().run_dir)
     server.acquire()

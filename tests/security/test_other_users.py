@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import redis
 from command_lines import Ended
+from settings_changes import change_setting
 
 from tuna.artifacts.copies import ArtifactCache
 from tuna.artifacts.signatures import Keys
@@ -74,8 +75,7 @@ def shared() -> Iterator[Path]:
 @pytest.fixture()
 def use_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     def use(place: Path) -> None:
-        monkeypatch.setenv("TUNA_HOME", str(place))
-        get_settings.cache_clear()
+        change_setting(monkeypatch, "TUNA_HOME", str(place))
 
     return use
 
@@ -111,8 +111,10 @@ def test_a_home_that_another_user_made_is_not_used(
     assert list(planted.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [*((words, 0o777) for words in COMMANDS), *((("status",), m) for m in (0o1777, 0o770, 0o702))],
+)
 def test_a_home_that_others_may_write_to_is_not_used(
     home: Path, type_in: Callable[..., object], words: tuple[object, ...], mode: int
 ) -> None:

@@ -19,6 +19,7 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, states
 from private_servers import redis_server, with_password
+from settings_changes import change_setting
 
 from tuna.common import logs
 from tuna.db import database
@@ -289,8 +290,7 @@ def test_fin_does_not_get_the_settings(
 ) -> None:
     from tuna.libraries.miopen import fin
 
-    monkeypatch.setenv("TUNA_SANDBOX_WRITE", str(tmp_path))
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_SANDBOX_WRITE", str(tmp_path))
     get_settings()
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)

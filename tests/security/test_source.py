@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,14 +123,6 @@ def _name(node: ast.expr) -> str:
     return ".".join([*([node.id] if isinstance(node, ast.Name) else [""]), *reversed(parts)])
 
 
-def _calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.Call]]:
-    """Every call, with the name of the enclosing function."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Call):
-            yield where, node
-        yield from _calls(node, node.name if isinstance(node, ast.FunctionDef) else where)
-
-
 @functools.cache
 def _trees() -> list[tuple[str, ast.Module]]:
     gc.disable()  # of half a million nodes none is garbage
@@ -139,6 +130,21 @@ def _trees() -> list[tuple[str, ast.Module]]:
         return [(str(path.relative_to(ROOT)), ast.parse(path.read_bytes())) for path in _sources()]
     finally:
         gc.enable()
+
+
+@functools.cache
+def _calls() -> list[tuple[str, str, ast.Call]]:
+    """Every call, with its file and the name of the enclosing function."""
+    calls = []
+    todo: list[tuple[str, str, ast.AST]] = [(file, "", tree) for file, tree in _trees()]
+    while todo:
+        file, where, node = todo.pop()
+        if isinstance(node, ast.Call):
+            calls.append((file, where, node))
+        if isinstance(node, ast.FunctionDef):
+            where = node.name
+        todo += ((file, where, child) for child in ast.iter_child_nodes(node))
+    return calls
 
 
 def test_the_search_sees_the_whole_project() -> None:
@@ -168,28 +174,26 @@ def test_no_module_that_makes_objects_of_bytes_is_imported() -> None:
 
 def test_no_text_is_run_as_code_or_by_a_shell() -> None:
     found = []
-    for file, tree in _trees():
-        for _, call in _calls(tree):
-            name = _name(call.func)
-            shell = [k for k in call.keywords if k.arg == "shell" and not _is(k.value, False)]
-            if name == "ctypes.CDLL" and file in _OWN_LIBRARY and _is(call.args[0], None):
-                continue
-            if name == "ctypes.CDLL" and file in _LOADERS:
-                continue
-            if name == "np.load" and any(
-                k.arg == "allow_pickle" and _is(k.value, False) for k in call.keywords
-            ):
-                continue
-            if name in _BUILTINS | _CALLS or shell:
-                found.append((file, name))
-    assert found == [(_OWN_KERNELS, "exec"), (_OWN_KERNELS, "compile")]
+    for file, _, call in _calls():
+        name = _name(call.func)
+        shell = [k for k in call.keywords if k.arg == "shell" and not _is(k.value, False)]
+        if name == "ctypes.CDLL" and file in _OWN_LIBRARY and _is(call.args[0], None):
+            continue
+        if name == "ctypes.CDLL" and file in _LOADERS:
+            continue
+        if name == "np.load" and any(
+            k.arg == "allow_pickle" and _is(k.value, False) for k in call.keywords
+        ):
+            continue
+        if name in _BUILTINS | _CALLS or shell:
+            found.append((file, name))
+    assert sorted(found) == [(_OWN_KERNELS, "compile"), (_OWN_KERNELS, "exec")]
 
 
 def test_yaml_is_read_without_making_objects() -> None:
-    for file, tree in _trees():
-        for _, call in _calls(tree):
-            if _name(call.func).endswith("YAML"):
-                assert [k.value.value for k in call.keywords if k.arg == "typ"] == ["safe"], file  # type: ignore[attr-defined]
+    for file, _, call in _calls():
+        if _name(call.func).endswith("YAML"):
+            assert [k.value.value for k in call.keywords if k.arg == "typ"] == ["safe"], file  # type: ignore[attr-defined]
 
 
 def _is(node: ast.expr, value: object) -> bool:
@@ -214,12 +218,11 @@ def _texts(node: ast.expr) -> bool:
 
 
 def test_no_statement_is_put_together_where_it_runs() -> None:
-    found = set()
-    for file, tree in _trees():
-        for where, call in _calls(tree):
-            function = _name(call.func).rpartition(".")[2]
-            if function in _SQL and call.args and _built(call.args[0]):
-                found.add((file, where))
+    found = {
+        (file, where)
+        for file, where, call in _calls()
+        if _name(call.func).rpartition(".")[2] in _SQL and call.args and _built(call.args[0])
+    }
     assert found == _JUSTIFIED
 
 

@@ -12,6 +12,7 @@ import click
 import pytest
 import sqlalchemy as sa
 from command_lines import PROGRAMS
+from settings_changes import change_setting
 from shared_data import DRILLS
 
 from tuna import api
@@ -169,8 +170,7 @@ def database(
     """The configured database, SQLite or MariaDB."""
     if request.param == "mariadb":
         engine: sa.Engine = request.getfixturevalue("mariadb_engine")
-        monkeypatch.setenv("TUNA_DB_URL", engine.url.render_as_string(hide_password=False))
-        get_settings.cache_clear()
+        change_setting(monkeypatch, "TUNA_DB_URL", engine.url.render_as_string(hide_password=False))
     else:
         engine = make_engine(get_settings().sql_url)
     monkeypatch.setattr(

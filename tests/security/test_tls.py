@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from certificates import DAY, NOW, Authority
 from private_servers import free_port, running
+from settings_changes import change_setting
 from shared_data import needed_program
 
 from tuna.errors import BadInput, TunaError
@@ -239,8 +240,7 @@ def test_celery_works_with_a_redis_that_asks_for_a_certificate(
 def test_a_url_cannot_turn_verification_off(
     monkeypatch: pytest.MonkeyPatch, variable: str, query: str
 ) -> None:
-    monkeypatch.setenv(variable, f"rediss://:{PASSWORD}@h/0?{query}")
-    get_settings.cache_clear()
+    change_setting(monkeypatch, variable, f"rediss://:{PASSWORD}@h/0?{query}")
     with pytest.raises(BadInput, match=f"{query.partition('=')[0]}.*always verified") as refused:
         get_settings()
     assert PASSWORD not in str(refused.value)
@@ -260,8 +260,7 @@ def test_urls_that_celery_would_not_verify_are_refused(
 ) -> None:
     """Celery encrypts with `ssl=true`, too, and goes on to the next of several servers, without a
     name to check."""
-    monkeypatch.setenv("TUNA_BROKER_URL", url)
-    get_settings.cache_clear()
+    change_setting(monkeypatch, "TUNA_BROKER_URL", url)
     with pytest.raises(BadInput, match="TUNA_BROKER_URL"):
         get_settings()
 

@@ -119,7 +119,7 @@ def test_nothing_is_read_from_the_store_within_the_transaction(scene: Any) -> No
 def test_several_are_read_at_once(scene: Any) -> None:
     one = scene(3)
     # each read goes on once all four have begun
-    one.before_read = threading.Barrier(4, timeout=30).wait
+    one.before_read = threading.Barrier(4, timeout=120).wait
     one.measure()
     assert states(one.engine) == {"evaluated": 3}
 

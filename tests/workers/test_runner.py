@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import redis
+from settings_changes import change_setting
 
 from tuna.artifacts.store import Artifacts
 from tuna.errors import StorageFull
@@ -28,7 +29,6 @@ from tuna.sandbox import core_lending
 from tuna.sandbox import device_lock as device_lock_module
 from tuna.sandbox.device_lock import device_lock
 from tuna.sandbox.processes import Child, ChildCancelled, run
-from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 from tuna.workers import runner as running
@@ -131,7 +131,7 @@ def test_a_lost_lease_ends_the_child_that_works_for_it(
     library, ended = Foreign(served=served), list[str]()
     worker = threading.Thread(target=lambda: ended.append(bench.run(library)))
     worker.start()
-    assert library.began.wait(30)
+    assert library.began.wait(120)
     bench.leases.drop(["c"])
     worker.join(60)
     assert ended == ["lost"]
@@ -222,8 +222,7 @@ def test_a_measurement_has_its_cores_alone_and_quiet_where_that_is_set(
 
     seen: list[list[bool]] = []
     for quiet in ("auto", "yes", "no"):
-        monkeypatch.setenv("TUNA_QUIET", quiet)
-        get_settings.cache_clear()
+        change_setting(monkeypatch, "TUNA_QUIET", quiet)
         assert bench.run(Looks()) == "finished"
         assert bench.run(Looks(), ITEM.model_copy(update={"step": "build"})) == "finished"
     assert seen == [

@@ -60,7 +60,7 @@ def test_a_child_starts_beside_a_folder_tuna_and_a_file_redis(beside_a_clone: Pa
         "sandbox_handlers", env=child_env({"PYTHONPATH": f"{handlers}:{Path(__file__).parents[2]}"})
     )
     try:
-        assert child.call({"op": "echo", "value": 1}, 30)["value"] == 1
+        assert child.call({"op": "echo", "value": 1}, 120)["value"] == 1
     finally:
         child.close()
 
