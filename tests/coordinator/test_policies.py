@@ -74,12 +74,6 @@ def test_sessions_take_turns_and_the_one_that_waited_longest_is_first() -> None:
     assert shares(step(3), step(1), waiting=3) == [(3, "build", 1)]
 
 
-def test_turns_are_counted_in_each_queue() -> None:
-    served = {(1, QUEUE): 5, (2, QUEUE): 3, (3, "eval.y"): 9}
-    snapshot = Snapshot([step(1), step(2), step(3)], {QUEUE: 2}, {QUEUE: 2}, 256, served=served)
-    assert [share.step.session_id for share in fair(snapshot)] == [3, 2]
-
-
 def test_each_queue_is_filled_for_itself() -> None:
     other = OpenStep(1, "measure", "eval.y")
     snapshot = Snapshot([step(1, priority=9), other], {}, {QUEUE: 1, "eval.y": 3}, 5)

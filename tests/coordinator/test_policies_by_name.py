@@ -24,13 +24,6 @@ def test_fair_serves_what_goes_on_then_sessions_in_turn_in_this_queue() -> None:
     ]
 
 
-def test_fair_serves_a_later_step_of_the_same_session_first() -> None:
-    snapshot = Snapshot(
-        [step(1, "propose", remaining=2), step(1, "build", remaining=1)], {}, {"cpu": 1}, 9, 1
-    )
-    assert [share.step.step for share in fair(snapshot)] == ["build"]
-
-
 def test_shortest_serves_the_session_that_would_end_soonest_alone() -> None:
     left_s = {(1, "cpu"): 50.0, (2, "cpu"): 10.0, (2, "device"): 40.0, (3, "device"): 45.0}
     assert order(shortest, step(1), step(2), step(3), left_s=left_s) == [2, 3, 1]

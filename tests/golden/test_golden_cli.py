@@ -318,19 +318,3 @@ def test_the_seeds_way_takes_a_kind_and_imported_results_on_demand(
     ended = type_in("--session_id", 1, "--golden_v", 1, "-o", "-C", "batch_norm")
     assert ended.code == 2
     assert "has no results for batch_norm" in ended.err
-
-
-def test_the_options_are_in_the_help(type_in: TypeIn) -> None:
-    for words, options in (
-        (
-            ("--help",),
-            ("--session_id", "--golden_v", "--base_golden_v", "--overwrite", "--config_type"),
-        ),
-        (
-            ("report", "--help"),
-            ("--session-id", "--against", "--max-regression", "--min-gain", "--json"),
-        ),
-    ):
-        ended = type_in(*words)
-        assert ended.code == 0
-        assert all(option in ended.out for option in options)

@@ -268,10 +268,9 @@ def test_what_a_child_wrote_beside_its_answer_is_no_answer_to_the_next_call(chil
     assert child.starts == 2
 
 
-@pytest.mark.parametrize("value", ["5", "null", "[]", '"abc"'])
-def test_an_answer_that_its_caller_cannot_use_counts_as_a_crash(child: Child, value: str) -> None:
+def test_an_answer_that_its_caller_cannot_use_counts_as_a_crash(child: Child) -> None:
     with pytest.raises(ChildGarbled, match="answer is not valid: the answer is not an object"):
-        child.call({"op": "garbage", "text": f'{{"number": 1, "result": {value}}}\n'}, LIMIT_S)
+        child.call({"op": "garbage", "text": '{"number": 1, "result": null}\n'}, LIMIT_S)
     assert not child.alive
 
 
@@ -341,19 +340,15 @@ def test_a_child_dies_with_its_parent() -> None:
     assert eventually(lambda: gone(int(parent.stdout)))
 
 
-@pytest.mark.parametrize("name", visibility())
-def test_a_child_sees_the_device_that_its_worker_was_given(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", ["3", ""])
+def test_a_child_sees_the_device_that_its_worker_was_given_or_none(
+    device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the variable, every plug-in's child would measure on the first device."""
-    monkeypatch.setenv(name, "3")
-    done = python(f"import os; print(os.environ.get({name!r}))")
-    assert done.output == "3\n"
-
-
-def test_a_device_that_is_hidden_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "")
-    assert python("import os; print(repr(os.environ.get('ROCR_VISIBLE_DEVICES')))").output == "''\n"
+    for name in visibility():
+        monkeypatch.setenv(name, device)
+    done = python(f"import os; print([os.environ.get(name) for name in {list(visibility())}])")
+    assert done.output == f"{[device] * len(visibility())}\n"
 
 
 def test_a_program_that_nobody_wants_any_more_is_killed_with_all_that_it_started(

@@ -3,7 +3,6 @@ never a traceback."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -240,9 +239,3 @@ def test_what_is_taken_is_stored_letter_for_letter(
     with reading(database) as connection:
         for column in (Session.reason, ConfigTag.tag, Model.name, Framework.name, Job.reason):
             assert text in connection.execute(sa.select(column)).scalars().all(), column
-
-
-def test_only_what_ends_by_itself_is_tried() -> None:
-    from tuna.cli import work
-
-    assert "serve_workers" in inspect.getsource(work.worker.callback)
