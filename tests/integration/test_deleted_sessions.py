@@ -23,7 +23,7 @@ from tuna.db.models import Job, JobArtifact, Session
 
 Eventually = Callable[[Callable[[], object], float], None]
 
-_KILLS = 2 if DRILLS == 1 else 20
+_KILLS, _LAYERS = (2, 20) if DRILLS == 1 else (20, 60)
 
 
 def artifacts(home: Path) -> list[str]:
@@ -60,7 +60,7 @@ def test_the_same_command_ends_a_deletion_that_was_killed(
 ) -> None:
     took_s = 0.0
     for moment in range(_KILLS + 1):
-        session_id, store = make_jobs(engine, 60), artifact_store(engine)
+        session_id, store = make_jobs(engine, _LAYERS), artifact_store(engine)
         with writing(engine) as connection:
             ids = connection.execute(sa.select(Job.id)).scalars().all()
             rows = [{"job_id": job, "digest": store.put(f"{job}".encode())} for job in ids]

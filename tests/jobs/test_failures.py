@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -144,10 +143,6 @@ def test_what_is_permanent_ends_whoever_is_charged() -> None:
     )
 
 
-def test_a_failed_job_goes_back_to_the_first_step() -> None:
-    assert after(Retry(first_step=True)) == NextState(State.NEW, "build", failures=1)
-
-
 def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
     job = JOB._replace(failures=1)
     rounds = 0
@@ -170,10 +165,6 @@ def test_loss_of_a_worker_at_another_job_is_counted_up_to_the_maximum() -> None:
         for count in (0, MAX_UNCHARGED - 1, MAX_UNCHARGED)
     ]
     assert counts == [1, MAX_UNCHARGED, MAX_UNCHARGED]
-
-
-def test_elsewhere_names_the_worker_that_failed() -> None:
-    assert after(Retry(Again.ELSEWHERE)).avoid == "w"
 
 
 def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
@@ -285,13 +276,3 @@ def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(
     scene.let_time_pass()
     chunks = claim(scene.engine, scene.session_id, "build", 1000, library=scene.library)
     assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place] * 10]
-
-
-@pytest.mark.parametrize("scene", [Retry(charged=False)], indirect=True)
-def test_a_job_that_is_never_charged_ends_all_the_same(scene: Scene) -> None:
-    started_at, rounds = time.monotonic(), 0
-    while scene.work():
-        rounds += 1
-        assert time.monotonic() - started_at < 200
-    assert rounds == MAX_UNCHARGED + MAX
-    assert states(scene.engine) == {"errored": 10}

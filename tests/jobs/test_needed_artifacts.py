@@ -120,8 +120,7 @@ def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
     drained."""
     digest, gone = scene.built(), scene.store.put(b"nobody's")
     for name in (digest, gone):
-        scene.client.expire(f"tuna:{{n}}:artifact:{name}", 60)
-        scene.client.zadd("tuna:{n}:artifacts", {name: (scene.client.time()[0] + 60) * 1000})
+        _expires_soon(scene, name)
     needed_artifacts.keep(scene.engine, scene.store)
     assert scene.lives_long(digest)
     assert (
@@ -147,8 +146,7 @@ def test_the_files_of_an_imported_model_live_as_long_as_the_model(scene: Scene) 
         store.save(connection, "net", manifest, {})
         networks.add_model(connection, networks.Named("by hand", "1"))
     for name in (file, text):
-        scene.client.expire(f"tuna:{{n}}:artifact:{name}", 60)
-        scene.client.zadd("tuna:{n}:artifacts", {name: (scene.client.time()[0] + 60) * 1000})
+        _expires_soon(scene, name)
     needed_artifacts.keep(scene.engine, scene.store)
     assert scene.lives_long(file)
     assert scene.lives_long(text)

@@ -24,7 +24,7 @@ from tuna.db import overview
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact, Search, SolverRow, StepResultRow, TrialRow
 from tuna.db.searches import Searches
-from tuna.jobs import failures, rounds, waiting_rounds
+from tuna.jobs import rounds, waiting_rounds
 from tuna.jobs.serving import SessionWork, read_works
 from tuna.libraries.items import result_of
 from tuna.libraries.steps import find_step
@@ -59,13 +59,6 @@ def built(scene: Scene) -> None:
         scene.work(step)
 
 
-def lose(scene: Scene, chunk: ClaimedChunk) -> None:
-    """The worker of a chunk was killed."""
-    with writing(scene.engine) as connection:
-        failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
-        connection.execute(sa.update(Job).values(ready_at=None))
-
-
 def indices(chunk: ClaimedChunk) -> list[int]:
     return [one.index for one in chunk.items[0].candidates]
 
@@ -82,7 +75,7 @@ def test_two_devices_measure_a_round_and_one_of_them_is_killed(scene: Scene) -> 
         assert len(chunks) == 2
         first, second = chunks
         late = scene.results(first)
-        lose(scene, first)
+        scene.lose(first)
         scene.report(first, late)
         assert scene.drain.counts.refused == number + 1
         scene.report(second, scene.results(second))
@@ -192,7 +185,7 @@ def test_searches_that_are_measured_at_the_same_time_share_the_devices(scene: Sc
 def test_a_round_that_a_worker_was_lost_with_stays_whole(scene: Scene) -> None:
     built(scene)
     (chunk,) = scene.claim("measure")
-    lose(scene, chunk)
+    scene.lose(chunk)
     assert divide(scene) == 0
 
 
@@ -200,10 +193,7 @@ def test_a_part_whose_code_is_lost_builds_its_own_candidates_again(scene: Scene)
     built(scene)
     divide(scene)
     first, second = scene.claim("measure", 2)
-    for one in second.items[0].candidates:
-        for store in (scene.folder / "a", scene.folder / "c"):
-            for path in store.rglob(f"*{one.artifact}*"):
-                path.unlink()
+    scene.forget(*(one.artifact for one in second.items[0].candidates))
     (lost,) = scene.results(second)
     assert lost.cause is Cause.ARTIFACT_LOST
     scene.report(second, [lost])
@@ -271,9 +261,9 @@ def test_a_part_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     first, second = scene.claim("measure", 2)
     scene.report(first, scene.results(first))
     for _ in range(2):
-        lose(scene, second)
+        scene.lose(second)
         (second,) = scene.claim("measure")
-    lose(scene, second)
+    scene.lose(second)
     assert sorted(row[2] for row in scene.rows()) == ["errored", "evaluated"]
     scene.load()
     while left := [

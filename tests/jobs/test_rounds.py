@@ -70,6 +70,18 @@ class Scene:
     def report(self, chunk: ClaimedChunk, results: list[StepResult]) -> None:
         self.drain.write([finished(chunk.id, results)])
 
+    def lose(self, chunk: ClaimedChunk, max_attempts: int = 3) -> None:
+        """The worker of a chunk was killed."""
+        with writing(self.engine) as connection:
+            failures.release(connection, [chunk.id], max_attempts=max_attempts, worker_lost=True)
+            connection.execute(sa.update(Job).values(ready_at=None))
+
+    def forget(self, *digests: str | None) -> None:
+        """The store and its copies lose artifacts."""
+        for digest in digests:
+            for path in self.folder.rglob(f"*{digest}*"):
+                path.unlink()
+
     def work(self, step: str) -> WorkItem:
         """Run what waits longest for the step."""
         (chunk,) = self.claim(step)
@@ -187,10 +199,8 @@ def test_a_search_begins_with_the_first_attempt_at_a_round_even_a_lost_one(scene
 
     (chunk,) = scene.claim("search")
     assert begun() is None
-    with writing(scene.engine) as connection:
-        leased_at = connection.execute(sa.select(Job.leased_at)).scalar_one()
-        failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
-        connection.execute(sa.update(Job).values(ready_at=None))
+    leased_at = read_value(scene.engine, sa.select(Job.leased_at))
+    scene.lose(chunk)
     assert begun() == leased_at
     scene.work("search")
     assert begun() == leased_at
@@ -245,9 +255,7 @@ def test_a_block_that_is_lost_is_written_again_from_sql(scene: Scene) -> None:
     scene.load()
     (chunk,) = scene.claim("search")
     (digest,) = chunk.items[0].history
-    for store in (scene.folder / "a", scene.folder / "c"):
-        for path in store.rglob(f"*{digest}*"):
-            path.unlink()
+    scene.forget(digest)
     (lost,) = scene.results(chunk)
     assert lost.cause is Cause.ARTIFACT_LOST
     scene.report(chunk, [lost])
@@ -263,10 +271,7 @@ def test_a_round_whose_code_is_lost_builds_its_candidates_again_and_proposes_non
     for step in ("search", "build"):
         scene.work(step)
     (chunk,) = scene.claim("measure")
-    for one in chunk.items[0].candidates:
-        for store in (scene.folder / "a", scene.folder / "c"):
-            for path in store.rglob(f"*{one.artifact}*"):
-                path.unlink()
+    scene.forget(*(one.artifact for one in chunk.items[0].candidates))
     (lost,) = scene.results(chunk)
     assert lost.cause is Cause.ARTIFACT_LOST
     scene.report(chunk, [lost])
@@ -296,9 +301,7 @@ def test_a_measurement_is_given_what_was_built_and_no_params_twice(scene: Scene)
         (chunk,) = scene.claim("measure")
         assert [one.index for one in chunk.items[0].candidates] == [0, 1, 3]
         if lost:
-            with writing(scene.engine) as connection:
-                failures.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
-                connection.execute(sa.update(Job).values(ready_at=None))
+            scene.lose(chunk)
         else:
             scene.report(chunk, scene.results(chunk))
     scene.load()
@@ -326,9 +329,7 @@ def test_a_round_that_is_given_up_does_not_end_the_search(scene: Scene) -> None:
     scene.load()
     for _ in range(2):
         (chunk,) = scene.claim("build")
-        with writing(scene.engine) as connection:
-            failures.release(connection, [chunk.id], max_attempts=2, worker_lost=True)
-            connection.execute(sa.update(Job).values(ready_at=None))
+        scene.lose(chunk, max_attempts=2)
     assert scene.rows()[0][2] == "errored"
     while [row for row in scene.rows() if row[2] not in ("evaluated", "errored")]:
         scene.work(

@@ -49,7 +49,9 @@ TUNED = settings(
 
 
 def target_of(mcpu: str, **options: Any) -> Any:
-    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 1, **options})
+    """The CPU; LLVM's optimisations, which take the longest and are not ours, are for drills."""
+    known = {"kind": "llvm", "mcpu": mcpu, "num-cores": 1, "opt-level": 0 if DRILLS == 1 else 3}
+    return tvm.target.Target({**known, **options})
 
 
 @functools.cache

@@ -230,7 +230,7 @@ def test_secrets_of_the_environment_are_neither_passed_on_nor_kept(
 
 def test_applicability_survives_a_layer_that_kills_fin(rocm: Rocm, context: RunContext) -> None:
     rocm(options={"crash_configs": ["-17-1x1-"]})
-    layers = [layer(FORWARD.replace("-n 16", f"-n {batch}")) for batch in range(1, 40)]
+    layers = [layer(FORWARD.replace("-n 16", f"-n {batch}")) for batch in range(14, 21)]
     found = dict(
         MiopenLibrary().applicable(
             layers, environment.from_options({"arch": "gfx908", "num_cu": "120"})

@@ -41,16 +41,10 @@ def test_a_model_reaches_nothing_outside_of_its_box(
     secret = home / "key"
     secret.write_text(SECRET)
     acts = {"read": secret, "write": secret, "list": home, "tcp": listener, "delete": secret}
+    acts |= {"program": "/bin/true"}
     words = ("tuna", "benchmark-model", built(tmp_path, acts), "--local", "--input", "x=1:float32")
     ended = type_in(*words)
     assert (ended.code, "ended with exit code 17" in ended.err) == (BadInput.exit_code, True), ended
     assert secret.read_text() == SECRET
     change_setting(monkeypatch, "TUNA_SANDBOX", "off")
     assert "ended with exit code 18" in type_in(*words).err, "without a box it is seen to get out"
-
-
-def test_a_model_starts_no_program(type_in: Callable[..., Ended], tmp_path: Path) -> None:
-    pytest.importorskip("tvm")
-    library = built(tmp_path, {"program": "/bin/true"})
-    ended = type_in("tuna", "benchmark-model", library, "--local", "--input", "x=1:float32")
-    assert (ended.code, "ended with exit code 17" in ended.err) == (BadInput.exit_code, True), ended

@@ -160,12 +160,14 @@ def test_a_child_that_a_candidate_took_over_answers_for_no_other_job(
 def test_frames_beside_the_answer_reach_nobody_else(measure: Measure) -> None:
     """It may know the number of the next call; the pipe is not even to be found through /proc."""
     forged = "".join(json.dumps({"number": n, "result": _MEASURED}) + "\\n" for n in range(1, 200))
-    for text in (forged, "{", "x" * 100_000, "\\n\\n"):
-        first, second = measure(
-            [f"frames({text!r}.encode().decode('unicode_escape'), 'measure')", "good"], ["good"] * 2
-        )
-        assert is_right(second)
-        assert {trial.cause for trial in first.trials} <= {None, Cause.RUN_ERROR}
+    programs = [
+        f"frames({text!r}.encode().decode('unicode_escape'), 'measure')"
+        for text in (forged, "{", "x" * 100_000, "\\n\\n")
+    ]
+    results = measure(*(job for one in programs for job in ([one, "good"], ["good"] * 2)))
+    assert [is_right(result) for result in results[1::2]] == [True] * 4
+    causes = {trial.cause for result in results[::2] for trial in result.trials}
+    assert causes <= {None, Cause.RUN_ERROR}
 
 
 @pytest.fixture

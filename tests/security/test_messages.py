@@ -4,9 +4,7 @@ working."""
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -147,18 +145,3 @@ def test_a_pickle_is_not_opened_and_the_worker_lives(
     assert "Traceback" not in log.read_text()
     pickle.loads(bomb)
     assert made.exists(), "the bomb would have worked"
-
-
-def test_the_app_takes_and_makes_json_alone(home: Path) -> None:
-    code = (
-        "from tuna.celery_app import app; c = app.conf; print(c.accept_content, c.task_serializer,"
-        " c.result_accept_content)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "TUNA_HOME": str(home)},
-    )
-    assert done.stdout.split() == ["['json']", "json", "None"]

@@ -104,7 +104,7 @@ def test_a_whole_run_at_debug_level_tells_no_password(
         seen: set[str] = set()
         while process.poll() is None:
             seen |= _command_lines(process)
-            time.sleep(0.05)
+            time.sleep(0.25)
     assert states(engine)["evaluated"] == 9, (tmp_path / "out").read_text()
     assert len(seen) >= 3, "the workers were seen"
     assert not [line for line in seen if _leaks(line)]
