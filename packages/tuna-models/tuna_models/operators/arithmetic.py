@@ -58,8 +58,7 @@ def _mod(node: Conversion) -> Any:
     kind, truncated = kind_of(node.inputs[0]), node.flag("fmod")
     if not kind.startswith("float"):
         return node.of_tvm(list(node.inputs))
-    wide = "float32" if kind == "float16" else kind
-    zero = tirx.const(0, wide)
+    zero = tirx.const(0, kind)
 
     def remainder(a: Any, b: Any) -> Any:
         found = tirx.truncmod(a, b)
@@ -69,17 +68,14 @@ def _mod(node: Conversion) -> Any:
         found = tirx.Select(other, found + b, found)
         return tirx.Select(found == zero, tirx.copysign(zero, b), found)
 
-    values = [node.cast(value, wide) for value in (node.inputs[0], node.inputs[1])]
-    return node.cast(elementwise(node, remainder, *values), kind)
+    return elementwise(node, remainder, node.inputs[0], node.inputs[1])
 
 
 def _power(node: Conversion) -> Any:
     base, exponent = _broadcast(node)
     kind, other = kind_of(base), kind_of(exponent)
     if kind.startswith("float"):
-        wide = "float32" if kind == "float16" else kind
-        values = [node.cast(value, wide) for value in (base, exponent)]
-        return node.cast(node.of_tvm(values), kind)
+        return node.of_tvm([base, node.cast(exponent, kind)])
     if other.startswith("float"):
         values = [node.cast(value, "float64") for value in (base, exponent)]
         return node.cast(node.of_tvm(values), kind)
@@ -138,18 +134,12 @@ def _softplus(node: Conversion) -> Any:
 
     The logarithm is 2 artanh(e / (2 + e)), whose series needs few terms up to a third.
     """
-    kind = kind_of(node.inputs[0])
-    wide = "float32" if kind == "float16" else kind
-    x = node.cast(node.inputs[0], wide)
-
-    def number(value: float) -> Any:
-        return relax.const(value, wide)
-
+    x, kind = node.inputs[0], kind_of(node.inputs[0])
+    zero, two = relax.const(0.0, kind), relax.const(2.0, kind)
     small = node.emit(relax.op.exp(node.emit(relax.op.negative(node.emit(relax.op.abs(x))))))
-    part = node.emit(relax.op.divide(small, node.emit(relax.op.add(small, number(2.0)))))
+    part = node.emit(relax.op.divide(small, node.emit(relax.op.add(small, two))))
     series = twice_artanh(node, part)
-    positive = node.emit(relax.op.maximum(x, number(0.0)))
-    return node.cast(node.emit(relax.op.add(positive, series)), kind)
+    return node.emit(relax.op.add(node.emit(relax.op.maximum(x, zero)), series))
 
 
 def _elu(node: Conversion) -> Any:
@@ -230,30 +220,6 @@ def _bit_cast(node: Conversion) -> Any:
     return elementwise(node, lambda x: tirx.reinterpret(kind, x), node.inputs[0])
 
 
-def _lp_norm(node: Conversion) -> Any:
-    """Divide by the sum of sizes or the root of the sum of squares; 0 where that is 0."""
-    x, kind = node.inputs[0], kind_of(node.inputs[0])
-    wide = "float32" if kind == "float16" else kind
-    x, axis = node.cast(x, wide), node.axis(-1)
-    order = int(node.attributes.get("p", 2))
-    parts = node.emit(relax.op.abs(x) if order == 1 else relax.op.multiply(x, x))
-    norm = node.emit(relax.op.sum(parts, axis, keepdims=True))
-    if order != 1:
-        norm = node.emit(relax.op.sqrt(norm))
-    zero, one = (relax.const(number, wide) for number in (0.0, 1.0))
-    empty = node.emit(relax.op.equal(norm, zero))
-    return node.cast(
-        node.emit(relax.op.divide(x, node.emit(relax.op.where(empty, one, norm)))), kind
-    )
-
-
-def _in_fp32(node: Conversion) -> Any:
-    """Compute what TVM's importer writes with constants of fp32 in it, for fp16 too."""
-    kind = kind_of(node.inputs[0])
-    wide = "float32" if kind == "float16" else kind
-    return node.cast(node.of_tvm([node.cast(node.inputs[0], wide)]), kind)
-
-
 def _determinant(node: Conversion) -> Any:
     x, kind = node.inputs[0], kind_of(node.inputs[0])
     *batch, size, _ = shape_of(x)
@@ -289,9 +255,7 @@ CONVERTERS: Converters = {
     "Softplus": _softplus,
     "PRelu": _prelu,
     "BitCast": _bit_cast,
-    "LpNormalization": _lp_norm,
     "Det": _determinant,
-    "ThresholdedRelu": _in_fp32,
     "Mish": _mish,
     **dict.fromkeys(_ELU, _elu),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "And", "Or", "Xor"), _binary),

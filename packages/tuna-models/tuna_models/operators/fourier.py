@@ -51,13 +51,11 @@ def _transformed(
     node: Conversion, x: Any, matrix: Any, answer: tuple[int, ...], divisor: int = 1
 ) -> Any:
     """Multiply the rows of `x` with a matrix, and divide; the answer has this shape."""
-    kind = kind_of(x)
-    wide = "float32" if kind == "float16" else kind
-    rows = node.shaped(node.cast(x, wide), (-1, matrix.shape[0]))
-    found = node.emit(relax.op.matmul(rows, constant(matrix.astype(wide))))
+    kind, rows = kind_of(x), node.shaped(x, (-1, matrix.shape[0]))
+    found = node.emit(relax.op.matmul(rows, constant(matrix.astype(kind))))
     if divisor != 1:  # not in the matrix, whose values would cancel less well
-        found = node.emit(relax.op.divide(found, relax.const(float(divisor), wide)))
-    return node.cast(node.shaped(found, answer), kind)
+        found = node.emit(relax.op.divide(found, relax.const(float(divisor), kind)))
+    return node.shaped(found, answer)
 
 
 def _dft(node: Conversion) -> Any:

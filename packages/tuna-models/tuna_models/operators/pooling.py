@@ -150,20 +150,16 @@ def _places(x: Any, windows: Sequence[PoolWindow], order: Sequence[int]) -> Any:
 
 def _average_pool(node: Conversion) -> Any:
     windows, padding = _windows(node), node.flag("count_include_pad")
-    kind = kind_of(node.inputs[0])
-    x = node.cast(node.inputs[0], _wide(kind))
+    x = node.inputs[0]
     counts = [window.counts(padding=padding) for window in windows]
     whole = [np.all(count == window.taps) for count, window in zip(counts, windows, strict=True)]
     plain = all(window.dilation == 1 for window in windows) and not padding
     if all(whole) or plain:
-        found = _pooled(node, "avg", x, windows, count_include_pad=not plain)
-    else:
-        found = _pooled(node, "avg", x, windows, count_include_pad=True)
-        taps = math.prod(window.taps for window in windows)
-        factors = taps / reduce(np.multiply.outer, counts)
-        factors = constant(factors[None, None].astype(_wide(kind)))
-        found = node.emit(relax.op.multiply(found, factors))
-    return node.cast(found, kind)
+        return _pooled(node, "avg", x, windows, count_include_pad=not plain)
+    mean = _pooled(node, "avg", x, windows, count_include_pad=True)
+    factors = math.prod(window.taps for window in windows) / reduce(np.multiply.outer, counts)
+    factors = constant(factors[None, None].astype(kind_of(x)))
+    return node.emit(relax.op.multiply(mean, factors))
 
 
 def sum_pool(node: Conversion, x: Any = None) -> Any:
@@ -186,30 +182,23 @@ def _global_lp_pool(node: Conversion) -> Any:
 def _norm(node: Conversion, total: Any) -> Any:
     """The root of the total of powers."""
     kind, power = kind_of(node.inputs[0]), float(node.attributes.get("p", 2))
-    wide = _wide(kind)
-    x = node.emit(relax.op.abs(node.cast(node.inputs[0], wide)))
+    x = node.emit(relax.op.abs(node.inputs[0]))
     if power == 1:
-        return node.cast(total(x), kind)
+        return total(x)
     if power == 2:
-        squares = total(node.emit(relax.op.multiply(x, x)))
-        return node.cast(node.emit(relax.op.sqrt(squares)), kind)
-    powers = total(node.emit(relax.op.power(x, relax.const(power, wide))))
-    return node.cast(node.emit(relax.op.power(powers, relax.const(1 / power, wide))), kind)
+        return node.emit(relax.op.sqrt(total(node.emit(relax.op.multiply(x, x)))))
+    powers = total(node.emit(relax.op.power(x, relax.const(power, kind))))
+    return node.emit(relax.op.power(powers, relax.const(1 / power, kind)))
 
 
 def _global_average_pool(node: Conversion) -> Any:
-    """In fp32 for fp16, whose largest number is 65,504."""
-    kind = kind_of(node.inputs[0])
     axes = list(range(2, len(shape_of(node.inputs[0]))))
-    x = node.cast(node.inputs[0], _wide(kind))
-    return node.cast(node.emit(relax.op.mean(x, axes, keepdims=True)), kind)
+    return node.emit(relax.op.mean(node.inputs[0], axes, keepdims=True))
 
 
 def _local_response(node: Conversion) -> Any:
     """The mean of squares over neighbouring channels is a pool along them."""
-    kind, shape = kind_of(node.inputs[0]), shape_of(node.inputs[0])
-    wide, size = _wide(kind), int(node.attributes["size"])
-    x = node.cast(node.inputs[0], wide)
+    x, shape, size = node.inputs[0], shape_of(node.inputs[0]), int(node.attributes["size"])
     squares = node.shaped(
         node.emit(relax.op.multiply(x, x)), (shape[0], 1, shape[1], math.prod(shape[2:]))
     )
@@ -220,12 +209,12 @@ def _local_response(node: Conversion) -> Any:
     )
 
     def given(name: str, default: float) -> Any:
-        return relax.const(float(node.attributes.get(name, default)), wide)
+        return relax.const(float(node.attributes.get(name, default)), kind_of(x))
 
     scaled = node.emit(relax.op.multiply(node.shaped(mean, shape), given("alpha", 1e-4)))
     base = node.emit(relax.op.add(scaled, given("bias", 1.0)))
     divisor = node.emit(relax.op.power(base, given("beta", 0.75)))
-    return node.cast(node.emit(relax.op.divide(x, divisor)), kind)
+    return node.emit(relax.op.divide(x, divisor))
 
 
 def _max_unpool(node: Conversion) -> Any:
@@ -250,18 +239,6 @@ def _max_unpool(node: Conversion) -> Any:
     return node.shaped(node.emit(relax.op.scatter_elements(empty, indices, values, axis=0)), whole)
 
 
-def _reduced_in_fp32(node: Conversion) -> Any:
-    """Sum in fp32 what is fp16, whose largest number is 65,504."""
-    kind = kind_of(node.inputs[0])
-    rest = list(node.inputs)[1:]
-    return node.cast(node.of_tvm([node.cast(node.inputs[0], _wide(kind)), *rest]), kind)
-
-
-def _wide(kind: str) -> str:
-    """The type in which sums of values are computed."""
-    return "float32" if kind == "float16" else kind
-
-
 #: Converters by operator.
 CONVERTERS: Converters = {
     "MaxPool": _max_pool,
@@ -271,6 +248,4 @@ CONVERTERS: Converters = {
     "GlobalAveragePool": _global_average_pool,
     "LRN": _local_response,
     "MaxUnpool": _max_unpool,
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2"), _reduced_in_fp32),
-    **dict.fromkeys(("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"), _reduced_in_fp32),
 }

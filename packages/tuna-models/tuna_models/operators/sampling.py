@@ -25,12 +25,11 @@ def _roi_align(node: Conversion) -> Any:
     if mode not in ("avg", "max"):
         raise Unsupported(f"its mode is {mode}")
     attributes, kind = node.attributes, kind_of(node.inputs[0])
-    wide = "float32" if kind == "float16" else kind
     aligned, mean = coordinates == "half_pixel", mode == "avg"
     sizes = tuple(int(attributes.get(name, 1)) for name in ("output_height", "output_width"))
     samples = int(attributes.get("sampling_ratio", 0))
-    scale = tirx.const(float(attributes.get("spatial_scale", 1.0)), wide)
-    shift, half = tirx.const(0.5 if aligned else 0.0, wide), tirx.const(0.5, wide)
+    scale = tirx.const(float(attributes.get("spatial_scale", 1.0)), kind)
+    shift, half = tirx.const(0.5 if aligned else 0.0, kind), tirx.const(0.5, kind)
 
     def begin(rois: Any, region: Any, axis: Any) -> Any:
         return rois(region, 1 - axis) * scale - shift
@@ -38,8 +37,8 @@ def _roi_align(node: Conversion) -> Any:
     def length(rois: Any, region: Any, axis: Any) -> Any:
         """The length of a bin along the height or the width."""
         whole = rois(region, 3 - axis) * scale - rois(region, 1 - axis) * scale
-        whole = whole if aligned else te.max(whole, tirx.const(1.0, wide))
-        return whole / tirx.Select(axis == 0, *(tirx.const(size, wide) for size in sizes))
+        whole = whole if aligned else te.max(whole, tirx.const(1.0, kind))
+        return whole / tirx.Select(axis == 0, *(tirx.const(size, kind) for size in sizes))
 
     def pooled(x: Any, rois: Any, images: Any) -> Any:
         # in stages: an expression of all would have each part many times
@@ -61,25 +60,25 @@ def _roi_align(node: Conversion) -> Any:
             taps = [te.reduce_axis((0, some[axis]), f"sample{axis}") for axis in (0, 1)]
             where = [
                 begins(region, axis)
-                + at[axis].astype(wide) * lengths(region, axis)
-                + (taps[axis].astype(wide) + half) * lengths(region, axis) / some[axis].astype(wide)
+                + at[axis].astype(kind) * lengths(region, axis)
+                + (taps[axis].astype(kind) + half) * lengths(region, axis) / some[axis].astype(kind)
                 for axis in (0, 1)
             ]
             # as axes of the reduction: the largest of four written out grows with each comparison
             corners = [te.reduce_axis((0, 2), f"corner{axis}") for axis in (0, 1)]
             part = _corner(x, (images(region), channel), where, corners)
             if mean:
-                part = part / (some[0] * some[1]).astype(wide)
+                part = part / (some[0] * some[1]).astype(kind)
             reduced = te.sum if mean else te.max
-            return reduced(tirx.Select(empty, tirx.const(0, wide), part), axis=[*taps, *corners])
+            return reduced(tirx.Select(empty, tirx.const(0, kind), part), axis=[*taps, *corners])
 
         return te.compute((rois.shape[0], x.shape[1], *sizes), value, name="pooled")
 
-    x, rois = (node.cast(node.inputs[place], wide) for place in (0, 1))
+    x, rois = node.inputs[0], node.inputs[1]
     # read from a table, whose indices the plan checks
     images = constant(np.arange(shape_of(x)[0], dtype=np.int32))
     chosen = node.emit(relax.op.take(images, node.inputs[2], 0, mode="fast"))
-    return node.cast(node.compute(pooled, x, rois, chosen), kind)
+    return node.compute(pooled, x, rois, chosen)
 
 
 def _corner(x: Any, image: tuple[Any, Any], where: list[Any], corner: list[Any]) -> Any:

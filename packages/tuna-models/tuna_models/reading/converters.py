@@ -30,12 +30,13 @@ from tuna_models.operators.conversion import shape_of as _shape
 from tuna_models.operators.quantised import QuantisedConversion
 from tuna_models.refusals import Unsupported
 
-#: Operators that are computed in fp32 where their inputs are fp16: those that add up values, those
-#: whose constants TVM's importer has in fp32 alone, and functions that lose digits in fp16, or that
-#: LLVM has not for it.
+#: Operators that are computed in fp32 where their inputs are fp16: those that add up values (fp16
+#: ends at 65,504), those whose constants TVM's importer has in fp32 alone, and functions that lose
+#: digits in fp16, or that LLVM has not for it.
 _IN_FP32 = {
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Softmax", "LogSoftmax", "CumSum"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
+    *("ReduceLogSum", "LRN", "LpPool", "GlobalLpPool", "RoiAlign", "DFT", "STFT", "Mod", "Pow"),
     *("GlobalAveragePool", "AveragePool", "Elu", "Selu", "Celu", "Softplus", "HardSigmoid"),
     *("Shrink", "Mish", "Gelu", "Tanh", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"),
     *("Tan", "Asin", "Acos", "Atan"),
