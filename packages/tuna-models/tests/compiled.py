@@ -22,7 +22,7 @@ from tuna_models.compiler import build, passes, program
 from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.program import Program, machine_of
 from tuna_models.compiler.segments import Form
-from tuna_models.judging import bounds, edges, inputs, rules
+from tuna_models.judging import bounds, edges, inputs, right_answers
 from tuna_models.manifest import Precision
 from tuna_models.reading import importer, onnx_reference
 from tuna_models.reading.torch_importer import TorchModel
@@ -104,7 +104,7 @@ def check(
     """The check of a built model against the answers of another."""
     module = importer.to_relax(model, "net")
     given = inputs.values(bounds.of(module), seed=0)
-    near, _ = rules.tolerance(reference)
+    near, _ = right_answers.tolerance(reference)
     near = BF16_TOLERANCE if precision is Precision.BF16 else near
     cases, _ = edges.cases(reference, bounds.of(module), given, near)
     Answers(cases, near).write(folder / "answers.npz")

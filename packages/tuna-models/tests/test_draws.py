@@ -10,7 +10,7 @@ from nets import Net
 from onnx import TensorProto as T
 from onnx import helper
 
-from tuna_models.judging import draws, edges, rules
+from tuna_models.judging import draws, edges, right_answers
 from tuna_models.reading.onnx_graph import OnnxGraph
 
 LEAST = np.finfo(np.float32).min
@@ -129,7 +129,7 @@ def test_choices_among_an_inputs_own_values_are_decided_and_others_by_their_valu
         model = net.model(index, check=False)
         model.graph.output[0].type.tensor_type.elem_type = T.INT64
         x = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)
-        (answer,) = rules.of(model, {"x": x}, 1e-3).outputs
+        (answer,) = right_answers.of(model, {"x": x}, 1e-3).outputs
         return answer.allowed
 
     assert allowed("Neg") is None

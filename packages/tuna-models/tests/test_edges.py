@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from tuna.libraries.tvm import model_answers
 from tuna.libraries.tvm.model_answers import Answers, Case, Run
-from tuna_models.judging import edges, rules
+from tuna_models.judging import edges, right_answers
 
 
 def cases(model: Any, shape: tuple[int, ...], **masks: Any) -> tuple[list[Case], str]:
@@ -127,4 +127,4 @@ def test_a_built_model_runs_on_all_of_them(tmp_path: Path, monkeypatch: pytest.M
     of, runs = check(tmp_path, TARGET, model, model)
     assert len(runs) == len(of.answers.cases) > 5
     assert of.error(runs) < 1e-6
-    assert rules.tolerance(model)[0] < edges.EDGES
+    assert right_answers.tolerance(model)[0] < edges.EDGES

@@ -14,7 +14,7 @@ from tuna.configs import ConvConfig
 from tuna.configs.task import BIAS, SCALARS, arguments_of
 from tuna_models.compiler import graph, integer_finder, integers, segments
 from tuna_models.compiler.integer_groups import IntegerGroup, IntegerGroups
-from tuna_models.judging import rules
+from tuna_models.judging import right_answers
 from tuna_models.reading import importer
 
 
@@ -68,7 +68,7 @@ def tensors(model: Any) -> dict[str, Any]:
     """All quantised tensors of the reference, as bytes."""
     shape = [extent.dim_value for extent in model.graph.input[0].type.tensor_type.shape.dim]
     given = np.random.default_rng(3).normal(size=shape).astype(np.float32)
-    found = rules.of(model, {"x": given}, 1e-3).quantised
+    found = right_answers.of(model, {"x": given}, 1e-3).quantised
     return {
         each.name: each.values.astype(np.int64) + 128 * (each.values.dtype == np.int8)
         for each in found

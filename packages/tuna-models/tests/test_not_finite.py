@@ -13,7 +13,7 @@ from test_broken_models import ADD, filled, made, node
 
 from tuna.errors import BadInput
 from tuna_models import child
-from tuna_models.judging import not_finite, rules
+from tuna_models.judging import not_finite, right_answers
 from tuna_models.reading import onnx_reference
 
 ONES = {"x": filled(2, 3)}
@@ -45,7 +45,7 @@ def test_answers_without_a_finite_value_are_refused_with_their_origin(
     model: Any, reason: str, advice: str
 ) -> None:
     with np.errstate(all="ignore"):
-        right = rules.of(model, ONES, 1e-3).outputs
+        right = right_answers.of(model, ONES, 1e-3).outputs
     with pytest.raises(BadInput) as refused:
         not_finite.refuse("net.onnx", model, ONES, right, "random inputs")
     assert str(refused.value) == f"All answers of net.onnx are {reason}"
@@ -54,11 +54,15 @@ def test_answers_without_a_finite_value_are_refused_with_their_origin(
 
 def test_answers_of_which_some_are_nan_are_built_and_said_to_be() -> None:
     model = made(ADD, w=np.array([1, np.nan, 2], np.float32))
-    right = rules.of(model, ONES, 1e-3).outputs
+    right = right_answers.of(model, ONES, 1e-3).outputs
     not_finite.refuse("net.onnx", model, ONES, right, "random inputs")
-    assert "NaN in 33.33% of its places; on" in rules.line(right, 1e-3, "", 0, "random inputs")
+    assert "NaN in 33.33% of its places; on" in right_answers.line(
+        right, 1e-3, "", 0, "random inputs"
+    )
     mask = made(node("Relu", "x"), outputs="w", w=np.full(3, -np.inf, np.float32))
-    not_finite.refuse("net.onnx", mask, ONES, rules.of(mask, ONES, 1e-3).outputs, "random inputs")
+    not_finite.refuse(
+        "net.onnx", mask, ONES, right_answers.of(mask, ONES, 1e-3).outputs, "random inputs"
+    )
 
 
 def test_a_model_that_calls_nothing_is_compiled(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from quantised_nets import Quantised
 
 from tuna.libraries.tvm.model_answers import RightOutput
-from tuna_models.judging import rules
+from tuna_models.judging import right_answers
 
 NEAR = 1e-3
 UINT8, INT64, BOOL, HALF = TensorProto.UINT8, TensorProto.INT64, TensorProto.BOOL, 10
@@ -31,7 +31,7 @@ def answer(net: Net, output: str, kind: int, given: Any) -> RightOutput:
     one, model = net.constant(1.0), typed(net, output, kind)
     model.graph.node.insert(0, helper.make_node("Mul", ["given", one], ["x"]))
     model.graph.input[0].name = "given"
-    right = rules.of(model, {"given": np.asarray(given, np.float32)}, NEAR)
+    right = right_answers.of(model, {"given": np.asarray(given, np.float32)}, NEAR)
     (found,) = right.outputs
     assert right.quantised == []
     return found
@@ -143,11 +143,11 @@ def test_outputs_in_fp16_are_compared_by_the_digits_of_fp16_and_the_depth_of_the
     y = net.add("Cast", "x", to=HALF)
     for _ in range(15):
         y = net.add("Relu", y)
-    near, why = rules.tolerance(typed(net, y, HALF))
+    near, why = right_answers.tolerance(typed(net, y, HALF))
     assert near == 2**-9 * math.sqrt(16)
     assert why == "fp16, 16 operators one after the other"
     net = Net((3,))
-    assert rules.tolerance(net.model(net.relu("x"))) == (1e-3, "")
+    assert right_answers.tolerance(net.model(net.relu("x"))) == (1e-3, "")
 
 
 def test_the_rule_is_one_line_with_the_names_of_the_outputs() -> None:
@@ -158,7 +158,7 @@ def test_the_rule_is_one_line_with_the_names_of_the_outputs() -> None:
         RightOutput(np.int64([1]), "count"),
         RightOutput(np.int64([1]), "more"),
     ]
-    assert rules.line(found, 1e-3, "", 0, "random inputs") == (
+    assert right_answers.line(found, 1e-3, "", 0, "random inputs") == (
         "y (float32) to 0.001 of its largest value, labels (int64) the index of the reference, or"
         " of a value as good, image (uint8) equal, the next value allowed next to a tie, count"
         " (int64) equal and 1 more outputs; on random inputs"
@@ -171,5 +171,7 @@ def test_the_width_of_a_tie_follows_the_type_of_the_real_values() -> None:
         # no power of two, of which ties are exact
         y = net.add("QuantizeLinear", "x", net.constant(1.5), net.typed(0, np.int8))
         model = typed(net, y, TensorProto.INT8)
-        (found,) = rules.of(model, {"x": np.asarray([[1.5 * 42.625]], kind)}, NEAR).quantised
+        (found,) = right_answers.of(
+            model, {"x": np.asarray([[1.5 * 42.625]], kind)}, NEAR
+        ).quantised
         assert (found.low.item(), found.values.item(), found.high.item()) == (low, 43, 43)

@@ -16,7 +16,7 @@ from quantised_nets import Quantised, bytes_alone, dynamic, operators, residual,
 
 from tuna.libraries.tvm.model_answers import ModelProblem, Run
 from tuna_models.compiler.segments import Form
-from tuna_models.judging import rules
+from tuna_models.judging import right_answers
 from tuna_models.reading import importer
 
 Checked = tuple[ModelProblem, list[Run]]
@@ -106,7 +106,7 @@ def test_values_next_to_a_tie_may_be_either_and_no_others() -> None:
     net = Quantised((1, 6), 13)
     model = net.model(net.whole_numbers("x", 1.5, 10)[0])
     given = np.float32(1.5) * np.float32([[0.5, 0.49, 0.52, 0.4, -300, 300]])
-    (answer,) = rules.of(model, {"x": given}, 1e-3).quantised
+    (answer,) = right_answers.of(model, {"x": given}, 1e-3).quantised
     assert answer.values.tolist() == [[10, 10, 11, 10, 0, 255]]
     assert answer.low.tolist() == [[10, 10, 10, 10, 0, 255]]
     assert answer.high.tolist() == [[11, 11, 11, 10, 0, 255]]
@@ -115,7 +115,7 @@ def test_values_next_to_a_tie_may_be_either_and_no_others() -> None:
 def test_a_tie_of_an_inputs_own_value_and_a_power_of_two_goes_to_even() -> None:
     net = Quantised((1, 3), 13)
     model = net.model(net.whole_numbers("x", 0.5, 10)[0])
-    (answer,) = rules.of(model, {"x": np.float32([[0.25, 0.75, 0.74]])}, 1e-3).quantised
+    (answer,) = right_answers.of(model, {"x": np.float32([[0.25, 0.75, 0.74]])}, 1e-3).quantised
     assert answer.values.tolist() == [[10, 12, 11]]
     assert answer.low is None
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
-from tuna_models.judging import rules
+from tuna_models.judging import right_answers
 from tuna_models.reading import importer
 from tuna_models.reading.torch_importer import TorchModel
 
@@ -82,7 +82,7 @@ def test_a_quantised_program_answers_as_pytorch_and_is_cut_where_it_rounds(
     found = planned(model)
     assert [task.core.data_type for task, _ in found.tasks() if task.core] == cores
     given = {"x": x.numpy()}
-    right = rules.of(model, given, 1e-3)
+    right = right_answers.of(model, given, 1e-3)
     assert [cut.name for cut in found.cuts] == [answer.name for answer in right.quantised]
     assert len(right.quantised) == tensors
     assert all(np.all(each.low <= each.high) for each in right.quantised)

@@ -48,8 +48,8 @@ from tuna_models.judging import (
     file_check,
     inputs,
     not_finite,
+    right_answers,
     rounding,
-    rules,
     runtimes,
     timing,
 )
@@ -231,17 +231,17 @@ def _answer(
     """
     file = ModelFile.model_validate(model)
     source, arrays = _read(file), inputs.values(**given)
-    near, why = rules.tolerance(source)
+    near, why = right_answers.tolerance(source)
     if file.precision is Precision.BF16 and file.max_error > near:
         near, why = file.max_error, "bf16"
     titles = "random inputs"
     try:
         if by:
             (run, *_) = runtimes.ALL[by](source, list(arrays.values()), 1)
-            named = zip(run(), rules.names(source), strict=True)
+            named = zip(run(), right_answers.names(source), strict=True)
             cases = [Case(list(arrays.values()), [RightOutput(*pair) for pair in named])]
         elif given["recorded"]:
-            right = rules.of(source, arrays, near)
+            right = right_answers.of(source, arrays, near)
             cases = [Case(list(arrays.values()), right.outputs, right.quantised)]
             titles = "recorded inputs"
         else:
@@ -252,7 +252,7 @@ def _answer(
     not_finite.refuse(Path(file.path).name, source, arrays, cases[0].outputs, titles)
     Answers(cases, near).write(Path(output))
     count = len(cases[0].cuts)
-    text = rules.line(cases[0].outputs, near, why, count, titles)
+    text = right_answers.line(cases[0].outputs, near, why, count, titles)
     return WrittenAnswers(rule=text, tolerance=near, quantised=count)
 
 

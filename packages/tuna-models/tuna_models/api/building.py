@@ -106,7 +106,7 @@ def build_model(
     if that is open already.
 
     Raises NotFound, and BadInput if the answer is wrong by the rules of
-    `tuna_models/judging/rules.py`.
+    `tuna_models/judging/right_answers.py`.
     """
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from tuna.configs.model import TOLERANCE
 from tuna.libraries.tvm.model_answers import Case, distance
-from tuna_models.judging import draws, rules
+from tuna_models.judging import draws, right_answers
 from tuna_models.limits import raise_memory_error
 from tuna_models.reading.onnx_graph import OnnxGraph
 from tuna_models.reading.torch_importer import TorchModel
@@ -102,11 +102,11 @@ def cases(
     model: Any, inputs: Sequence[Mapping[str, Any]], values: Mapping[str, Any], near: float
 ) -> tuple[list[Case], str]:
     """The right answers to drawn inputs, and to the others; and in words what inputs there are.
-    `near` as in `rules.of`."""
+    `near` as in `right_answers.of`."""
     torch = isinstance(model, TorchModel)
     wanted = [] if torch else bounds(model)
     started = time.monotonic()
-    right = rules.of(model, values, near, [bound.operand for bound in wanted])
+    right = right_answers.of(model, values, near, [bound.operand for bound in wanted])
     checked, words = [_case(values, right, "", near)], ["random"]
     missed = _missed(wanted, right)
     if time.monotonic() - started > _LONG_S:
@@ -172,15 +172,15 @@ class _Reference:
 
     def answers(
         self, values: Mapping[str, Any], wanted: Sequence[Bound], title: str
-    ) -> rules.Right | None:
+    ) -> right_answers.Right | None:
         """The right answers, None where it has none, and where they say nothing."""
         operands = [bound.operand for bound in wanted]
         with np.errstate(all="ignore"):
             try:
-                right = rules.of(self.model, values, self.near, operands)
+                right = right_answers.of(self.model, values, self.near, operands)
                 if self.fragile or title == _LARGE:
                     part = _ULPS if self.near <= TOLERANCE else _ULPS_OF_HALF
-                    moved = rules.of(self.model, draws.moved(values, part), self.near)
+                    moved = right_answers.of(self.model, draws.moved(values, part), self.near)
                     if not _stay(right, moved, max(EDGES, self.near) / 4):
                         return None
             except Exception as error:  # its operators raise whatever they do
@@ -197,7 +197,7 @@ class _Reference:
         return right
 
 
-def _stay(right: rules.Right, moved: rules.Right, part: float) -> bool:
+def _stay(right: right_answers.Right, moved: right_answers.Right, part: float) -> bool:
     """Whether answers are where they were, to a part of the largest, but for those of which the
     rules say what is right besides."""
     for one, other in zip(right.outputs, moved.outputs, strict=True):
@@ -210,13 +210,13 @@ def _stay(right: rules.Right, moved: rules.Right, part: float) -> bool:
     return True
 
 
-def _case(values: Mapping[str, Any], right: rules.Right, title: str, near: float) -> Case:
+def _case(values: Mapping[str, Any], right: right_answers.Right, title: str, near: float) -> Case:
     tolerance = max(EDGES, near) if title else None
     arrays = list(values.values())
     return Case(arrays, right.outputs, right.quantised, title, tolerance, partial=bool(title))
 
 
-def _missed(wanted: Sequence[Bound], right: rules.Right) -> list[tuple[Bound, float]]:
+def _missed(wanted: Sequence[Bound], right: right_answers.Right) -> list[tuple[Bound, float]]:
     """The bounds that are not reached, and how many times larger inputs have to be."""
     found = [(bound, bound.reach(right.operands[bound.operand])) for bound in wanted]
     return [(bound, min(times, _LARGEST)) for bound, times in found if times > 1]
