@@ -4,7 +4,7 @@ TVM."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,15 @@ from tvm import relax
 
 from tuna_models.compiler.graph import constant
 from tuna_models.operators import pooling, resizing
-from tuna_models.operators.conversion import Conversion, kind_of, shape_of
+from tuna_models.operators.conversion import kind_of, shape_of
+from tuna_models.operators.quantised import QuantisedConversion
 from tuna_models.reading import converters
-from tuna_models.reading.torch_calls import TorchOperator
+from tuna_models.reading.torch_calls import TorchCall, TorchConverters
 from tuna_models.refusals import Unsupported
 
 
-def _average_pool(call: TorchOperator) -> Any:
-    given, axes = call.arguments, int(str(call.node.target.__name__)[len("avg_pool")])
+def _average_pool(call: TorchCall) -> Any:
+    given, axes = call.attributes, int(call.operator[len("avg_pool")])
     x, taps = _batched(call, given["self"], axes), _each(given["kernel_size"], axes)
     window = {
         "kernel_shape": taps,
@@ -38,9 +39,9 @@ def _average_pool(call: TorchOperator) -> Any:
     return _unbatched(call, found, given["self"])
 
 
-def _max_pool(call: TorchOperator) -> Any:
+def _max_pool(call: TorchCall) -> Any:
     """Return the values, and the places in their image, if they are read."""
-    given, axes = call.arguments, int(str(call.node.target.__name__)[len("max_pool")])
+    given, axes = call.attributes, int(call.operator[len("max_pool")])
     x, taps = _batched(call, given["self"], axes), _each(given["kernel_size"], axes)
     conversion = call.conversion(
         "MaxPool",
@@ -54,11 +55,10 @@ def _max_pool(call: TorchOperator) -> Any:
     return _with_places(call, conversion)
 
 
-def _with_places(call: TorchOperator, conversion: Conversion) -> tuple[Any, ...]:
+def _with_places(call: TorchCall, conversion: QuantisedConversion) -> tuple[Any, ...]:
     read = any(user.args[1] == 1 for user in call.node.users)
     conversion.attributes["tvm_custom"]["num_outputs"] = 1 + read
-    pool: Any = converters.OWN["MaxPool"]
-    found, x = pool(conversion), conversion.inputs[0]
+    found, x = converters.OWN["MaxPool"](conversion), conversion.inputs[0]
     parts = list(found.fields) if isinstance(found, relax.Tuple) else [found]
     if read:  # ONNX counts from the first value of the first image
         whole = relax.const(math.prod(shape_of(x)[2:]), "int64")
@@ -66,8 +66,8 @@ def _with_places(call: TorchOperator, conversion: Conversion) -> tuple[Any, ...]
     return tuple(_unbatched(call, part, call.first) for part in parts)
 
 
-def _adaptive_average_pool(call: TorchOperator) -> Any:
-    given, name = call.arguments, str(call.node.target.__name__)
+def _adaptive_average_pool(call: TorchCall) -> Any:
+    given, name = call.attributes, call.operator
     x, axes = given["self"], int(name.partition("avg_pool")[2][0])
     shape, wanted = shape_of(x), _each(given["output_size"], axes)
     sizes = shape[-axes:]
@@ -77,8 +77,8 @@ def _adaptive_average_pool(call: TorchOperator) -> Any:
     return resizing.averaged(call.conversion("AveragePool", [x]), chosen)
 
 
-def _adaptive_max_pool(call: TorchOperator) -> Any:
-    given = call.arguments
+def _adaptive_max_pool(call: TorchCall) -> Any:
+    given = call.attributes
     x, wanted = _batched(call, given["self"], 2), _each(given["output_size"], 2)
     sizes = shape_of(x)[2:]
     if any(size % out for size, out in zip(sizes, wanted, strict=True)):
@@ -87,13 +87,13 @@ def _adaptive_max_pool(call: TorchOperator) -> Any:
     return _with_places(call, call.conversion("MaxPool", [x], kernel_shape=taps, strides=taps))
 
 
-def _batched(call: TorchOperator, x: Any, axes: int) -> Any:
+def _batched(call: TorchCall, x: Any, axes: int) -> Any:
     """The images with an axis for their number, which PyTorch does not ask for."""
     shape = shape_of(x)
     return call.emit(relax.op.reshape(x, (1, *shape))) if len(shape) == axes + 1 else x
 
 
-def _unbatched(call: TorchOperator, answer: Any, x: Any) -> Any:
+def _unbatched(call: TorchCall, answer: Any, x: Any) -> Any:
     shape = shape_of(answer)
     return answer if len(shape) == len(shape_of(x)) else call.emit(relax.op.squeeze(answer, [0]))
 
@@ -104,11 +104,9 @@ def _each(value: Any, axes: int) -> list[int]:
     return values * axes if len(values) == 1 else values
 
 
-def _resized(
-    call: TorchOperator, mode: str, *, exact: bool = False, antialias: bool = False
-) -> Any:
+def _resized(call: TorchCall, mode: str, *, exact: bool = False, antialias: bool = False) -> Any:
     """Interpolate: by the scale if that is given, else by that of the sizes."""
-    given = call.arguments
+    given = call.attributes
     x = given.get("input", given.get("self"))
     shape = shape_of(x)
     scales, sizes = given.get("scale_factors"), given.get("output_size")
@@ -138,7 +136,7 @@ def _resized(
 
 
 def _nearest(
-    call: TorchOperator, x: Any, sizes: Sequence[int], scales: Sequence[Any], *, exact: bool
+    call: TorchCall, x: Any, sizes: Sequence[int], scales: Sequence[Any], *, exact: bool
 ) -> Any:
     """Read the nearest values, whose places PyTorch computes in fp32."""
     shape = shape_of(x)
@@ -157,9 +155,9 @@ def _nearest(
     return resizing.gathered(call.conversion("Resize", [x]), dict(enumerate(tables, 2)))
 
 
-def _sampled(call: TorchOperator) -> Any:
+def _sampled(call: TorchCall) -> Any:
     """Sample at the points of a grid, whose two coordinates are last."""
-    given = call.arguments
+    given = call.attributes
     mode = ("linear", "nearest", "cubic")[int(given["interpolation_mode"])]
     padding = ("zeros", "border", "reflection")[int(given["padding_mode"])]
     ways = {"mode": mode, "padding_mode": padding, "align_corners": int(given["align_corners"])}
@@ -169,9 +167,9 @@ def _sampled(call: TorchOperator) -> Any:
     return call.onnx("GridSample", given["input"], given["grid"], **ways)
 
 
-def _group_norm(call: TorchOperator) -> Any:
+def _group_norm(call: TorchCall) -> Any:
     """Return the answer alone: the mean and the deviation are for training."""
-    given = call.arguments
+    given = call.attributes
     x, channels = given["input"], int(given["C"])
     if any(user.args[1] for user in call.node.users):
         raise Unsupported("its mean and deviation are read")
@@ -186,7 +184,7 @@ def _group_norm(call: TorchOperator) -> Any:
 
 
 #: Converters by operator.
-CONVERTERS: Mapping[str, Callable[[TorchOperator], Any]] = {
+CONVERTERS: TorchConverters = {
     **{f"avg_pool{axes}d.default": _average_pool for axes in (1, 2, 3)},
     **{f"max_pool{axes}d_with_indices.default": _max_pool for axes in (2, 3)},
     "adaptive_avg_pool1d.default": _adaptive_average_pool,

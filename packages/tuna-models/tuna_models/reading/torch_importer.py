@@ -10,7 +10,7 @@ from typing import Any
 
 import tvm
 
-from tuna.common.messages import install_extra, one_line
+from tuna.common.messages import install_extra, last_line, one_line
 from tuna.errors import BadInput, LibraryMissing
 from tuna_models.arguments import chosen_extents, refuse_obstacles
 from tuna_models.compiler import segments
@@ -22,7 +22,7 @@ from tuna_models.reading import (
     torch_recurrent,
     torch_types,
 )
-from tuna_models.reading.torch_quantised import Quantised
+from tuna_models.reading.torch_calls import TorchCall, TorchProgram, operator_of
 from tuna_models.refusals import (
     CHANGE_HINT,
     REASON_CHARS,
@@ -102,12 +102,14 @@ class TorchModel:
         program = _returning(_decomposed(self.program, name))
         refuse_obstacles(name, _unsupported(program), {})
         self._fix_extents(program)
-        shared = Quantised.of(program)
-        own = {
-            **torch_recurrent.converters(program),
-            **dict.fromkeys(torch_operators.KINDS, torch_operators.convert),
-            **torch_quantised.converters_for(shared),
-        }
+        shared = TorchProgram.of(program)
+
+        def convert(node: Any, importer: Any) -> Any:
+            return torch_operators.CONVERTERS[operator_of(node)](
+                TorchCall.of(shared, node, importer)
+            )
+
+        own = dict.fromkeys(torch_operators.CONVERTERS, convert)
         with refusals_of(name):
             module = _importer().from_exported_program(program, False, True, False, own)
         names = [str(node.name) for node in torch_quantised.rounding(self.program.graph)]
@@ -185,10 +187,12 @@ def _check_tensors(name: str, program: Any) -> None:
 
 def _decomposed(program: Any, name: str) -> Any:
     try:
-        kept = {*torch_operators.KINDS, *torch_quantised.CONVERTERS}
-        return torch_types.written_out(torch_recurrent.decomposed(program, kept))
+        return torch_types.written_out(
+            torch_recurrent.decomposed(program, torch_operators.CONVERTERS)
+        )
     except Exception as error:  # torch raises whatever its decompositions do
-        reason = one_line(_last_line(error), REASON_CHARS).rstrip(".")
+        said = str(error).strip() or type(error).__name__
+        reason = last_line(said, REASON_CHARS).rstrip(".")
         raise BadInput(
             f"{name} cannot be imported: torch does not write out its operators by simpler ones:"
             f" {reason}.",
@@ -271,14 +275,9 @@ def _unsupported(program: Any) -> dict[str, list[str]]:
     """The calls of each operator that TVM's importer does not know."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    own = {*torch_recurrent.KINDS, *torch_operators.KINDS, *torch_quantised.CONVERTERS}
-    known = {*ExportedProgramImporter().convert_map, *own}
+    known = {*ExportedProgramImporter().convert_map, *torch_operators.CONVERTERS}
     found: dict[str, list[str]] = {}
     for node in program.graph.nodes:
-        if node.op == "call_function" and node.target.__name__ not in known:
+        if node.op == "call_function" and operator_of(node) not in known:
             found.setdefault(str(node.target), []).append(str(node.name))
     return found
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__

@@ -63,12 +63,18 @@ def register(name: str, data: bytes) -> None:
 def _operators(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield the namespaces and names of the operators in a file; none of one of another form."""
     with contextlib.suppress(zipfile.BadZipFile, RuntimeError, NotImplementedError, OSError):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for member in archive.namelist():
-                if member.endswith(".json"):
-                    with archive.open(member) as stream:
-                        for space, operator in _OPERATOR.findall(stream.read(_MAX_BYTES)):
-                            yield space.decode(), operator.decode()
+        for text in _documents(data):
+            for space, operator in _OPERATOR.findall(text):
+                yield space.decode(), operator.decode()
+
+
+def _documents(data: bytes) -> Iterator[bytes]:
+    """Yield the JSON documents in a program's archive."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in archive.namelist():
+            if member.endswith(".json"):
+                with archive.open(member) as stream:
+                    yield stream.read(_MAX_BYTES)
 
 
 def damage(data: bytes) -> str:
@@ -85,18 +91,15 @@ def damage(data: bytes) -> str:
 
 
 def version_fault(data: bytes) -> str:
-    """How a whole program's version differs from torch's, in words; empty where it does not."""
+    """The difference of a whole program's version from torch's, in words; empty without one."""
     from torch._export.serde.schema import SCHEMA_VERSION
 
     ours, _ = SCHEMA_VERSION
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for member in archive.namelist():
-            if member.endswith(".json"):
-                stated = json.loads(archive.read(member))
-                version = stated.get("schema_version") if isinstance(stated, dict) else None
-                theirs = version.get("major") if isinstance(version, dict) else None
-                if theirs not in (None, ours):
-                    return f"it is of version {theirs} of the format, and this torch has {ours}"
+    for stated in map(json.loads, _documents(data)):
+        version = stated.get("schema_version") if isinstance(stated, dict) else None
+        theirs = version.get("major") if isinstance(version, dict) else None
+        if theirs not in (None, ours):
+            return f"it is of version {theirs} of the format, and this torch has {ours}"
     return ""
 
 

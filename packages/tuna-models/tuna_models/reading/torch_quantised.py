@@ -7,79 +7,22 @@ PyTorch multiplies by the inverse of a scale where ONNX divides by it: they diff
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
 
-from tuna_models.compiler.graph import Facts, constant, constant_of
-from tuna_models.operators import quantised
+from tuna_models.compiler.graph import constant, constant_of
 from tuna_models.operators.conversion import kind_of, shape_of
-from tuna_models.operators.quantised import QuantisedConversion
-from tuna_models.reading.torch_calls import OPSET, TorchOperator
+from tuna_models.reading.torch_calls import TorchCall, TorchConverters, by_name, operator_of
 from tuna_models.refusals import Unsupported
 
 
-@dataclass
-class Quantised:
-    """What the operators of a program share."""
-
-    constants: Mapping[str, Any]  #: weights and other constants, by the names of their nodes
-    facts: Facts = field(default_factory=Facts)
-
-    @classmethod
-    def of(cls, program: Any) -> Quantised:
-        """Those of a decomposed program."""
-        import torch
-
-        values = {**program.constants, **program.state_dict}
-        return cls(
-            {
-                spec.arg.name: values[spec.target].detach()
-                for spec in program.graph_signature.input_specs
-                if isinstance(values.get(spec.target), torch.Tensor)
-            }
-        )
-
-
-@dataclass(frozen=True)
-class QuantisedOperator(TorchOperator):
-    """A call of a quantised operator."""
-
-    shared: Quantised
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments by their names; weights are constants, and numbers stay numbers."""
-        found = super().arguments
-        names = [each.name for each in self.node.target._schema.arguments]
-        for name, given in [*zip(names, self.node.args, strict=False), *self.node.kwargs.items()]:
-            known = self.shared.constants.get(getattr(given, "name", ""))
-            if known is not None:
-                found[name] = constant(known.numpy())
-        return found
-
-    def converted(self, operator: str, *inputs: Any, **attributes: Any) -> Any:
-        """The answer of a quantised operator of ONNX."""
-        attributes["tvm_custom"] = {"num_outputs": 1, "name": str(self.node.name)}
-        conversion = QuantisedConversion(
-            operator,
-            onnx_frontend.onnx_input(list(inputs)),
-            attributes,
-            OPSET,
-            self.importer.block_builder,
-            self.shared.facts,
-        )
-        return quantised.CONVERTERS[operator](conversion)
-
-
-def _quantize(call: QuantisedOperator) -> Any:
+def _quantize(call: TorchCall) -> Any:
     """Limits that are not those of the type are applied to the real values before."""
-    given = call.arguments
-    x, kind = _in_fp32(call, given["input"]), _type(given.get("dtype", given.get("output_dtype")))
+    given = call.attributes
+    x, kind = _values(call), _type(given.get("dtype", given.get("output_dtype")))
     scale, zero, axis = _scales(call, given, shape_of(x), kind)
     low, high = _limits(given, kind)
     whole = np.iinfo(kind)
@@ -89,19 +32,19 @@ def _quantize(call: QuantisedOperator) -> Any:
             raise Unsupported(f"limits of {low} and {high} need one scale, a constant")
         step, at = float(known[0].reshape(())), float(known[1].reshape(()))
         x = call.emit(relax.op.clip(x, (low - at) * step, (high - at) * step))
-    return call.converted("QuantizeLinear", x, scale, zero, axis=axis)
+    return call.onnx("QuantizeLinear", x, scale, zero, axis=axis)
 
 
-def _dequantize(call: QuantisedOperator) -> Any:
-    given = call.arguments
+def _dequantize(call: TorchCall) -> Any:
+    given = call.attributes
     x = given["input"]
     scale, zero, axis = _scales(call, given, shape_of(x), kind_of(x))
-    found = call.converted("DequantizeLinear", x, scale, zero, axis=axis)
-    return _cast(call, found, _type(call.node.meta["val"].dtype))
+    found = call.onnx("DequantizeLinear", x, scale, zero, axis=axis)
+    return call.cast(found, _type(call.node.meta["val"].dtype))
 
 
 def _scales(
-    call: QuantisedOperator, given: Mapping[str, Any], shape: Sequence[int], kind: str
+    call: TorchCall, given: Mapping[str, Any], shape: Sequence[int], kind: str
 ) -> tuple[Any, Any, int]:
     """Scale and zero point of one kind of numbers each, and the axis that they are along."""
     scale = given.get("scale", given.get("scales"))
@@ -118,9 +61,8 @@ def _scales(
     if math.prod(shape_of(zero)) != count:
         zero = call.emit(relax.op.broadcast_to(zero, shape_of(scale)))
     flat = (count,) if count > 1 else ()
-    scale, zero = (_cast(call, _reshaped(call, each, flat), to) for each, to in (
-        (scale, "float32"), (zero, kind)))  # fmt: skip
-    return scale, zero, axis
+    scale = call.cast(call.shaped(scale, flat), "float32")
+    return scale, call.cast(call.shaped(zero, flat), kind), axis
 
 
 def _axis_of_blocks(blocks: Sequence[int], shape: Sequence[int]) -> int:
@@ -133,22 +75,9 @@ def _axis_of_blocks(blocks: Sequence[int], shape: Sequence[int]) -> int:
     return axes[0] if axes else 0
 
 
-def _cast(call: QuantisedOperator, value: Any, kind: str) -> Any:
-    known = constant_of(value)
-    if known is not None:
-        return constant(known.astype(kind))
-    return value if kind_of(value) == kind else call.emit(relax.op.astype(value, kind))
-
-
-def _reshaped(call: QuantisedOperator, value: Any, shape: tuple[int, ...]) -> Any:
-    known = constant_of(value)
-    if known is not None:
-        return constant(known.reshape(shape))
-    return call.emit(relax.op.reshape(value, shape))
-
-
-def _in_fp32(call: QuantisedOperator, value: Any) -> Any:
-    return value if kind_of(value) == "float32" else call.emit(relax.op.astype(value, "float32"))
+def _values(call: TorchCall) -> Any:
+    """The values that are quantised, in fp32."""
+    return call.cast(call.attributes["input"], "float32")
 
 
 def _type(kind: Any) -> str:
@@ -163,10 +92,10 @@ def _limits(given: Mapping[str, Any], kind: str) -> tuple[int, int]:
     return int(whole.min if low is None else low), int(whole.max if high is None else high)
 
 
-def _choose(call: QuantisedOperator) -> Any:
+def _choose(call: TorchCall) -> Any:
     """Return scale and zero point of the values, as `torch.ao`'s and torchao's observers do."""
-    given = call.arguments
-    x, kind = _in_fp32(call, given["input"]), _type(given.get("dtype", given.get("target_dtype")))
+    given = call.attributes
+    x, kind = _values(call), _type(given.get("dtype", given.get("target_dtype")))
     low, high = _limits(given, kind)
     blocks, shape = given.get("block_size"), shape_of(x)
     axes = [at for at in range(len(shape)) if blocks is None or int(blocks[at]) != 1]
@@ -174,7 +103,7 @@ def _choose(call: QuantisedOperator) -> Any:
     zero = relax.const(0.0, "float32")
     least = call.emit(relax.op.minimum(relax.op.min(x, axes, keepdims=keep), zero))
     most = call.emit(relax.op.maximum(relax.op.max(x, axes, keepdims=keep), zero))
-    name = str(call.node.target.__name__)
+    name = call.operator
     way = str(given.get("mapping_type", "SYMMETRIC" if "symmetric" in name else "ASYMMETRIC"))
     if way not in ("SYMMETRIC", "ASYMMETRIC"):
         raise Unsupported(f"its mapping_type {way} is not supported")
@@ -197,18 +126,18 @@ def _choose(call: QuantisedOperator) -> Any:
     sizes = [tuple(one.shape) for one in call.node.meta["val"]]
     kinds = [_type(one.dtype) for one in call.node.meta["val"]]
     return tuple(
-        _cast(call, _reshaped(call, each, size), to)
+        call.cast(call.shaped(each, size), to)
         for each, size, to in zip((scale, at), sizes, kinds, strict=True)
     )
 
 
-def _product(call: QuantisedOperator) -> Any:
-    a, b = call.arguments.values()
-    return call.emit(call.converted("MatMulInteger", a, b, None, None))
+def _product(call: TorchCall) -> Any:
+    a, b = call.attributes.values()
+    return call.onnx("MatMulInteger", a, b, None, None)
 
 
 #: Converters by operator.
-CONVERTERS: Mapping[str, Callable[[QuantisedOperator], Any]] = {
+CONVERTERS: TorchConverters = {
     **{f"quantize_per_tensor.{way}": _quantize for way in ("default", "tensor", "tensor2")},
     **{f"dequantize_per_tensor.{way}": _dequantize for way in ("default", "tensor", "tensor2")},
     "quantize_per_channel.default": _quantize,
@@ -223,29 +152,14 @@ CONVERTERS: Mapping[str, Callable[[QuantisedOperator], Any]] = {
 
 def rounding(graph: Any) -> list[Any]:
     """The calls whose answers are quantised tensors, at which a model is cut, in order."""
-    return [
-        node
-        for node in graph.nodes
-        if node.op == "call_function" and CONVERTERS.get(node.target.__name__) is _quantize
-    ]
-
-
-def converters_for(shared: Quantised) -> Mapping[str, Any]:
-    """Return what TVM's importer calls for each operator of a decomposed program."""
-
-    def convert(node: Any, importer: Any) -> Any:
-        return CONVERTERS[node.target.__name__](QuantisedOperator(node, importer, shared))
-
-    return dict.fromkeys(CONVERTERS, convert)
+    return [node for node in graph.nodes if CONVERTERS.get(operator_of(node)) is _quantize]
 
 
 def real_values(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """What a call rounds, in steps from zero, within its limits and in double precision: `args` and
-    `options` are its arguments with their values."""
-    declared = node.target._schema.arguments
-    given = {each.name: each.default_value for each in declared}
-    given |= dict(zip((each.name for each in declared), args, strict=False)) | dict(options)
-    x = given["input"].detach().to(_double()).numpy()
+    """The values that a call rounds, in steps from zero, within its limits and in double precision:
+    `args` and `options` are its arguments with their values."""
+    given = by_name(node, args, options)
+    x = given["input"].detach().double().numpy()
     scale, zero = (
         np.asarray(0 if each is None else each, np.float64)
         for each in (
@@ -260,9 +174,3 @@ def real_values(node: Any, args: Sequence[Any], options: Mapping[str, Any]) -> A
     scale, zero = (each.reshape(shape if each.size > 1 else ()) for each in (scale, zero))
     low, high = _limits(given, _type(given.get("dtype", given.get("output_dtype"))))
     return np.clip(x / scale + zero, low, high)
-
-
-def _double() -> Any:
-    import torch
-
-    return torch.float64

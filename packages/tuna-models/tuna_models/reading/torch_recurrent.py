@@ -5,8 +5,7 @@ PyTorch's own decomposition writes every step out: a thousand steps are ten thou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tvm import relax
 
 from tuna_models.compiler.graph import extents
 from tuna_models.operators import recurrent
+from tuna_models.reading.torch_calls import TorchCall, TorchConverters, operator_of
 
 #: Kinds of ONNX by operator of ATen.
 KINDS = {"lstm.input": "LSTM", "gru.input": "GRU", "rnn_tanh.input": "RNN", "rnn_relu.input": "RNN"}
@@ -22,31 +22,21 @@ KINDS = {"lstm.input": "LSTM", "gru.input": "GRU", "rnn_tanh.input": "RNN", "rnn
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 
-def decomposed(program: Any, kept: Collection[str]) -> Any:
-    """Decompose a program into ATen's core operators, but for those that are kept, by name, and for
-    recurrent layers that can be converted."""
+def decomposed(program: Any, converted: Collection[str]) -> Any:
+    """Decompose a program into ATen's core operators, but for those that are converted, by name,
+    and recurrent layers only if all can be."""
     import torch
 
     table = torch.export.default_decompositions()
-    layers = [node for node in program.graph.nodes if _name(node) in KINDS]
-    if layers and all(_values(program, node) is not None for node in layers):
-        kept = {*kept, *KINDS}
-    for name in kept:
+    layers = [node for node in program.graph.nodes if operator_of(node) in KINDS]
+    whole = all(_values(program, node) is not None for node in layers)
+    for name in converted if whole else set(converted) - KINDS.keys():
         operator, overload = name.split(".")
         for space in ("aten", "torchao"):
             packet = getattr(getattr(torch.ops, space), operator, None)
             if packet is not None and overload in packet.overloads():
                 table.pop(getattr(packet, overload), None)
     return program.run_decompositions(table)
-
-
-def converters(program: Any) -> Mapping[str, Callable[[Any, Any], Any]]:
-    """Return what TVM's importer of a decomposed program calls for each operator."""
-    return {name: partial(_convert, program) for name in KINDS}
-
-
-def _name(node: Any) -> str:
-    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
 
 
 def _values(program: Any, node: Any) -> list[Any] | None:
@@ -63,18 +53,17 @@ def _values(program: Any, node: Any) -> list[Any] | None:
     return [program.state_dict[names[weight.name]].detach().numpy() for weight in given]
 
 
-def _convert(program: Any, node: Any, importer: Any) -> Any:
+def _convert(call: TorchCall) -> Any:
     """The answers of all steps, and the last states, of all layers."""
-    name, builder = _name(node), importer.block_builder
-    kind, values = KINDS[name], _values(program, node)
-    source, initial, _, biased, layers, _, _, both, by_batch = node.args
+    kind, builder = KINDS[call.operator], call.builder
+    values = _values(call.program.exported, call.node)
+    x, initial, _, biased, layers, _, _, both, by_batch = call.attributes.values()
     assert values is not None
-    states = [importer.env[state] for state in (initial if kind == "LSTM" else [initial])]
+    states = initial if kind == "LSTM" else [initial]
     ways, parts = 1 + both, 4 if biased else 2
     attributes: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
-    if name == "rnn_relu.input":
+    if call.operator == "rnn_relu.input":
         attributes["activations"] = [b"Relu"] * ways
-    x = importer.env[source]
     x = builder.emit(relax.op.permute_dims(x, [1, 0, 2])) if by_batch else x
     ends = []
     for layer in range(layers):
@@ -94,6 +83,10 @@ def _convert(program: Any, node: Any, importer: Any) -> Any:
         x = builder.emit(relax.op.reshape(x, (length, batch, ways * units)))
     x = builder.emit(relax.op.permute_dims(x, [1, 0, 2])) if by_batch else x
     return (x, *(builder.emit(relax.op.concat(list(each), 0)) for each in zip(*ends, strict=True)))
+
+
+#: Converters by operator.
+CONVERTERS: TorchConverters = dict.fromkeys(KINDS, _convert)
 
 
 def _stacked(kind: str, values: Sequence[Any]) -> Any:
