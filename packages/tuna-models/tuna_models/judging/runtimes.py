@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from onnx import helper, numpy_helper
 
 from tuna_models.judging.checks import ABSENT, RUNTIMES
 from tuna_models.reading.torch_importer import TorchModel
@@ -93,159 +95,111 @@ def _without_gradients(module: Any, given: Sequence[Any]) -> Run:
 
 
 class _Network:
-    """The nodes of an ONNX graph, which `module` makes into a module of PyTorch."""
+    """An ONNX graph whose operators `module` calls as functions of PyTorch."""
 
     def __init__(self, model: Any) -> None:
-        from onnx import helper, numpy_helper
-
         graph = model.graph
         self._weights = {
-            value.name: np.array(numpy_helper.to_array(value)) for value in graph.initializer
+            tensor.name: np.array(numpy_helper.to_array(tensor)) for tensor in graph.initializer
         }
         self._inputs = [value.name for value in graph.input if value.name not in self._weights]
         self._outputs = [value.name for value in graph.output]
-        self._nodes = [
-            (node, {entry.name: helper.get_attribute_value(entry) for entry in node.attribute})
-            for node in graph.node
-        ]
-        unknown = sorted({node.op_type for node in graph.node} - set(_LAYERS))
+        self._nodes = graph.node
+        unknown = sorted({node.op_type for node in graph.node} - set(_OPERATORS))
         if unknown:
             raise Absent(f"Tuna has no PyTorch form of {', '.join(unknown)}")
 
     def module(self) -> Any:
-        """A new module, ready for inference."""
+        """A new module, ready for inference; raises Absent for an operator with other inputs or
+        attributes than those of convolutional networks."""
         import torch
 
-        steps = [
-            (node, _LAYERS[node.op_type](node, attributes, self._weights))
-            for node, attributes in self._nodes
-        ]
-        inputs, outputs = self._inputs, self._outputs
-        constants = {name: torch.from_numpy(array) for name, array in self._weights.items()}
+        network, places = torch.nn.Module(), dict[str, str]()
+        for place, (name, array) in enumerate(self._weights.items()):
+            places[name] = f"weight{place}"
+            network.register_buffer(places[name], torch.from_numpy(array))
+        steps = []
+        for node in self._nodes:
+            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            given = [self._weights.get(name) for name in node.input]
+            steps.append((node, _OPERATORS[node.op_type](torch, given, attributes)))
 
         def forward(*arguments: Any) -> Any:
-            values = dict(zip(inputs, arguments, strict=True))
-            for node, layer in steps:
-                names = node.input[:1] if isinstance(layer, torch.nn.Module) else node.input
-                values[node.output[0]] = layer(
-                    *(values.get(n, constants.get(n)) for n in names if n)
-                )
-            answers = tuple(values[name] for name in outputs)
+            values = dict(zip(self._inputs, arguments, strict=True))
+            values |= {name: getattr(network, place) for name, place in places.items()}
+            for node, function in steps:
+                values[node.output[0]] = function(*(values[name] for name in node.input if name))
+            answers = tuple(values[name] for name in self._outputs)
             return answers if len(answers) > 1 else answers[0]
 
-        network = torch.nn.ModuleList(
-            layer for _, layer in steps if isinstance(layer, torch.nn.Module)
-        )
         network.forward = forward
         return network.eval()
 
 
-def _conv(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-    import torch
+#: The constants among an operator's inputs, None for others, and its attributes.
+_Weights = Sequence[Any]
+_Attributes = Mapping[str, Any]
 
-    kernel = weights[node.input[1]]
-    if kernel.ndim != 4:
+
+def _conv(torch: Any, given: _Weights, attributes: _Attributes) -> Callable[..., Any]:
+    if given[1] is None or given[1].ndim != 4:
         raise Absent("it has convolutions that are not of images")
+    window = {
+        "stride": attributes.get("strides", (1, 1)),
+        "padding": _padding(attributes, "convolutions"),
+        "dilation": attributes.get("dilations", (1, 1)),
+        "groups": attributes.get("group", 1),
+    }
+    return partial(torch.nn.functional.conv2d, **window)
+
+
+def _norm(torch: Any, _: _Weights, attributes: _Attributes) -> Callable[..., Any]:
+    normalise, epsilon = torch.nn.functional.batch_norm, attributes.get("epsilon", 1e-5)
+    return lambda x, scale, bias, *rest: normalise(x, *rest, scale, bias, eps=epsilon)
+
+
+def _dense(torch: Any, _: _Weights, attributes: _Attributes) -> Callable[..., Any]:
+    linear, turned = torch.nn.functional.linear, attributes.get("transB")
+    return lambda x, weights, *bias: linear(x, weights if turned else weights.T, *bias)
+
+
+def _pool(torch: Any, _: _Weights, attributes: _Attributes) -> Callable[..., Any]:
+    return partial(
+        torch.nn.functional.max_pool2d,
+        kernel_size=attributes["kernel_shape"],
+        stride=attributes.get("strides", (1, 1)),
+        padding=_padding(attributes, "pools"),
+    )
+
+
+def _padding(attributes: _Attributes, what: str) -> Sequence[int]:
     top, left, bottom, right = attributes.get("pads", [0] * 4)
     if (top, left) != (bottom, right):
-        raise Absent("it has convolutions that are padded on one side")
-    groups = attributes.get("group", 1)
-    layer = torch.nn.Conv2d(
-        kernel.shape[1] * groups,
-        kernel.shape[0],
-        kernel.shape[2:],
-        stride=tuple(attributes.get("strides", (1, 1))),
-        padding=(top, left),
-        dilation=tuple(attributes.get("dilations", (1, 1))),
-        groups=groups,
-        bias=len(node.input) > 2,
-    )
-    return _with_weights(layer, kernel, node, weights)
+        raise Absent(f"it has {what} that are padded on one side")
+    return top, left
 
 
-def _with_weights(layer: Any, kernel: Any, node: Any, weights: Mapping[str, Any]) -> Any:
-    bias = {"bias": weights[node.input[2]]} if len(node.input) > 2 else {}
-    _set(layer, weight=kernel, **bias)
-    return layer
+def _clip(torch: Any, given: _Weights, _: _Attributes) -> Callable[..., Any]:
+    low, high = (float(limit) for limit in given[1:3])
+    return lambda x, *_: torch.nn.functional.hardtanh(x, low, high)
 
 
-def _norm(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-    import torch
-
-    scale, bias, mean, var = (weights[name] for name in node.input[1:5])
-    layer = torch.nn.BatchNorm2d(len(scale), eps=attributes.get("epsilon", 1e-5))
-    _set(layer, weight=scale, bias=bias, running_mean=mean, running_var=var)
-    return layer
+def _function(name: str, *args: Any) -> Callable[..., Callable[..., Any]]:
+    """An operator that is a function of `torch`, with these last arguments."""
+    return lambda torch, *_: lambda *values: getattr(torch, name)(*values, *args)
 
 
-def _dense(node: Any, attributes: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-    import torch
-
-    kernel = weights[node.input[1]] if attributes.get("transB") else weights[node.input[1]].T
-    layer = torch.nn.Linear(kernel.shape[1], kernel.shape[0], bias=len(node.input) > 2)
-    return _with_weights(layer, kernel, node, weights)
-
-
-def _pool(_node: Any, attributes: Mapping[str, Any], _weights: Mapping[str, Any]) -> Any:
-    import torch
-
-    top, left, bottom, right = attributes.get("pads", [0] * 4)
-    if (top, left) != (bottom, right):
-        raise Absent("it has pools that are padded on one side")
-    return torch.nn.MaxPool2d(
-        tuple(attributes["kernel_shape"]),
-        tuple(attributes.get("strides", (1, 1))),
-        padding=(top, left),
-    )
-
-
-def _clip(node: Any, _attributes: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-    import torch
-
-    low, high = (float(weights[name]) for name in node.input[1:3])
-    return torch.nn.ReLU6() if (low, high) == (0.0, 6.0) else torch.nn.Hardtanh(low, high)
-
-
-def _function(name: str, *args: Any) -> Callable[..., Any]:
-    """A layer that is a function of `torch`."""
-
-    def make(_node: Any, _attributes: Mapping[str, Any], _weights: Mapping[str, Any]) -> Any:
-        import torch
-
-        function = getattr(torch, name)
-        return lambda *values: function(*values, *args)
-
-    return make
-
-
-def _module(name: str, *args: Any) -> Callable[..., Any]:
-    """A layer that is a class of `torch.nn`."""
-
-    def make(_node: Any, _attributes: Mapping[str, Any], _weights: Mapping[str, Any]) -> Any:
-        import torch
-
-        return getattr(torch.nn, name)(*args)
-
-    return make
-
-
-def _set(layer: Any, **values: Any) -> None:
-    import torch
-
-    layer.load_state_dict(
-        {name: torch.from_numpy(np.array(value)) for name, value in values.items()}, strict=False
-    )
-
-
-_LAYERS: Mapping[str, Callable[..., Any]] = {
+_OPERATORS: Mapping[str, Callable[[Any, _Weights, _Attributes], Callable[..., Any]]] = {
     "Conv": _conv,
     "BatchNormalization": _norm,
     "Gemm": _dense,
     "MaxPool": _pool,
     "Clip": _clip,
-    "Relu": _module("ReLU"),
-    "Sigmoid": _module("Sigmoid"),
-    "GlobalAveragePool": _module("AdaptiveAvgPool2d", 1),
+    "Relu": _function("relu"),
+    "Sigmoid": _function("sigmoid"),
+    "GlobalAveragePool": lambda torch, *_: partial(
+        torch.nn.functional.adaptive_avg_pool2d, output_size=1
+    ),
     "Flatten": _function("flatten", 1),
     "Add": _function("add"),
     "Mul": _function("mul"),
