@@ -13,13 +13,7 @@ from tuna.cli.console import print_json, print_table, say
 from tuna.common.messages import counted
 from tuna.errors import BadInput
 from tuna_models import api
-from tuna_models.cli.inputs import (
-    precision_option,
-    shape_of,
-    shape_option,
-    value_of,
-    value_option,
-)
+from tuna_models.cli.inputs import Inputs
 from tuna_models.manifest import whole_numbers
 
 #: Most nodes of an operator that are named.
@@ -29,32 +23,17 @@ _MAX_NODES = 6
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--batch", type=options.COUNT, help="First extent of every input.")
-@shape_option
-@value_option
-@precision_option
+@options.collected(Inputs, into="inputs")
 @options.model_cores
 @options.as_json
-def check(
-    file: Path,
-    batch: int | None,
-    shapes: tuple[str, ...],
-    values: tuple[str, ...],
-    precision: str,
-    as_json: bool,
-) -> int:
+def check(file: Path, batch: int | None, inputs: Inputs, as_json: bool) -> int:
     """Say in seconds whether the model FILE can be imported, and what is in the way; exit code 2:
     something is.
 
     Also which of its tasks would run without a kernel of Tuna's. Nothing is built or stored: no
     database is needed.
     """
-    checked = api.check_file(
-        file,
-        batch=batch,
-        shapes=dict(map(shape_of, shapes)),
-        values=dict(map(value_of, values)),
-        precision=precision,
-    )
+    checked = api.check_file(file, batch=batch, **inputs.arguments())
     if as_json:
         print_json(api.file_check_document(checked))
     else:
@@ -108,7 +87,7 @@ def show_without_kernel(found: api.FileCheck) -> None:
 
 
 def _named(operator: str, nodes: Sequence[str]) -> str:
-    """What is in the way, in front of the reason."""
+    """The operator and its nodes, or the input, to stand in front of a reason."""
     names = ", ".join(nodes[:_MAX_NODES]) + ", ..." * (len(nodes) > _MAX_NODES)
     if operator:
         return f"{operator} ({f'{len(nodes)}: ' if len(nodes) > 1 else ''}{names}): "

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import click
 
+from tuna.cli import options
 from tuna.errors import BadInput
 from tuna_models.manifest import Precision
 
-PRECISION_HELP = (
-    "bf16: convolutions and products in bfloat16, with sums in fp32, an error of 1e-2 at most, and"
-    " a CPU that has avx512_bf16; default: the types of the file."
-)
-precision_option = click.option(
-    "--precision",
-    type=click.Choice([str(each) for each in Precision]),
-    default=str(Precision.FP32),
-    help=PRECISION_HELP,
-)
 
-shape_option = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="INPUT=N,C,H,W",
-    help="Shape of an input, or size of an open extent.",
-)
-value_option = click.option(
-    "--value",
-    "values",
-    multiple=True,
-    metavar="INPUT=N[,N...]",
-    help="Value of an input, which becomes a constant; may be repeated.",
-)
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a model's file, and the precision that it is imported in."""
+
+    shapes: tuple[str, ...] = options.option(
+        "Shape of an input, or size of an open extent.", "--shape", metavar="INPUT=N,C,H,W"
+    )
+    values: tuple[str, ...] = options.option(
+        "Value of an input, which becomes a constant; may be repeated.",
+        "--value",
+        metavar="INPUT=N[,N...]",
+    )
+    precision: str = options.option(
+        "bf16: convolutions and products in bfloat16, with sums in fp32, an error of 1e-2 at most,"
+        " and a CPU that has avx512_bf16; default: the types of the file.",
+        type=click.Choice([str(each) for each in Precision]),
+        default="fp32",
+        show_default=False,
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `api.import_model` and `api.check_file`."""
+        shapes, values = dict(map(shape_of, self.shapes)), dict(map(value_of, self.values))
+        return {"shapes": shapes, "values": values, "precision": self.precision}
 
 
 def batches_of(text: str | None) -> list[int | None]:

@@ -22,14 +22,7 @@ from tuna.errors import TunaError
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
 from tuna_models.cli.file_check import check, show_whole_numbers, show_without_kernel
-from tuna_models.cli.inputs import (
-    batches_of,
-    precision_option,
-    shape_of,
-    shape_option,
-    value_of,
-    value_option,
-)
+from tuna_models.cli.inputs import Inputs, batches_of
 
 
 @click.group(cls=Group)
@@ -46,43 +39,21 @@ def model() -> None:
     metavar="N[,N...]",
     help="First extent of every input. Several: imports NAME-b1, NAME-b8 and so on.",
 )
-@shape_option
-@value_option
+@options.collected(Inputs, into="inputs")
 @click.option(
     "--session-id", type=options.ID, help="For the target of this session; default: this machine's."
 )
-@precision_option
 @options.model_cores
 def import_model(
-    name: str,
-    file: Path,
-    batches: str | None,
-    shapes: tuple[str, ...],
-    values: tuple[str, ...],
-    session_id: int | None,
-    precision: str,
+    name: str, file: Path, batches: str | None, inputs: Inputs, session_id: int | None
 ) -> None:
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks
     that can be tuned."""
-    sizes, wanted, fixed = (
-        batches_of(batches),
-        dict(map(shape_of, shapes)),
-        dict(map(value_of, values)),
-    )
+    sizes, arguments = batches_of(batches), inputs.arguments()
     with api.open_work(session_id, model="") as work:
         for batch in sizes:
             named = name if len(sizes) < 2 else f"{name}-b{batch}"
-            show_import(
-                api.import_model(
-                    named,
-                    file,
-                    batch=batch,
-                    shapes=wanted,
-                    values=fixed,
-                    precision=precision,
-                    work=work,
-                )
-            )
+            show_import(api.import_model(named, file, batch=batch, work=work, **arguments))
 
 
 @model.command("list")

@@ -15,7 +15,7 @@ from tuna.cli.console import say
 from tuna.cli.show import failed
 from tuna.common.messages import counted
 from tuna_models import api
-from tuna_models.cli.inputs import PRECISION_HELP, shape_of, value_of
+from tuna_models.cli.inputs import Inputs
 from tuna_models.cli.model import Kernels, progress, show_built, show_import
 from tuna_models.manifest import Precision
 from tuna_models.names import bounded
@@ -38,17 +38,6 @@ class _Tuning:
         type=options.OUTPUT_FILE,
     )
     batch: int | None = options.option("First extent of every input.", type=options.COUNT)
-    shapes: tuple[str, ...] = options.option(
-        "Shape of an input, or size of an open extent.", "--shape", metavar="INPUT=N,C,H,W"
-    )
-    values: tuple[str, ...] = options.option(
-        "Value of an input, which becomes a constant; may be repeated.",
-        "--value",
-        metavar="INPUT=N[,N...]",
-    )
-    precision: str = options.option(
-        PRECISION_HELP, type=click.Choice([str(each) for each in Precision]), default="fp32"
-    )
     candidates: int = options.option(
         "Candidates for each task and solver.", type=options.COUNT, default=4
     )
@@ -65,10 +54,13 @@ class _Tuning:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @options.collected(_Tuning)
+@options.collected(Inputs, into="inputs")
 @options.collected(Kernels, into="kernels")
 @options.log_to
 @options.model_cores
-def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored) -> int:
+def tune(
+    file: Path, wanted: _Tuning, inputs: Inputs, kernels: Kernels, stored: options.OnStored
+) -> int:
     """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine, or on
     that of a session, and with -o build it.
 
@@ -76,21 +68,18 @@ def tune(file: Path, wanted: _Tuning, kernels: Kernels, stored: options.OnStored
     tuned again. Interrupted, the same command goes on from there.
     """
     arguments, session_id = kernels.arguments(), wanted.session_id
-    shapes, values = dict(map(shape_of, wanted.shapes)), dict(map(value_of, wanted.values))
     events = RunEvents(on_stored=stored)
     with (
         api.open_work(session_id, model="", output=wanted.output, events=events) as work,
         contextlib.ExitStack() as stack,
     ):
         imported = api.import_model(
-            wanted.name or _name_of(file, wanted.precision),
+            wanted.name or _name_of(file, inputs.precision),
             file,
             batch=wanted.batch,
-            shapes=shapes,
-            values=values,
-            precision=wanted.precision,
             work=work,
             start_workers=True,
+            **inputs.arguments(),
         )
         stack.enter_context(api.forgotten_if_refused(imported))
         show_import(imported)
