@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tuna.errors import BadInput
 from tuna_models.reading import costs, functions, importer, wellformed
-from tuna_models.reading.fold import fold
+from tuna_models.reading.fold import _Walk, fold
 from tuna_models.refusals import Refusal, refusals_of
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
@@ -256,8 +256,12 @@ def test_tensor_is_not_split_into_too_many() -> None:
     assert refusal(model([parts])).endswith(said)
 
 
-def test_constants_that_are_computed_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_are_summed_before_most_of_them_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "memory_bytes", lambda: 256 << 20)
+    made, run = list[str](), _Walk._run
+    monkeypatch.setattr(
+        _Walk, "_run", lambda walk, one, *rest: made.append(one.name) or run(walk, one, *rest)
+    )
     nodes = [
         helper.make_node("Expand", ["one", "s"], [f"v{number}"], name=f"n{number}")
         for number in range(200)
@@ -267,6 +271,7 @@ def test_constants_that_are_computed_are_summed(monkeypatch: pytest.MonkeyPatch)
         "net.onnx cannot be imported: its constants with those that are computed, up to the"
         " operator Expand (n127), have 128.0 MiB, and 128.0 MiB are the most."
     )
+    assert len(made) == 64  # MiB
 
 
 @pytest.mark.parametrize("field", ["raw_data", "float_data", "absent", "external"])

@@ -3,15 +3,17 @@
 Operators are checked, their outputs' types and shapes inferred, and what follows from shapes and
 constants alone is computed: exporters write `Shape`, `Slice`, `Concat` and arithmetic before a
 `Reshape` or `Resize`, of which TVM's importer needs the result. Functions are written out, and the
-branches and loops that known values decide. A budget is asked before anything is made. The shapes
-of the inputs are fixed before.
+branches and loops that known values decide. A budget is asked before anything is made; where large
+constants follow from others, another walk counts all of them first. The shapes of the inputs are
+fixed before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
 
@@ -31,6 +33,9 @@ from tuna_models.refusals import Refusal
 
 #: The first version of ONNX's operators whose Unsqueeze takes its axes as an input.
 _AXES_ARE_INPUTS = 13
+#: Bytes of computed constants after which all are counted before any other is made, and up to which
+#: one is made in that walk: it may decide a shape.
+_UNCOUNTED_BYTES, _FEW_BYTES = 64 << 20, 1 << 16
 #: Random operators, which have no constant answer.
 _RANDOM = {
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
@@ -43,22 +48,28 @@ class Folded:
     """A graph without functions, and branches and loops that known values decide."""
 
     model: Any
-    values: Mapping[str, Value]  #: What is known of values, by name
+    values: Mapping[str, Value]  #: Known types, shapes and values, by name
 
     def inputs_of(self, node: Any) -> list[Value | None]:
-        """What is known of an operator's inputs; None for absent ones."""
+        """Return the known facts about an operator's inputs; None for absent ones."""
         return _inputs(node, self.values)
 
 
 def fold(model: Any) -> Folded:
     """Walk through a model, whose operators are in order; raises Refusal."""
-    walk = _Walk(model)
-    walk.run(model.graph.node)
+    walk = _Walk(model, _UNCOUNTED_BYTES)
+    try:
+        walk.run(model.graph.node)
+    except _UncountedError:
+        _Walk(model, counts=True).run(model.graph.node)
+        walk = _Walk(model)
+        walk.run(model.graph.node)
     return Folded(walk.written(), walk.values)
 
 
 def known(model: Any) -> Mapping[str, Value]:
-    """What is known of the values of a model with operators that are refused, by name."""
+    """Return the known types, shapes and values of a model with operators that are refused, by
+    name."""
     walk = _Walk(model)
     for node in model.graph.node:
         try:
@@ -75,8 +86,15 @@ def _inputs(node: Any, values: Mapping[str, Value]) -> list[Value | None]:
     return [values.get(name, UNKNOWN) if name else None for name in node.input]
 
 
+class _UncountedError(Exception):
+    """The constants that are computed are many bytes, and it is not known how many are to come."""
+
+
 class _Walk:
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, most_bytes: float = math.inf, *, counts: bool = False) -> None:
+        """Raises _UncountedError after so many bytes of computed constants; with `counts` larger
+        ones than a few KiB are counted, and not made."""
+        self._left_bytes, self._counts = most_bytes, counts
         self._model, self._opset = model, version_of(model, "")
         self._budget = costs.ImportBudget()
         self._nodes: list[Any] = []  #: those that are left
@@ -167,13 +185,18 @@ class _Walk:
             part = {attribute.name: attribute.i for attribute in node.attribute}
             extents = known[0].shape[part.get("start") : part.get("end")]
             return [Value.of_values(np.array(extents, np.int64))]
-        is_constant = node.op_type == "Constant"
-        if is_constant or (known and all(each.is_known for each in known)):
+        is_constant, is_random = node.op_type == "Constant", node.op_type in _RANDOM
+        constants = known and all(each.is_known or each.is_counted for each in known)
+        if is_constant or (constants and not is_random):
             made = sum(each.size_bytes for each in answers)
             most = max(costs.KEPT_BYTES, sum(each.size_bytes for each in known))
-            kept = made <= most
-            if kept:
+            if made <= most:
                 self._budget.add_constant(made, node)
+                self._left_bytes -= made
+                if self._left_bytes < 0:
+                    raise _UncountedError
+            if self._counts and (made > _FEW_BYTES or any(each.is_counted for each in known)):
+                return [replace(each, is_counted=made <= most) for each in answers]
             # a type such as int4, which only constants have, is decoded whatever that takes
             if is_constant or any(str(each.array().dtype) not in TYPES for each in known):
                 most = costs.memory_bytes()
@@ -193,10 +216,8 @@ class _Walk:
         return product_of(node, [each.array() for each in inputs if each is not None])
 
     def _run(self, node: Any, changed: Mapping[str, Any] | None = None) -> list[Any]:
-        """The outputs of one operator; none where the reference cannot compute it, or at random.
-        `changed` has other values than those that are known."""
-        if node.op_type in _RANDOM:
-            return []
+        """The outputs of one operator; none where the reference cannot compute it. `changed` has
+        other values than those that are known."""
         names = [name for name in dict.fromkeys(node.input) if name]
         arrays = {name: self.values[name].array() for name in names} | dict(changed or {})
         inputs = [

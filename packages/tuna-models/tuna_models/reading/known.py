@@ -1,4 +1,4 @@
-"""What is known of a model's values before it runs. Imports onnx."""
+"""Types, shapes and values of a model that are known before it runs. Imports onnx."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ class Value:
     values: Any = None  #: an array that was computed
     product: Product | None = None  #: the whole numbers and scales of the values
     held_bytes: int = 0  #: bytes of a sequence's tensors
-
-    @classmethod
-    def of_shape(cls, kind: int, shape: tuple[int, ...]) -> Value:
-        """A tensor of a type, by its number in ONNX, and a shape."""
-        return cls(_text(kind, shape))
+    is_counted: bool = False  #: True for a constant whose bytes are counted, and that is not made
 
     @classmethod
     def of_tensor(cls, tensor: Any) -> Value:
