@@ -7,56 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import helper
 from onnx.reference.op_run import OpRun
-
-
-def written_out(model: Any) -> Any:
-    """The model with quantised convolutions and products as their definitions: real ones of real
-    values, which are rounded then."""
-    if not any(node.op_type in _QUANTISED for node in model.graph.node):
-        return model
-    copy, nodes = type(model)(), list[Any]()
-    copy.CopyFrom(model)
-    for node in model.graph.node:
-        nodes += _QUANTISED[node.op_type](node) if node.op_type in _QUANTISED else [node]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
-    return copy
-
-
-def _quantised_conv(node: Any) -> list[Any]:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.input
-    real, scale = node.output[0] + "/real", node.output[0] + "/scale"
-    nodes = [
-        helper.make_node("DequantizeLinear", [x, x_scale, x_zero], [real + "/x"], axis=1),
-        helper.make_node("DequantizeLinear", [w, w_scale, w_zero], [real + "/w"], axis=0),
-    ]
-    given = [real + "/x", real + "/w"]
-    if bias and bias[0]:
-        nodes += [
-            helper.make_node("Mul", [x_scale, w_scale], [scale]),
-            helper.make_node("DequantizeLinear", [bias[0], scale], [real + "/b"], axis=0),
-        ]
-        given.append(real + "/b")
-    conv = helper.make_node("Conv", given, [real])
-    conv.attribute.extend(node.attribute)
-    last = helper.make_node("QuantizeLinear", [real, y_scale, y_zero], node.output, axis=1)
-    return [*nodes, conv, last]
-
-
-def _quantised_product(node: Any) -> list[Any]:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
-    real = node.output[0] + "/real"
-    return [
-        helper.make_node("DequantizeLinear", [a, a_scale, a_zero], [real + "/a"], axis=-2),
-        helper.make_node("DequantizeLinear", [b, b_scale, b_zero], [real + "/b"], axis=-1),
-        helper.make_node("MatMul", [real + "/a", real + "/b"], [real]),
-        helper.make_node("QuantizeLinear", [real, y_scale, y_zero], node.output),
-    ]
-
-
-_QUANTISED = {"QLinearConv": _quantised_conv, "QLinearMatMul": _quantised_product}
 
 
 def _before_rounding(node: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,38 +12,18 @@ from onnx.reference.ops.op_lstm import CommonLSTM
 from onnx.reference.ops.op_rnn import CommonRNN
 
 
-class LSTM(CommonLSTM):
-    """As ONNX's, by rows."""
+def _by_rows(operator: type[Any], states: int) -> type[Any]:
+    """ONNX's operator, so many of whose inputs are first states, on each row alone."""
 
-    op_domain = ""
-    layout = 0  #: The attribute before opset 14, which has none
+    class Rows(operator):  # type: ignore[misc]
+        op_domain = ""
+        layout = 0  #: The attribute before opset 14, which has none
 
-    def _run(self, *given: Any, **named: Any) -> Any:
-        return _of_rows(super()._run, given, named, self.layout, 2)
+        def _run(self, *given: Any, **named: Any) -> Any:
+            return _of_rows(super()._run, given, named, self.layout, states)
 
-
-class GRU(CommonGRU):
-    """As ONNX's, by rows."""
-
-    op_domain = ""
-    layout = 0  #: As that of LSTM
-
-    def _run(self, *given: Any, **named: Any) -> Any:
-        return _of_rows(super()._run, given, named, self.layout, 1)
-
-
-class RNN(CommonRNN):
-    """As ONNX's, by rows."""
-
-    op_domain = ""
-    layout = 0  #: As that of LSTM
-
-    def _run(self, *given: Any, **named: Any) -> Any:
-        return _of_rows(super()._run, given, named, self.layout, 1)
-
-
-#: Operators for ONNX's reference evaluator.
-OPERATORS = (LSTM, GRU, RNN)
+    Rows.__name__ = operator.__name__.removeprefix("Common")
+    return Rows
 
 
 def _of_rows(
@@ -74,3 +54,7 @@ def _of_rows(
     axes = (0, 0, 0) if layout else (2, 1, 1)
     parts = zip(*rows, strict=True)
     return tuple(np.concatenate(each, axis) for each, axis in zip(parts, axes, strict=False))
+
+
+#: Operators for ONNX's reference evaluator.
+OPERATORS = (_by_rows(CommonLSTM, 2), _by_rows(CommonGRU, 1), _by_rows(CommonRNN, 1))

@@ -25,6 +25,7 @@ from onnx.reference.ops import (
 from tuna.common.messages import one_line
 from tuna_models.names import OWN_DOMAINS, title
 from tuna_models.operators import quantised_reference, recurrent_reference
+from tuna_models.reading import qoperators
 from tuna_models.refusals import REASON_CHARS
 
 #: The first opset with quantisation in ONNX's reference.
@@ -40,7 +41,7 @@ class ReferenceFault(Exception):
 def run(model: Any, inputs: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Any]:
     """The outputs of the model, or those of its tensors, weights included, with these names; raises
     ReferenceFault where an operator cannot be computed."""
-    reference = evaluator(quantised_reference.written_out(model))
+    reference = evaluator(qoperators.in_real_values(model))
     try:
         return list(reference.run(names, dict(inputs)))
     except Exception as error:  # operators raise whatever they do
@@ -76,7 +77,7 @@ def evaluate(
     """The outputs of the model; of each of its quantised tensors, by name, the whole numbers, the
     real ones of which they are the nearest, and the type these were computed in; and the tensors
     with these names."""
-    whole = quantised_reference.written_out(model)
+    whole = qoperators.in_real_values(model)
     nodes = [node for node in whole.graph.node if node.op_type in quantised_reference.ROUNDING]
     outputs = [value.name for value in model.graph.output]
     read = [name for node in nodes for name in (*node.input, *node.output) if name]
@@ -156,29 +157,27 @@ class GlobalMaxPool(OpRun):
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
-class InstanceNormalization(op_instance_normalization.InstanceNormalization):
-    """Of fp16 computed in fp32: in ONNX's reference squares overflow."""
+class _InFp32(OpRun):
+    """A normalisation that is computed in fp32 for fp16, whose squares overflow in ONNX's
+    reference; goes before ONNX's class."""
 
     op_domain = ""
 
     def _run(self, *inputs: Any, **attributes: Any) -> Any:
-        found = super()._run(*map(_widened, inputs), **attributes)  # type: ignore[no-untyped-call]
-        return tuple(each.astype(inputs[0].dtype) for each in found)
+        wide = [
+            each.astype(np.float32) if each is not None and each.dtype == np.float16 else each
+            for each in inputs
+        ]
+        answers = super()._run(*wide, **attributes)  # type: ignore[no-untyped-call, safe-super]
+        return tuple(each.astype(inputs[0].dtype) for each in answers)
 
 
-class LayerNormalization(op_layer_normalization.LayerNormalization):
-    """Of fp16 computed in fp32, as `stash_type` says: in ONNX's reference squares overflow."""
-
-    op_domain = ""
-
-    def _run(self, *inputs: Any, **attributes: Any) -> Any:
-        found = super()._run(*map(_widened, inputs), **attributes)  # type: ignore[no-untyped-call]
-        return tuple(each.astype(inputs[0].dtype) for each in found)
+class InstanceNormalization(_InFp32, op_instance_normalization.InstanceNormalization):
+    """The operator, of fp16 in fp32."""
 
 
-def _widened(values: Any) -> Any:
-    half = values is not None and values.dtype == np.float16
-    return values.astype(np.float32) if half else values
+class LayerNormalization(_InFp32, op_layer_normalization.LayerNormalization):
+    """The operator, of fp16 in fp32, as `stash_type` says."""
 
 
 class LRN(OpRun):

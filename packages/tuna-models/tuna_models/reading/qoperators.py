@@ -1,4 +1,5 @@
-"""Writes the quantised operators of onnxruntime's own domain as those of ONNX.
+"""Writes the quantised operators of onnxruntime's own domain as those of ONNX, and quantised layers
+as real ones.
 
 `onnxruntime.quantization` makes them in its format QOperator, beside QLinearConv and QLinearMatMul:
 an operator on real values, with what it reads and writes quantised. In the format QDQ the same
@@ -8,7 +9,7 @@ definitions are in onnxruntime's ContribOperators.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnx import helper
@@ -17,18 +18,32 @@ from tuna.common.messages import counted
 from tuna_models.reading.onnx_files import QOPERATORS, QOPERATORS_DOMAIN
 from tuna_models.refusals import CHANGE_HINT, Refusal
 
+_Writer = Callable[[Any], list[Any]]
+
 
 def written_out(model: Any) -> Any:
     """The model with ONNX's operators in the place of onnxruntime's quantised ones; those with
     attributes that ONNX's have not are left."""
-    if not any(map(_is_known, model.graph.node)):
+    return _replaced(model, lambda node: _WRITERS[node.op_type] if _is_known(node) else None)
+
+
+def in_real_values(model: Any) -> Any:
+    """The model with quantised convolutions and products as their definitions: real ones of real
+    values, which are rounded then."""
+    return _replaced(model, lambda node: _DEFINITIONS.get(node.op_type))
+
+
+def _replaced(model: Any, writer_of: Callable[[Any], _Writer | None]) -> Any:
+    """A copy of the model with other operators for those that have a writer, itself if none has."""
+    writers = list(map(writer_of, model.graph.node))
+    if not any(writers):
         return model
     copy, nodes = type(model)(), list[Any]()
     copy.CopyFrom(model)
-    for node in model.graph.node:
+    for node, write in zip(model.graph.node, writers, strict=True):
         try:
-            nodes += _WRITERS[node.op_type](node) if _is_known(node) else [node]
-        except (IndexError, ValueError):
+            nodes += [node] if write is None else write(node)
+        except IndexError:
             why = f"it has {counted(len(node.input), 'input')}, fewer than it takes"
             raise Refusal.of(node, why, CHANGE_HINT) from None
     del copy.graph.node[:]
@@ -44,62 +59,68 @@ def _is_known(node: Any) -> bool:
     return not attributes.get("channels_last") and factor == 1.0
 
 
-def _dequantised(prefix: str, given: Sequence[str], axis: int = 1) -> tuple[str, list[Any]]:
-    """The name of real values, and the operator that makes them."""
-    name = f"{prefix}/{given[0]}"
-    return name, [helper.make_node("DequantizeLinear", list(given), [name], axis=axis)]
+def _real(
+    node: Any,
+    operator: str,
+    tensors: Sequence[Sequence[str]],
+    answer: Sequence[str],
+    axes: Sequence[int] = (1, 1),
+    bias: str = "",
+) -> list[Any]:
+    """An operator on the real values of `tensors`, each with scale and zero point along its axis,
+    whose result is rounded to the grid `answer`; where that is empty, the result is real.
+
+    A bias is whole numbers on the grid of the products of two tensors.
+    """
+    prefix, nodes, names = node.output[0], list[Any](), list[str]()
+    for place, given in enumerate(tensors):
+        names.append(f"{prefix}/{place}/{given[0]}")
+        axis = axes[place] if place < len(axes) else 1
+        nodes.append(helper.make_node("DequantizeLinear", given, names[-1:], axis=axis))
+    if bias:
+        scale, scales = f"{prefix}/scale", [tensors[0][1], tensors[1][1]]
+        names.append(f"{prefix}/{bias}")
+        nodes.append(helper.make_node("Mul", scales, [scale]))
+        nodes.append(helper.make_node("DequantizeLinear", [bias, scale], names[-1:], axis=0))
+    output = [f"{prefix}/real"] if any(answer) else node.output
+    real = helper.make_node(operator, names, output)
+    real.attribute.extend(each for each in node.attribute if each.name != "channels_last")
+    if any(answer):
+        return [*nodes, real, helper.make_node("QuantizeLinear", [*output, *answer], node.output)]
+    return [*nodes, real]
 
 
-def _of(operator: str, tensors: int) -> Callable[[Any], list[Any]]:
-    """An operator of so many tensors, each with scale and zero point; the answer's follow."""
+def _of(operator: str, count: int) -> _Writer:
+    """Write an operator of so many tensors, behind which the answer's scale and zero point are."""
 
     def write(node: Any) -> list[Any]:
-        prefix, nodes, names = node.output[0], list[Any](), list[str]()
-        for place in range(tensors):
-            name, made = _dequantised(f"{prefix}/{place}", node.input[3 * place : 3 * place + 3])
-            names.append(name)
-            nodes += made
-        real = helper.make_node(operator, names, [f"{prefix}/real"])
-        real.attribute.extend(each for each in node.attribute if each.name != "channels_last")
-        return [*nodes, real, *_rounded(node, f"{prefix}/real", node.input[3 * tensors :])]
+        tensors = [node.input[3 * place : 3 * place + 3] for place in range(count)]
+        return _real(node, operator, tensors, [node.input[3 * count], *node.input[3 * count + 1 :]])
 
     return write
 
 
-def _rounded(node: Any, real: str, given: Sequence[str]) -> Iterator[Any]:
-    yield helper.make_node("QuantizeLinear", [real, *given], node.output)
-
-
 def _concatenation(node: Any) -> list[Any]:
-    """Scale and zero point of the answer come first."""
-    prefix, nodes, names = node.output[0], list[Any](), list[str]()
-    for place in range(2, len(node.input), 3):
-        name, made = _dequantised(f"{prefix}/{place}", node.input[place : place + 3])
-        names.append(name)
-        nodes += made
-    real = helper.make_node("Concat", names, [f"{prefix}/real"])
-    real.attribute.extend(node.attribute)
-    return [*nodes, real, *_rounded(node, f"{prefix}/real", node.input[:2])]
+    """Write one whose answer's scale and zero point come first."""
+    tensors = [node.input[place : place + 3] for place in range(2, len(node.input), 3)]
+    return _real(node, "Concat", tensors, node.input[:2])
+
+
+def _gemm(node: Any) -> list[Any]:
+    turned = any(each.name == "transB" and each.i for each in node.attribute)
+    bias, *answer = [*node.input[6:], "", "", ""][:3]
+    tensors = node.input[:3], node.input[3:6]
+    return _real(node, "Gemm", tensors, answer if answer[0] else (), (1, 1 - turned), bias)
+
+
+def _conv(node: Any) -> list[Any]:
+    bias = [*node.input[8:], ""][0]
+    tensors = node.input[:3], node.input[3:6]
+    return _real(node, "Conv", tensors, node.input[6:8], (1, 0), bias)
 
 
 def _product(node: Any) -> list[Any]:
-    """The bias are whole numbers on the grid of the products; without a scale of the answer it is
-    real."""
-    prefix, given = node.output[0], [*node.input, "", "", ""]
-    attributes = {each.name: each for each in node.attribute}
-    transposed = bool(attributes["transB"].i) if "transB" in attributes else False
-    a, nodes = _dequantised(f"{prefix}/a", given[:3])
-    b, made = _dequantised(f"{prefix}/b", given[3:6], axis=0 if transposed else 1)
-    nodes, names = [*nodes, *made], [a, b]
-    if given[6]:
-        nodes.append(helper.make_node("Mul", [given[1], given[4]], [f"{prefix}/scale"]))
-        c, made = _dequantised(f"{prefix}/c", [given[6], f"{prefix}/scale"], axis=0)
-        nodes, names = [*nodes, *made], [*names, c]
-    whole = bool(given[7])
-    output = [f"{prefix}/real"] if whole else list(node.output)
-    gemm = helper.make_node("Gemm", names, output)
-    gemm.attribute.extend(each for name, each in attributes.items() if name.startswith("trans"))
-    return [*nodes, gemm, *(_rounded(node, output[0], given[7:9]) if whole else ())]
+    return _real(node, "MatMul", (node.input[:3], node.input[3:6]), node.input[6:8], (-2, -1))
 
 
 def _renamed(node: Any) -> list[Any]:
@@ -109,7 +130,7 @@ def _renamed(node: Any) -> list[Any]:
     return [copy]
 
 
-_WRITERS: dict[str, Callable[[Any], list[Any]]] = {
+_WRITERS: dict[str, _Writer] = {
     "QLinearAdd": _of("Add", 2),
     "QLinearMul": _of("Mul", 2),
     "QLinearSigmoid": _of("Sigmoid", 1),
@@ -117,8 +138,9 @@ _WRITERS: dict[str, Callable[[Any], list[Any]]] = {
     "QLinearAveragePool": _of("AveragePool", 1),
     "QLinearGlobalAveragePool": _of("GlobalAveragePool", 1),
     "QLinearConcat": _concatenation,
-    "QGemm": _product,
+    "QGemm": _gemm,
     "QuantizeLinear": _renamed,
     "DequantizeLinear": _renamed,
 }
 assert set(_WRITERS) == QOPERATORS
+_DEFINITIONS: dict[str, _Writer] = {"QLinearConv": _conv, "QLinearMatMul": _product}
