@@ -284,7 +284,7 @@ def refuse_obstacles(
 
 
 def _without(operators: Collection[str]) -> str:
-    """What to do about operators that cannot be imported."""
+    """Return advice on operators that cannot be imported."""
     if any(operator.startswith("com.microsoft.") for operator in operators):
         return "export the model without onnxruntime's optimiser, whose own operators these are"
     if all(operator.startswith("ai.onnx.ml.") for operator in operators):

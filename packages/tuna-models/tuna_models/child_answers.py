@@ -14,10 +14,14 @@ from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
 BODY, PROGRAM = "body.json.gz", "program.vm"
 
 
-class ModelFile(BaseModel):
-    """A model's file as it was imported."""
+class Data(BaseModel):
+    """Facts that do not change, without fields of other names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelFile(Data):
+    """A model's file as it was imported."""
 
     path: str
     shapes: dict[str, list[int]]  #: See `Manifest.shapes`
@@ -26,10 +30,8 @@ class ModelFile(BaseModel):
     max_error: float = BF16_TOLERANCE  #: See `Checks.max_error`
 
 
-class AskedFile(BaseModel):
+class AskedFile(Data):
     """A model's file as a user asks for its import."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     target: str  #: JSON of TVM's target; nothing but `num-cores`: this machine with so many
@@ -39,10 +41,8 @@ class AskedFile(BaseModel):
     precision: Precision = Precision.FP32
 
 
-class ChildAnswer(BaseModel):
+class ChildAnswer(Data):
     """An answer of the child; the base is that of an operation which only writes a file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class WeightFiles(ChildAnswer):
@@ -62,10 +62,8 @@ class ReadModel(ChildAnswer):
     left_in_fp32: dict[str, int] = {}  #: see `Manifest.left_in_fp32`
 
 
-class Obstacle(BaseModel):
+class Obstacle(Data):
     """One thing that is in the way of a model's import."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     operator: str = ""  #: The operator; empty: not one of them
     node: str = ""  #: Name of the operator's node, or of an input
@@ -73,10 +71,8 @@ class Obstacle(BaseModel):
     hint: str = ""  #: What to do
 
 
-class PlainTask(BaseModel):
+class PlainTask(Data):
     """A task that would run as TVM's plain code, without a kernel of Tuna's, or as scalars."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: str  #: Label of the task
     count: int  #: Number of its calls
@@ -86,7 +82,7 @@ class PlainTask(BaseModel):
 
 
 class FileCheck(ChildAnswer):
-    """What would become of a model's file."""
+    """The outcome that an import of a model's file would have."""
 
     obstacles: tuple[Obstacle, ...]  #: What is in the way of its import; empty: nothing
     assumed: str = ""  #: Options without which it is refused, and with which the rest was found

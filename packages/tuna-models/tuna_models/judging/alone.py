@@ -18,6 +18,7 @@ from tuna.libraries.tvm.whole_models import arrays_of
 from tuna_models.compiler import build, program
 from tuna_models.compiler.build import TaskKernels
 from tuna_models.compiler.segments import OPERATORS as ROUNDING
+from tuna_models.names import title
 from tuna_models.reading import importer, onnx_reference
 from tuna_models.reading.bodies import subgraphs
 from tuna_models.reading.torch_importer import TorchModel
@@ -46,8 +47,7 @@ def sentence(model: Any, cases: Sequence[Mapping[str, Any]], near: float) -> str
                 break
             fault = _fault(model, node, constants, {**values, **inputs}, near)
             if fault:
-                title = f"{node.op_type} ({node.name or node.output[0]})"
-                return f"The first operator that is wrong alone is {title}: {fault}."
+                return f"The first operator that is wrong alone is {title(node)}: {fault}."
             if fault is not None:
                 right.add(number)
     count = len(model.graph.node)
@@ -61,7 +61,7 @@ def _fault(
     values: Mapping[str, Any],
     near: float,
 ) -> str | None:
-    """What is wrong with the operator's answers, empty if nothing is; None if it is not built
+    """The fault of the operator's answers, empty if they are right; None if it is not built
     alone."""
     names = dict.fromkeys(name for name in node.input if name)
     inputs = {name: np.asarray(values[name]) for name in names if name not in constants}

@@ -1,5 +1,5 @@
-"""What would become of a model's file: all that is in the way of its import, and the tasks without
-a kernel. Imports TVM and onnx.
+"""The check of a model's file before its import: all that is in the way, and the tasks without a
+kernel. Imports TVM and onnx.
 
 Behind an operator that cannot be imported there may be others. So it is cut out of a copy of the
 file, as far as what it makes is known, and the rest is read anew.
@@ -125,7 +125,7 @@ def _batches_of_one(shapes: Mapping[str, Sequence[int | str]]) -> dict[str, list
 
 
 def _obstacles(error: BadInput) -> Sequence[Obstacle]:
-    """What an error says is in the way."""
+    """The obstacles that an error names."""
     if isinstance(error, Obstacles):
         return error.obstacles
     return [Obstacle(reason=str(error).rstrip("."), hint=error.hint)]
@@ -247,10 +247,6 @@ def runs_as_scalars(function: Any, target: Any) -> bool:
     does not.
     """
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    kinds = Counter(bool(found[1]) for found in _FLOATS.finditer(_optimised(module, target)))
+    text = tvm.tirx.build(module, target=target).inspect_source("ll")  # after LLVM's passes
+    kinds = Counter(bool(each[1]) for each in _FLOATS.finditer(str(text)))
     return kinds[False] > kinds[True]
-
-
-def _optimised(module: Any, target: Any) -> str:
-    """LLVM's text of a module after its passes."""
-    return str(tvm.tirx.build(module, target=target).inspect_source("ll"))

@@ -306,27 +306,18 @@ def _by_tvm(node: Conversion, way: _Way, axes: list[_Axis]) -> Any:
 def gathered(node: Conversion, tables: Mapping[int, Any]) -> Any:
     """The input's values at the places of a table for each axis."""
     shape = shape_of(node.inputs[0])
-    axes = [_Axis(axis, shape[axis], len(table), 1.0) for axis, table in tables.items()]
-    return node.compute(
-        lambda values, *places: _gathered(values, axes, places),
-        node.inputs[0],
-        *map(constant, tables.values()),
-    )
+    sizes = [len(tables[axis]) if axis in tables else size for axis, size in enumerate(shape)]
 
+    def compute(values: Any, *places: Any) -> Any:
+        def value(*at: Any) -> Any:
+            index = list(at)
+            for axis, table in zip(tables, places, strict=True):
+                index[axis] = table[at[axis]]
+            return values(*index)
 
-def _gathered(values: Any, axes: list[_Axis], places: Any) -> Any:
-    """Values at the places of each axis."""
-    shape = list(values.shape)
-    for axis in axes:
-        shape[axis.axis] = axis.resized
+        return te.compute(sizes, value, name="gathered")
 
-    def value(*at: Any) -> Any:
-        index = list(at)
-        for axis, table in zip(axes, places, strict=True):
-            index[axis.axis] = table[at[axis.axis]]
-        return values(*index)
-
-    return te.compute(shape, value, name="gathered")
+    return node.compute(compute, node.inputs[0], *map(constant, tables.values()))
 
 
 def _along(values: Any, axis: _Axis, table: Any, extrapolation: float, kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""What an ONNX model may cost, and what it is refused for before that is paid.
+"""The costs of an ONNX model, for which it is refused before they are paid.
 
 A small file can say much: a Range of constants, a Concat of a tensor with itself 42 times,
 functions that call the one before twice. Functions are counted before they are written out, and
@@ -104,7 +104,7 @@ def size_of(body: Any) -> int:
 
 
 class ImportBudget:
-    """What is left of the memory and of the number of operators."""
+    """The memory and the number of operators that an import may still take."""
 
     def __init__(self) -> None:
         memory = memory_bytes()

@@ -1,4 +1,4 @@
-"""What a file is that is no model Tuna imports, by its first bytes, and what to do with it."""
+"""Kinds of files that are no models Tuna imports, by their first bytes, with advice on each."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def refusal(name: str, file: IO[bytes], *, inside: bool = True) -> BadInput:
 
 
 def _kind(file: IO[bytes], inside: bool) -> tuple[str, str]:
-    """What such a file is, as the rest of a sentence that begins with its name, and what to do."""
+    """Return the rest of a sentence that begins with such a file's name, and advice."""
     file.seek(0)
     head = file.read(_HEAD_BYTES)
     if not head:

@@ -7,8 +7,8 @@ are replaced by this body, with the node's attributes and their defaults in it.
 from __future__ import annotations
 
 import functools
+import graphlib
 import heapq
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +16,7 @@ import onnx
 from onnx import inliner
 
 from tuna.common.messages import one_line
-from tuna_models.names import NAME_CHARS, OWN_DOMAINS, operator_name, title
+from tuna_models.names import OWN_DOMAINS, names_of, operator_name, title
 from tuna_models.operators import own_functions
 from tuna_models.operators.conversion import converters_of_tvm
 from tuna_models.reading import wellformed
@@ -103,15 +103,10 @@ def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in nodes:
         if node.domain not in OWN_DOMAINS or node.op_type not in known:
-            operator = one_line(operator_name(node.domain, node.op_type), NAME_CHARS)
-            found.setdefault(operator, []).append(_title(node))
+            operator, name = names_of(node)
+            why = ", which depends on the input" if node.op_type in WITH_BODIES else ""
+            found.setdefault(operator, []).append(name + why)
     return found
-
-
-def _title(node: Any) -> str:
-    """Return the node's name; for a branch or a loop also why it is not imported."""
-    name = one_line(node.name or (node.output[0] if node.output else node.op_type), NAME_CHARS)
-    return f"{name}, which depends on the input" if node.op_type in WITH_BODIES else name
 
 
 def in_order(model: Any) -> Any:
@@ -129,26 +124,21 @@ def in_order(model: Any) -> Any:
         made.update(node.output)
     else:
         return model
-    waits, readers = [0] * len(nodes), defaultdict[int, list[int]](list)
-    for place, node in enumerate(nodes):
-        before = {makers[name] for name in names_read(node) if name in makers}
-        waits[place] = len(before)
-        for maker in before:
-            readers[maker].append(place)
-    ready = [place for place, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
-    ordered = list[int]()
-    while ready:
-        place = heapq.heappop(ready)
-        ordered.append(place)
-        for reader in readers[place]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    if len(ordered) < len(nodes):
-        waiting = [node for node, count in zip(nodes, waits, strict=True) if count][:5]
-        names = ", ".join(map(title, waiting))
-        raise Refusal(f"operators wait for each other's values: {names}", CHANGE_HINT)
+    before = {
+        place: [makers[name] for name in names_read(node) if name in makers]
+        for place, node in enumerate(nodes)
+    }
+    sorter, ready, ordered = graphlib.TopologicalSorter(before), list[int](), list[int]()
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        names = ", ".join(title(nodes[place]) for place in sorted({*error.args[1]})[:5])
+        raise Refusal(f"operators wait for each other's values: {names}", CHANGE_HINT) from None
+    while sorter.is_active():
+        for place in sorter.get_ready():
+            heapq.heappush(ready, place)
+        ordered.append(heapq.heappop(ready))
+        sorter.done(ordered[-1])
     copy = type(model)()
     copy.CopyFrom(model)
     del copy.graph.node[:]

@@ -45,15 +45,45 @@ def read(
     batch: int | None = None,
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> Any:
-    """Read an ONNX model or a program of `torch.export` with fixed shapes; see `read_onnx`."""
-    if not is_torch(path):
-        return read_onnx(path, shapes, batch, values)
-    if values:
-        raise BadInput(
-            f"{path.name} is a program of torch.export, whose inputs cannot be given values.",
-            hint="export it with the value: torch.export.export(model, inputs)",
+    """Read an ONNX model, or a program of `torch.export`, with inputs of these shapes; `batch` is
+    the first extent of the others.
+
+    A shape may also be one value for the name of an open extent, which then holds for all inputs.
+    Inputs with `values`, in the order of memory, become constants, of ONNX alone.
+    Raises BadInput for a file that is not a valid model, an unknown input, and in one message for
+    all extents that stay open and all operators that cannot be imported.
+    """
+    name, values = path.name, values or {}
+    if is_torch(path):
+        if values:
+            raise BadInput(
+                f"{name} is a program of torch.export, whose inputs cannot be given values.",
+                hint="export it with the value: torch.export.export(model, inputs)",
+            )
+        return torch_importer.read(path, shapes, batch)
+    model = _graph(path)
+    with refusals_of(name):
+        wellformed.check_texts(model)
+        opsets.refuse_undefined(name, model)
+        wellformed.check(model)
+        _forget_inferred(model.graph)
+        model = functions.in_order(model)
+        _check_types(name, real_inputs(model))
+        sizes = fix_shapes(name, model, shapes, batch)
+        _fix_values(name, model, values)
+        costs.check(model)
+        _load_weights(model, path.parent)
+        model = qoperators.written_out(functions.inlined(model))
+        open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
+        # branches are decided when all shapes are known
+        operators = functions.unsupported(
+            node
+            for node in model.graph.node
+            if not functions.is_function(node, version_of(model, node.domain))
+            and node.op_type not in WITH_BODIES
         )
-    return torch_importer.read(path, shapes, batch)
+        refuse_obstacles(name, operators, open_sizes)
+    return model
 
 
 def is_torch(path: Path) -> bool:
@@ -74,44 +104,6 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
         }
         for value in real_inputs(model)
     ]
-
-
-def read_onnx(
-    path: Path,
-    shapes: Mapping[str, Sequence[int]],
-    batch: int | None = None,
-    values: Mapping[str, Sequence[float]] | None = None,
-) -> Any:
-    """Read an ONNX model with inputs of these shapes; `batch` is the first extent of the others.
-
-    A shape may also be one value for the name of an open extent, which then holds for all inputs.
-    Inputs with `values`, in the order of memory, become constants.
-    Raises BadInput for a file that is not a valid model, an unknown input, and in one message for
-    all extents that stay open and all operators that cannot be imported.
-    """
-    model = _graph(path)
-    with refusals_of(path.name):
-        wellformed.check_texts(model)
-        opsets.refuse_undefined(path.name, model)
-        wellformed.check(model)
-        _forget_inferred(model.graph)
-        model = functions.in_order(model)
-        _check_types(path.name, real_inputs(model))
-        sizes = fix_shapes(path.name, model, shapes, batch)
-        _fix_values(path.name, model, values or {})
-        costs.check(model)
-        _load_weights(model, path)
-        model = qoperators.written_out(functions.inlined(model))
-        open_sizes = {value.name: sizes[value.name] for value in real_inputs(model)}
-        # branches are decided when all shapes are known
-        operators = functions.unsupported(
-            node
-            for node in model.graph.node
-            if not functions.is_function(node, version_of(model, node.domain))
-            and node.op_type not in WITH_BODIES
-        )
-        refuse_obstacles(path.name, operators, open_sizes)
-    return model
 
 
 def locations(path: Path) -> list[str]:
@@ -156,8 +148,9 @@ def _outside(model: Any) -> list[Any]:
     ]
 
 
-def _load_weights(model: Any, path: Path) -> None:
-    """Read the weights in other files; raises Refusal, also for a place past a file's end."""
+def _load_weights(model: Any, folder: Path) -> None:
+    """Read the weights in other files below the model's folder; raises Refusal, also for a place
+    past a file's end."""
     for tensor in _outside(model):
         weight = f"the weight {quoted(tensor.name)}"
         try:
@@ -166,7 +159,7 @@ def _load_weights(model: Any, path: Path) -> None:
             if place.length is None:  # else the rest of the file would be read
                 tensor.external_data.add(key="length", value=str(needed))
             first, count = place.offset or 0, needed if place.length is None else place.length
-            size = (path.parent / place.location).stat().st_size
+            size = (folder / place.location).stat().st_size
         except ValueError:
             raise Refusal(f"{weight} has an offset or length that is no number", DAMAGED) from None
         except OSError as error:
@@ -178,7 +171,7 @@ def _load_weights(model: Any, path: Path) -> None:
                 f" {size}",
                 "copy the file of weights again, which is cut off or of another model",
             )
-        load_external_data_for_tensor(tensor, str(path.parent))
+        load_external_data_for_tensor(tensor, str(folder))
         if fault := wellformed.tensor_fault(tensor):
             raise Refusal(f"{weight} {fault}", DAMAGED)
 

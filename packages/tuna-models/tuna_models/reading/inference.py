@@ -65,8 +65,8 @@ _MAX_ANSWERS = 1 << 14
 
 
 def answers(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Value]:
-    """What follows for the outputs of one of ONNX's operators from its inputs; raises Refusal for
-    inputs that contradict each other or are not what it takes."""
+    """Infer the outputs of one of ONNX's operators from its inputs; raises Refusal for inputs that
+    contradict each other or are not what it takes."""
     if node.op_type in _SAME:
         return [Value(each.text) for each in inputs[:1] if each is not None]
     if node.op_type == "Range":  # some exporters write vectors of one value

@@ -14,7 +14,7 @@ from onnx import defs
 
 from tuna_models.arguments import TYPES, Obstacles
 from tuna_models.child_answers import Obstacle
-from tuna_models.names import title
+from tuna_models.names import names_of, title
 from tuna_models.reading.fold import Folded
 from tuna_models.refusals import obstacle
 
@@ -59,7 +59,7 @@ def refuse_undecided(name: str, model: Any) -> None:
     for node in graph.node:
         for place in _DECIDING.get(node.op_type, ()) if not node.domain else ():
             if place < len(node.input) and node.input[place] and node.input[place] not in known:
-                label, argument = node.name or node.output[0], _argument(node.op_type, opset, place)
+                label, argument = names_of(node)[1], _argument(node.op_type, opset, place)
                 places.setdefault(node.op_type, []).append(f"{label}: {argument}")
                 sources = dict.fromkeys(_sources(node.input[place], makers, known))
                 asked |= sources

@@ -110,7 +110,8 @@ class OnnxGraph:
         return all(node.op_type in _INDEXING for node in self._ends_of(name))
 
     def mask(self, one: Mapping[str, Any], array: Any) -> str:
-        """How an input hides values: `added` to them, `chosen` by truth, or not at all (empty)."""
+        """The way in which an input hides values: `added` to them, or `chosen` by truth; empty: it
+        hides none."""
         kind, name = array.dtype, one["name"]
         if one.get("bounds") is not None:
             return ""
@@ -203,7 +204,7 @@ class OnnxGraph:
 
     def jumps(self) -> bool:
         """Whether an operator in the middle jumps by an ulp of what was computed before."""
-        # of these `rules.py` says what is right besides; of Hardmax it does not
+        # of these `right_answers.py` says what is right besides; of Hardmax it does not
         ends = {id(self._makers.get(name)) for name in self.outputs}
         ends -= {id(node) for node in self.nodes if node.op_type == "Hardmax"}
         return any(
@@ -252,16 +253,16 @@ class OnnxGraph:
         other = self._source(node.input[1 - place])
         if other in self._constants or (other in self._inputs and place == 0):
             return False
+        return self._is_normalised(node, 1)
+
+    def _is_normalised(self, node: Any, sums: int) -> bool:
+        """Whether an answer goes to Softmax alone, by at most so many other sums."""
         ends = list(self._ends_of(node.output[0]))
         return bool(ends) and all(
             each.op_type in ("Softmax", "LogSoftmax")
-            or (each.op_type == "Add" and self._is_score_again(each))
+            or (sums > 0 and each.op_type == "Add" and self._is_normalised(each, sums - 1))
             for each in ends
         )
-
-    def _is_score_again(self, node: Any) -> bool:
-        ends = list(self._ends_of(node.output[0]))
-        return bool(ends) and all(each.op_type in ("Softmax", "LogSoftmax") for each in ends)
 
     def _number(self, name: str) -> float | None:
         """A single constant; None for others, and of several numbers."""

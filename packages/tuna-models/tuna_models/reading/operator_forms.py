@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class OperatorForm:
     needed: tuple[tuple[int, str], ...]  #: places and names of the inputs that cannot be absent
     #: place and name of the first of any number of inputs, none of which can be absent
     variadic: tuple[int, str] | None
-    attributes: Mapping[str, int]  #: types by name
+    attributes: Mapping[str, int]  #: numbers of types, as nodes have them, by name
     required: frozenset[str]
 
 
@@ -71,23 +72,23 @@ def _form_of(operator: str, opset: int) -> OperatorForm | None:
         (schema.min_output, schema.max_output),
         tuple(place for kind, place in places[: schema.min_input] if kind == options.Single),
         next((place for kind, place in places if kind == options.Variadic), None),
-        {name: _number(each.type) for name, each in attributes.items()},
+        {name: int(each.type.value) for name, each in attributes.items()},
         frozenset(name for name, each in schema.attributes.items() if each.required),
     )
-
-
-def _number(kind: Any) -> int:
-    """The number of an attribute's type, as nodes have it."""
-    return int(kind.value)
 
 
 def check(node: Any, opset: int) -> None:
     """Raise Refusal for one of ONNX's operators that is not as the opset defines it."""
     if (form := _form_of(node.op_type, opset)) is None:
         return
-    for one in _CHECKS:
-        for why in one(node, form):
-            raise Refusal.of(node, why, DAMAGED)
+    parts = _PARTS.get(node.op_type)
+    faults = (  # in this order: each check may rely on those before
+        check_counts(node, form.inputs, form.outputs),
+        *(one(node, form) for one in (_absent, _attributes, _choices)),
+        *([] if parts is None else [parts(node)]),
+    )
+    for why in itertools.chain.from_iterable(faults):
+        raise Refusal.of(node, why, DAMAGED)
 
 
 def check_counts(node: Any, inputs: Sequence[int], outputs: Sequence[int]) -> Iterator[str]:
@@ -100,10 +101,6 @@ def check_counts(node: Any, inputs: Sequence[int], outputs: Sequence[int]) -> It
             words = str(least) if least == most else f"{least} to {most}"
             words = f"{least} or more" if most > _ANY else words
             yield f"it has {counted(given, noun)}, and this operator {words}"
-
-
-def _counts(node: Any, form: OperatorForm) -> Iterator[str]:
-    return check_counts(node, form.inputs, form.outputs)
 
 
 def _absent(node: Any, form: OperatorForm) -> Iterator[str]:
@@ -149,14 +146,14 @@ def _branches(node: Any) -> Iterator[str]:
 
 def _loop(node: Any) -> Iterator[str]:
     body, states = _attribute(node, "body").g, max(len(node.input) - 2, 0)
-    return _body(node, body, 2 + states, 1 + len(node.output), states <= len(node.output))
+    yield from _body(node, body, 2 + states, 1 + len(node.output), states <= len(node.output))
 
 
 def _scan(node: Any) -> Iterator[str]:
     body, scanned = _attribute(node, "body").g, _attribute(node, "num_scan_inputs").i
     # before opset 9 the first input are lengths of sequences
     inputs = len(node.input) - (len(node.input) == len(body.input) + 1)
-    return _body(node, body, inputs, len(node.output), 0 < scanned <= len(node.input))
+    yield from _body(node, body, inputs, len(node.output), 0 < scanned <= len(node.input))
 
 
 def _body(node: Any, body: Any, inputs: int, outputs: int, fits: bool) -> Iterator[str]:
@@ -189,17 +186,3 @@ _PARTS: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "Loop": _loop,
     "Scan": _scan,
 }
-
-
-def _parts(node: Any, _: OperatorForm) -> Iterator[str]:
-    return _PARTS.get(node.op_type, lambda _: iter(()))(node)
-
-
-#: Checks in their order: each may rely on those before
-_CHECKS: tuple[Callable[[Any, OperatorForm], Iterator[str]], ...] = (
-    _counts,
-    _absent,
-    _attributes,
-    _choices,
-    _parts,
-)

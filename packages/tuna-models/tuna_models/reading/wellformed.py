@@ -83,8 +83,8 @@ def _check_text(*texts: Any) -> None:
 
 
 def tensor_fault(tensor: Any) -> str:
-    """What is wrong with a constant, as the rest of a sentence; empty where nothing is, and for
-    values in another file, until they are read."""
+    """The fault of a constant, as the rest of a sentence; empty without one, and for values in
+    another file, until they are read."""
     known = _TYPES.get(tensor.data_type)
     if known is None:
         return f"has the type {tensor.data_type}, which ONNX does not define"

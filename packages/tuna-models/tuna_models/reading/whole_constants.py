@@ -50,8 +50,8 @@ class Product:
 
 
 def product_of(node: Any, arrays: Sequence[Any]) -> Product | None:
-    """What a DequantizeLinear of constants multiplies; None for another operator, for blocks, and
-    for scales that are not fp32."""
+    """Return the factors of a DequantizeLinear of constants; None for another operator, for blocks,
+    and for scales that are not fp32."""
     if node.op_type != "DequantizeLinear":
         return None
     attributes = {each.name: each.i for each in node.attribute}

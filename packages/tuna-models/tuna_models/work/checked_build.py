@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from tuna.api import get_settings
 from tuna.configs.model import TOLERANCE
 from tuna.errors import BadInput, TunaError
@@ -22,6 +21,7 @@ from tuna.sandbox.cores import available_cpus, some_cpus
 from tuna_models.child_answers import (
     ChildAnswer,
     Contenders,
+    Data,
     LargestError,
     ModelFile,
     Plan,
@@ -49,11 +49,7 @@ from tuna_models.work.store import StoredModel
 Records = Mapping[str, Sequence[tuple[str, str, bool]]]
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Verdict(_Facts):
+class Verdict(Data):
     """A measured model whose answer is right."""
 
     measured: MeasuredModel
@@ -65,14 +61,14 @@ class Verdict(_Facts):
     report: str  #: Numbers of whole numbers that differ within their rules
 
 
-class ComparedTask(_Facts):
+class ComparedTask(Data):
     """A task of which several kernels were timed inside the model."""
 
     times_ms: tuple[float, ...]  #: Time of each kernel, all its calls together
     chosen: int | None  #: The fastest, by its place among the records; None: the predicted kernel
 
 
-class BuildFacts(_Facts):
+class BuildFacts(Data):
     """Facts about a build, as the cache keeps it beside the library."""
 
     plan: Plan
@@ -262,14 +258,18 @@ class _Draft:
         if not agrees and not refused:
             results[RIVAL] = measure(*job, self._answers(RIVAL), plan.operations)
             if REFERENCE in results:
-                apart = self._apart(RIVAL, REFERENCE)
+                paths = {
+                    "found": str(self._answers(RIVAL)),
+                    "expected": str(self._answers(REFERENCE)),
+                }
+                apart = self._process.call(LargestError, "difference", **paths).error
                 doubts = {RIVAL: apart} if apart > self._tolerance else {}
         recorded = build.checks.recorded is not None
         in_bf16 = build.manifest.precision is Precision.BF16
         right_ones = [name for name, result in results.items() if result.right]
         alone = ""
         if REFERENCE in results and not right_ones:
-            alone = self._of_layers() if in_bf16 else self._of_operators()
+            alone = self._alone(in_bf16)
         checked = Checked(
             {name: "" if result.right else result.fault for name, result in results.items()},
             doubts,
@@ -281,7 +281,11 @@ class _Draft:
             alone=alone,
         )
         remark = judge(build.manifest.opset, checked)
-        errors = {name: _error(result) for name, result in results.items()}
+        # infinite where the answer breaks another rule
+        errors = {
+            name: math.inf if result.error is None else result.error
+            for name, result in results.items()
+        }
         if recorded and REFERENCE in errors:
             errors = {"reference on recorded inputs": errors.pop(REFERENCE), **errors}
         right = right_ones[0]
@@ -328,28 +332,16 @@ class _Draft:
         output = str(self._answers(name))
         return {"model": self.model, "given": self.given, "by": by, "output": output}
 
-    def _of_layers(self) -> str:
-        """A sentence on the errors of the layers of a model in bf16."""
-        return self._process.call(Sentence, "layers", model=self.model, given=self.given).sentence
-
-    def _of_operators(self) -> str:
-        """A sentence on the first operator that is wrong alone; empty if the child ends at that."""
-        answers = str(self._answers(REFERENCE))
+    def _alone(self, in_bf16: bool) -> str:
+        """A sentence on the errors of the layers of a model in bf16, else on the first operator
+        that is wrong alone; empty if the child ends at that."""
+        if in_bf16:
+            question: dict[str, Any] = {"op": "layers", "given": self.given}
+        else:
+            question = {"op": "operators", "answers": str(self._answers(REFERENCE))}
         with contextlib.suppress(BadInput):  # what is to be said is that the model is wrong
-            return self._process.call(
-                Sentence, "operators", model=self.model, answers=answers
-            ).sentence
+            return self._process.call(Sentence, model=self.model, **question).sentence
         return ""
-
-    def _apart(self, name: str, expected: str) -> float:
-        """The largest error of the answers of a runtime against others."""
-        paths = {"found": str(self._answers(name)), "expected": str(self._answers(expected))}
-        return self._process.call(LargestError, "difference", **paths).error
-
-
-def _error(measured: MeasuredModel) -> float:
-    """The error of a measured model; infinite where the answer breaks another rule."""
-    return float("inf") if measured.error is None else measured.error
 
 
 def _fastest(places: Mapping[str, int | None], parts_ms: Mapping[str, float]) -> ComparedTask:
