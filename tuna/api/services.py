@@ -11,7 +11,7 @@ from tuna.artifacts.signatures import key_id
 from tuna.artifacts.store import Artifacts
 from tuna.coordinator import key_rotation
 from tuna.db import database, sessions
-from tuna.db.database import connect_database, open_database
+from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.db.models import Base
 from tuna.errors import BadInput
@@ -79,7 +79,7 @@ def remove_unneeded(digests: Collection[str], beside: Collection[str] = ()) -> N
 
 def upgrade_database() -> Upgrade:
     """Bring the schema of the database to the one that this version needs."""
-    engine = connect_database()
+    engine = database.connect_database()
     before = database.revision(engine)
     database.upgrade(engine)
     return Upgrade(engine.url.render_as_string(hide_password=True), before, database.HEAD)
@@ -92,7 +92,7 @@ def list_tables() -> list[str]:
 
 def serve_metrics(listen: str, started: Callable[[str], None]) -> None:
     """Answer Prometheus at `listen` (HOST:PORT) until Ctrl-C; `started` gets the URL."""
-    serve(connect_database(), get_settings(), listen, started)
+    serve(database.connect_database(), get_settings(), listen, started)
 
 
 def list_keys() -> list[SigningKey]:

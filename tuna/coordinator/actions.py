@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from tuna.db import configs, jobs, overview
 from tuna.db.bulk import parts, values_among
 from tuna.db.engine import reading, transaction
-from tuna.db.models import ConfigTag, FindDb, Golden, GoldenEntry, Job, Search, Session, SolverRow
+from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Search, Session, SolverRow
 from tuna.db.searches import MET
-from tuna.db.types import timed, utc_now
+from tuna.db.types import tagged, timed, utc_now
 from tuna.errors import NotFound
 from tuna.jobs import rounds
 from tuna.jobs.states import check, is_open, waiting
@@ -168,11 +168,8 @@ def _at(selection: JobSelection, step: str, state: State) -> list[Any]:
         Job.session_id == selection.session_id,
         Job.step == step,
         Job.state == state.value,
+        tagged(Job.config_id, selection.tag),
     ]
-    if selection.tag is not None:
-        where.append(
-            Job.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == selection.tag))
-        )
     if selection.cause is not None:
         where.append(Job.cause == selection.cause)
     return where

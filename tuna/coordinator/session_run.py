@@ -132,7 +132,8 @@ def progress(
             else min(open_rounds, number)
         )
         rules = library.search if SEARCH in served else None
-        to_come = _sum(rounds.to_come(connection, session_id, rules, tag) if rules else {})
+        by_solver = rounds.to_come(connection, session_id, rules, tag) if rules else {}
+        to_come = None if by_solver is None else sum(by_solver.values())
     errored = states[State.ERRORED.value] + of_searches.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
     return Progress(
@@ -144,10 +145,6 @@ def progress(
         searching,
         to_come,
     )
-
-
-def _sum(numbers: Mapping[int, int] | None) -> int | None:
-    return None if numbers is None else sum(numbers.values())
 
 
 def total(parts: Mapping[int, Progress]) -> Progress:

@@ -18,7 +18,7 @@ from tuna.db.models import (
     SolverApplicability,
     SolverRow,
 )
-from tuna.db.types import utc_now
+from tuna.db.types import tagged, utc_now
 from tuna.errors import BadInput
 
 
@@ -74,11 +74,7 @@ def _mark_loaded(connection: sa.Connection, request: JobRequest) -> None:
     """Mark the configs without a solver that jobs are asked for: reports of the session name
     them."""
     row = NoSolver
-    asked = [row.session_id == request.session_id]
-    if request.tag is not None:
-        asked.append(
-            row.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == request.tag))
-        )
+    asked = [row.session_id == request.session_id, tagged(row.config_id, request.tag)]
     if request.only.config_ids:
         asked.append(row.config_id.in_(list(request.only.config_ids)))
     connection.execute(sa.update(row).where(*asked).values(loaded=True))

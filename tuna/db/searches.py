@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.bulk import rows_among
-from tuna.db.types import UtcDateTime, plain_table
+from tuna.db.types import UtcDateTime, plain_table, tagged
 from tuna.vocabulary import State
 
 #: Beginning of `stopped` of a search or job whose target a known result met, and the word under
@@ -39,7 +39,6 @@ class Searches:
 
 _job = plain_table("job", "id session_id search_id round step state")
 _search = plain_table("search", "id session_id config_id steps begun stopped")
-_config_tag = plain_table("config_tag", "tag config_id")
 _DONE = State.EVALUATED.value
 #: Rank of each state from furthest back to done; in a round that has ended, a failed part is
 #: furthest back
@@ -56,7 +55,8 @@ def read(
 
     Of rounds that are evaluated, by far the most, only the number is read.
     """
-    of_sessions = sa.and_(_search.c.session_id.in_(sorted(session_ids)), _tagged(tag))
+    those = _search.c.session_id.in_(sorted(session_ids))
+    of_sessions = sa.and_(those, tagged(_search.c.config_id, tag))
     # Index ix_job_search_id_round alone.
     each = (
         sa.select(
@@ -97,15 +97,6 @@ def read(
     for part in connection.execute(rounds.where(*undone)):
         counters[part.session_id].add_undone((part.search_id, part.round), part.state)
     return {session_id: counts.searches() for session_id, counts in counters.items()}
-
-
-def _tagged(tag: str | None) -> sa.ColumnElement[bool]:
-    """The condition on a search that its layer carries the tag."""
-    if tag is None:
-        return sa.true()
-    return _search.c.config_id.in_(
-        sa.select(_config_tag.c.config_id).where(_config_tag.c.tag == tag)
-    )
 
 
 class _Counts:

@@ -77,3 +77,13 @@ def plain_table(name: str, columns: str, **typed: Any) -> sa.TableClause:
     names = [sa.quoted_name(column, _RESERVED.get(column)) for column in columns.split()]
     given: list[sa.ColumnClause[Any]] = [sa.column(column) for column in names]
     return sa.table(name, *given, *(sa.column(*each) for each in typed.items()))
+
+
+_MARKS = plain_table("config_tag", "tag config_id")
+
+
+def tagged(config_id: sa.SQLColumnExpression[int], tag: str | None) -> sa.ColumnElement[bool]:
+    """The condition on a column that its config carries the tag; None: no condition."""
+    if tag is None:
+        return sa.true()
+    return config_id.in_(sa.select(_MARKS.c.config_id).where(_MARKS.c.tag == tag))

@@ -32,7 +32,7 @@ from tuna.libraries.base import FINALS, Finals, Library
 from tuna.libraries.items import StepResult
 from tuna.libraries.results import is_close
 from tuna.libraries.steps import every_step
-from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
+from tuna.vocabulary import BASELINE, State
 
 #: Maximum of rivals in the finals: the fastest of those close to the config's best
 MAX_RIVALS = 6
@@ -236,15 +236,12 @@ def _not_ready(
 ) -> set[int]:
     """Configs with jobs that are not at their end yet, and those whose finals failed or were
     canceled."""
-    on_device = [step.name for step in every_step(library) if step.resource is Resource.DEVICE]
-    unfinished = [state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))]
     ended = [State.ERRORED.value, State.CANCELED.value]
     query = sa.select(Job.config_id).where(
         Job.session_id == session_id,
         Job.step.in_([step.name for step in every_step(library)]),  # for index ix_job_claim
         sa.or_(
-            Job.state.in_(unfinished),
-            sa.and_(Job.state == State.COMPILED.value, Job.step.in_(on_device)),
+            rounds.not_done(library),
             sa.and_(Job.state.in_(ended), Job.step == FINALS),
         ),
     )

@@ -394,31 +394,23 @@ def _store(
     the row of a predictor, or None."""
     of_search = WarmStartRow.search_id == search_id
     first = connection.execute(sa.select(sa.func.count()).where(of_search)).scalar_one()
-    rows: list[dict[str, Any]] = []
+    learned: list[tuple[str, Origin, bool, int, str]] = []
     for search, origin, trials in chosen:
         blob = block(trials, measured=True, config=search.json)
-        if len(blob) > _LARGEST_BYTES:
-            continue
-        name = digest(blob)
-        # The row is locked until there is one that refers to it.
-        upsert(
-            connection,
-            KernelRow,
-            [{"digest": name, "blob": blob, "size_bytes": len(blob)}],
-            key=("digest",),
-        )
-        facts = {
-            "digest": name,
-            "origin": origin.value,
-            "noisy": search.noisy,
-            "trials": len(trials),
-        }
-        place = {"search_id": search_id, "number": first + len(rows), "round": round_}
-        rows.append({**place, **facts, "label": search.named(origin)})
+        if len(blob) <= _LARGEST_BYTES:
+            name = digest(blob)
+            row = {"digest": name, "blob": blob, "size_bytes": len(blob)}
+            # The row is locked until there is one that refers to it.
+            upsert(connection, KernelRow, [row], key=("digest",))
+            learned.append((name, origin, search.noisy, len(trials), search.named(origin)))
     if prior is not None:
-        facts = {"digest": prior.model, "origin": Origin.PRIOR.value, "noisy": False}
-        place = {"search_id": search_id, "number": first + len(rows), "round": round_}
-        rows.append({**place, **facts, "trials": prior.trials, "label": prior.name})
+        learned.append((prior.model, Origin.PRIOR, False, prior.trials, prior.name))
+    place = {"search_id": search_id, "round": round_}
+    rows = [
+        {**place, "number": number, "digest": name, "origin": origin.value}
+        | {"noisy": noisy, "trials": count, "label": label}
+        for number, (name, origin, noisy, count, label) in enumerate(learned, first)
+    ]
     if rows:
         connection.execute(sa.insert(WarmStartRow), rows)
 

@@ -27,7 +27,6 @@ import sqlalchemy as sa
 from tuna.db.bulk import parts, upsert
 from tuna.db.jobs import step_names
 from tuna.db.models import (
-    ConfigTag,
     FindDb,
     Job,
     Search,
@@ -36,7 +35,7 @@ from tuna.db.models import (
     StepResultRow,
     TrialRow,
 )
-from tuna.db.types import UtcDateTime, timed, utc_now
+from tuna.db.types import UtcDateTime, tagged, timed, utc_now
 from tuna.jobs.states import check, is_open
 from tuna.libraries.base import Library, RoundsOutcome, SearchRules
 from tuna.libraries.results import is_time
@@ -171,11 +170,12 @@ def unended(session_id: int | sa.BindParameter[int]) -> Sequence[sa.ColumnElemen
     return Search.session_id == session_id, Search.stopped.is_(None)
 
 
-def _tagged(tag: str | None) -> sa.ColumnElement[bool]:
-    """The condition on a search that its layer carries the tag; None: none."""
-    if tag is None:
-        return sa.true()
-    return Search.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag))
+def not_done(library: Library) -> sa.ColumnElement[bool]:
+    """The condition on a job that it has a step to do, in SQL as `is_open` is in Python."""
+    on_device = [step.name for step in every_step(library) if step.resource is Resource.DEVICE]
+    in_work = [state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))]
+    waits = sa.and_(Job.state == State.COMPILED.value, Job.step.in_(on_device))
+    return sa.or_(Job.state.in_(in_work), waits)
 
 
 class Unfinished(NamedTuple):
@@ -192,16 +192,12 @@ def unfinished(
     """The searches and rounds of the session that are not done, of the layers with `tag`."""
     if library.search is None:
         return Unfinished(0, 0)
-    on_device = [step.name for step in library.steps if step.resource is Resource.DEVICE]
-    waits = sa.and_(Job.state == State.COMPILED.value, Job.step.in_(on_device))
-    in_work = Job.state.in_(
-        [state.value for state in (State.NEW, State.SEARCHING, *sorted(IN_FLIGHT))]
-    )
-    is_open = sa.case((sa.or_(in_work, waits), 1), else_=0)
     each = (
-        sa.select(sa.func.sum(is_open).label("open"), Search.stopped)
+        sa.select(
+            sa.func.sum(sa.case((not_done(library), 1), else_=0)).label("open"), Search.stopped
+        )
         .join(Job, Job.search_id == Search.id)
-        .where(Search.session_id == session_id, _tagged(tag))
+        .where(Search.session_id == session_id, tagged(Search.config_id, tag))
         .group_by(Search.id, Search.stopped)
         .subquery()
     )
@@ -222,7 +218,7 @@ def to_come(
             sa.func.count(Job.round.distinct()),
         )
         .join(Job, Job.search_id == Search.id)
-        .where(*unended(session_id), _tagged(tag))
+        .where(*unended(session_id), tagged(Search.config_id, tag))
         .group_by(Search.id, Search.solver_id, Search.options)
     )
     rounds: dict[int, int] = defaultdict(int)
@@ -291,17 +287,11 @@ class _Search:
 
     def next_row(self) -> dict[str, Any]:
         """The row of the next round."""
-        return {
-            "session_id": self.session_id,
-            "config_id": self.config_id,
-            "solver_id": self.solver_id,
-            "steps": self.steps,
+        return {name: getattr(self, name) for name in _OF_SEARCH[1:]} | {
             "search_id": self.id,
             "round": self.rounds[-1].round + 1,
             "step": step_names(self.steps)[0],
             "state": State.NEW.value,
-            "reason": self.reason,
-            "options": self.options,
             "updated_at": utc_now(),
         }
 

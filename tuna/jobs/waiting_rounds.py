@@ -107,20 +107,13 @@ def open_steps(
 ) -> list[OpenStep]:
     """The rounds that wait for a worker, the oldest ones of each step, of a library that
     searches."""
-    return [one for step in work.steps for one in _of_step(connection, work, step, known)]
-
-
-def _of_step(
-    connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[int, SearchProgress]
-) -> list[OpenStep]:
-    states = [state.value for state in CLAIMABLE[step.resource]]
-    values = {
-        "of_session": work.session_id,
-        "for_step": step.name,
-        "states": states,
-        "now": utc_now(),
-    }
-    return [_open_step(work, step, row, known) for row in connection.execute(_WAITING, values)]
+    opened = []
+    for step in work.steps:
+        states = [state.value for state in CLAIMABLE[step.resource]]
+        values = {"of_session": work.session_id, "for_step": step.name, "states": states}
+        rows = connection.execute(_WAITING, {**values, "now": utc_now()})
+        opened += [_open_step(work, step, row, known) for row in rows]
+    return opened
 
 
 def _open_step(

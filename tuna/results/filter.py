@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from tuna.common.messages import choices
 from tuna.db import known_sessions
+from tuna.db.types import tagged
 from tuna.errors import BadInput, NotFound
 from tuna.results.core_tables import (
     config,
-    config_tag,
     device,
     environment,
     model_config,
@@ -97,9 +97,7 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
         from tuna.db import configs
 
         configs.require_tag(connection, wanted.tag)
-        yield config.c.id.in_(
-            sa.select(config_tag.c.config_id).where(config_tag.c.tag == wanted.tag)
-        )
+        yield tagged(config.c.id, wanted.tag)
     if wanted.layer is not None:
         yield _named(wanted.layer)
     if wanted.op is not None:

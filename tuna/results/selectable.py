@@ -14,10 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.bulk import parts
-from tuna.db.types import timed
+from tuna.db.types import tagged, timed
 from tuna.results.core_tables import (
     config,
-    config_tag,
     environment,
     find_db,
     find_db_kernel,
@@ -71,10 +70,8 @@ class Results:
     ) -> Results:
         """Return the part of these results that meets the conditions, which need the columns `by`,
         of configs with the tag."""
-        if tag is not None:
-            tagged = sa.select(config_tag.c.config_id).where(config_tag.c.tag == tag)
-            where = (*where, self["config_id"].in_(tagged))
-        return replace(self, where=(*self.where, *where), by=(*self.by, *by))
+        where = (*self.where, *where, tagged(self["config_id"], tag))
+        return replace(self, where=where, by=(*self.by, *by))
 
     def __getitem__(self, name: str) -> Any:
         """The column with this name."""

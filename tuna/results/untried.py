@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db.searches import MET
-from tuna.results.core_tables import config, config_tag, job, no_solver, search
+from tuna.db.types import tagged
+from tuna.results.core_tables import config, job, no_solver, search
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def without_solver(
     query = (
         sa.select(row.config_id, config.c.label, config.c.driver, config.c.kind, row.reason)
         .join(config, config.c.id == row.config_id)
-        .where(row.session_id == session_id, row.loaded.is_(True), *_tagged(tag))
+        .where(row.session_id == session_id, row.loaded.is_(True), tagged(config.c.id, tag))
         .order_by(row.config_id)
     )
     return [LayerWithoutSolver(*each) for each in connection.execute(query)]
@@ -57,14 +58,10 @@ def targets_met(
         query = (
             sa.select(config.c.id, config.c.key, config.c.label, sa.func.min(of.c.stopped))
             .join(config, config.c.id == of.c.config_id)
-            .where(of.c.session_id == session_id, of.c.stopped.startswith(MET), *_tagged(tag))
+            .where(of.c.session_id == session_id, tagged(config.c.id, tag))
+            .where(of.c.stopped.startswith(MET))
             .group_by(config.c.id, config.c.key, config.c.label)
         )
         for config_id, key, label, text in connection.execute(query):
             found[config_id] = TargetMet(key, label, (text or "").removeprefix(MET))
     return tuple(found[config_id] for config_id in sorted(found))
-
-
-def _tagged(tag: str | None) -> list[sa.ColumnElement[bool]]:
-    tagged = sa.select(config_tag.c.config_id).where(config_tag.c.tag == tag)
-    return [] if tag is None else [config.c.id.in_(tagged)]
