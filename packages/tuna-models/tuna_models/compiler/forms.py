@@ -24,7 +24,7 @@ OWN = ""  #: the variable's own type
 
 
 class TensorForm(NamedTuple):
-    """How a tensor lies in memory."""
+    """The layout and type in which a tensor lies in memory."""
 
     in_blocks: bool  #: in blocks of channels, else in the model's own layout
     type: str = OWN

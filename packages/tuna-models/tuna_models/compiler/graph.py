@@ -76,7 +76,7 @@ class Quantisation:
 
 @dataclass
 class Facts:
-    """What a model's file says of values that are computed in fp32."""
+    """The statements of a model's file on values that are computed in fp32."""
 
     #: fp32 variables by the variables of the same whole numbers
     floats: dict[Any, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Graph:
         return users[0] if len(users) == 1 and not self.is_result(var) else None
 
     def read_alone(self, var: Any) -> Quantisation | None:
-        """What makes real values of whole numbers that nothing else reads."""
+        """The operators that make real values of whole numbers, which nothing else reads."""
         user = self.sole_user(var)
         quantisation = None if user is None else self.quantisations.get(user.var)
         if quantisation is None or quantisation.kind or not self.operators(quantisation):
@@ -309,7 +309,7 @@ def _static(value: Any) -> Any:
 
 
 def _move(node: Node) -> Callable[[Any], Any] | None:
-    """What an operator does that changes the order of values or their shape; None for others."""
+    """The change of order or shape that an operator makes; None for other operators."""
     shape = extents(node.var)
     if node.op == "permute_dims":
         given = node.attrs.axes

@@ -89,7 +89,7 @@ def _second_factor(group: FusionGroup, forms: Forms) -> Any:
 
 
 def _added(group: Group, forms: Forms) -> list[Any]:
-    """What is read between the weights and the answer."""
+    """The operands that are read between the weights and the answer."""
     core, tensors, scale = group.core, dict(group.added), None
     if isinstance(group, IntegerGroup):
         tensors |= group.dequantized()
@@ -111,7 +111,7 @@ def _added(group: Group, forms: Forms) -> list[Any]:
 
 
 def _residual(group: Group, var: Any, forms: Forms) -> Any:
-    """What is added to the answer: in the type of the core, or real values."""
+    """The operand that is added to the answer: in the type of the core, or real values."""
     core, kind = group.core, _READ[group.core.data_type]
     if isinstance(group, IntegerGroup) and group.addition is None:
         kind = OWN

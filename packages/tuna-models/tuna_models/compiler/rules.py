@@ -27,7 +27,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """What operators change of a group."""
+    """The changes that operators make to a group."""
 
     step: str = ""  #: step of the epilogue; a bias becomes another one
     operand: Any = None  #: what the step reads
@@ -45,7 +45,7 @@ class Rule(ABC):
         return None if user is None or operand is None else ([user], operand)
 
     def operand(self, node: Node, group: FusionGroup) -> Any:
-        """What an operator applies to the group's answer; None for operators of other rules."""
+        """The operand that an operator applies to the group's answer; None for others."""
         return None
 
     @abstractmethod
@@ -258,7 +258,7 @@ def _is_active(group: FusionGroup) -> bool:
 
 
 def _other(node: Node, group: FusionGroup) -> Any:
-    """What an operator combines with the group's answer."""
+    """The value that an operator combines with the group's answer."""
     return node.args[1] if node.args[0].same_as(group.answer) else node.args[0]
 
 

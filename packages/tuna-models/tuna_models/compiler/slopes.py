@@ -77,7 +77,7 @@ def _sides(node: Node, makers: Mapping[Any, Node]) -> list[list[Any]]:
 
 
 def _factors(node: Node | None, x: Any) -> Any:
-    """What a product multiplies x by, a constant; None for anything else."""
+    """The constant by which a product multiplies x; None for anything else."""
     if node is None or node.op != "multiply":
         return None
     first, second = node.args

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tuna_models.judging.inputs import is_real
 from tuna_models.reading.onnx_graph import OnnxGraph
 
 #: Largest position that is drawn where no table and no bound limits it.
@@ -46,7 +47,7 @@ def sparse(graph: OnnxGraph | None, inputs: Inputs, values: Mapping[str, Any]) -
     """Rows of zeros but for one value, in bytes one step from that of zero."""
 
     def row(one: Mapping[str, Any], array: Any) -> Any:
-        if not array.ndim or not array.size or not (_is_real(array) or _is_bytes(one, array)):
+        if not array.ndim or not array.size or not (is_real(array) or _is_bytes(one, array)):
             return array
         zero = _zero(graph, one, array)
         found = np.full_like(array, zero)
@@ -54,7 +55,7 @@ def sparse(graph: OnnxGraph | None, inputs: Inputs, values: Mapping[str, Any]) -
         rows = np.arange(len(lines))
         places = (rows * 7 + 5) % array.shape[-1]
         beside = zero + 1 if zero < np.iinfo(np.int8).max else zero - 1
-        lines[rows, places] = given[rows, places] if _is_real(array) else beside
+        lines[rows, places] = given[rows, places] if is_real(array) else beside
         return found
 
     return _each(inputs, values, row)
@@ -65,7 +66,7 @@ def halfway(graph: OnnxGraph, inputs: Inputs, values: Mapping[str, Any]) -> Arra
 
     def half(one: Mapping[str, Any], array: Any) -> Any:
         step = graph.step(one["name"])
-        if step is None or not _is_real(array):
+        if step is None or not is_real(array):
             return array
         return (np.floor(array * 4) + 0.5).astype(array.dtype) * array.dtype.type(step)
 
@@ -77,7 +78,7 @@ def scaled(inputs: Inputs, values: Mapping[str, Any], factor: float | None = Non
     and squares end."""
 
     def times(_: Mapping[str, Any], array: Any) -> Any:
-        if not _is_real(array):
+        if not is_real(array):
             return array
         by = factor or (_LARGE_HALF if array.dtype == np.float16 else _LARGE)
         with np.errstate(over="ignore"):
@@ -96,7 +97,7 @@ def ends(graph: OnnxGraph | None, inputs: Inputs, values: Mapping[str, Any]) -> 
         if choices is None:
             return array
         found = generator.choice(np.asarray(choices, array.dtype), array.shape)
-        if _is_real(array):
+        if is_real(array):
             found = _with_rows(np.where(generator.random(array.shape) < 0.5, array, found))
         return np.asarray(found, array.dtype)
 
@@ -138,7 +139,7 @@ def moved(values: Mapping[str, Any], part: float) -> Arrays:
         near = np.asarray(array * (1 + part * generator.uniform(-1, 1, array.shape)), array.dtype)
         return np.where(np.abs(array) < np.finfo(array.dtype).max / 2, near, array)
 
-    return {name: beside(array) if _is_real(array) else array for name, array in values.items()}
+    return {name: beside(array) if is_real(array) else array for name, array in values.items()}
 
 
 def differing(
@@ -169,10 +170,6 @@ def _positions(array: Any) -> Any:
     return np.abs(lines).reshape(array.shape).astype(array.dtype)
 
 
-def _is_real(array: Any) -> bool:
-    return bool(array.dtype.kind == "f")
-
-
 def _is_bytes(one: Mapping[str, Any], array: Any) -> bool:
     """Whether they are quantised values."""
     whole = array.dtype.kind in "iu" and array.dtype.itemsize == 1
@@ -182,7 +179,7 @@ def _is_bytes(one: Mapping[str, Any], array: Any) -> bool:
 def _zero(graph: OnnxGraph | None, one: Mapping[str, Any], array: Any) -> Any:
     if one.get("bounds") is not None:
         return one["bounds"][0]
-    if _is_real(array) or graph is None:
+    if is_real(array) or graph is None:
         return 0
     return graph.zero_point(one["name"]) if _is_bytes(one, array) else array
 
@@ -190,7 +187,7 @@ def _zero(graph: OnnxGraph | None, one: Mapping[str, Any], array: Any) -> Any:
 def _level(graph: OnnxGraph | None, one: Mapping[str, Any], array: Any, sign: int) -> Any:
     if one.get("bounds") is not None:
         return np.full_like(array, one["bounds"][sign > 0])
-    if _is_real(array):
+    if is_real(array):
         endless = graph is not None and graph.is_ordered(one["name"])
         return np.full_like(array, sign * (np.inf if endless else _LEVEL))
     if _is_bytes(one, array):
@@ -210,7 +207,7 @@ def _ends(graph: OnnxGraph | None, one: Mapping[str, Any], array: Any) -> Any:
         return [np.iinfo(kind).min, np.iinfo(kind).max]
     if graph is None:
         return None
-    if _is_real(array) and graph.is_ordered(one["name"]):
+    if is_real(array) and graph.is_ordered(one["name"]):
         limits = np.finfo(kind)
         return [-np.inf, limits.min, limits.max, np.inf]
     if kind.kind in "iu" and graph.is_whole(one["name"]):

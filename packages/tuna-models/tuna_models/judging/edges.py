@@ -20,6 +20,7 @@ from onnx import numpy_helper
 from tuna.configs.model import TOLERANCE
 from tuna.libraries.tvm.model_answers import Case, distance
 from tuna_models.judging import draws, right_answers
+from tuna_models.judging.inputs import is_real
 from tuna_models.limits import raise_memory_error
 from tuna_models.reading.onnx_graph import OnnxGraph
 from tuna_models.reading.torch_importer import TorchModel
@@ -187,7 +188,7 @@ class _Reference:
                 raise_memory_error(error)
                 return None
         known = [each.values for each in right.outputs]
-        real = [each for each in known if _is_real(each)]
+        real = [each for each in known if is_real(each)]
         if len(real) < len(known) and any(map(_has_nan, (*real, *right.operands.values()))):
             return None  # whole numbers of NaN are any
         if title == _LARGE and any(np.any(np.isinf(each)) for each in real):
@@ -201,7 +202,7 @@ def _stay(right: right_answers.Right, moved: right_answers.Right, part: float) -
     """Whether answers are where they were, to a part of the largest, but for those of which the
     rules say what is right besides."""
     for one, other in zip(right.outputs, moved.outputs, strict=True):
-        if _is_real(one.values):
+        if is_real(one.values):
             defined = ~np.isnan(one.values)
             if distance(other.values[defined], one.values[defined]) > part:
                 return False
@@ -222,16 +223,12 @@ def _missed(wanted: Sequence[Bound], right: right_answers.Right) -> list[tuple[B
     return [(bound, min(times, _LARGEST)) for bound, times in found if times > 1]
 
 
-def _is_real(values: Any) -> bool:
-    return bool(np.asarray(values).dtype.kind == "f")
-
-
 def _has_nan(values: Any) -> bool:
-    return _is_real(values) and bool(np.any(np.isnan(values)))
+    return is_real(values) and bool(np.any(np.isnan(values)))
 
 
 def _is_nan(values: Any) -> bool:
-    return _is_real(values) and bool(np.all(np.isnan(values))) and np.size(values) > 0
+    return is_real(values) and bool(np.all(np.isnan(values))) and np.size(values) > 0
 
 
 def _constants(model: Any) -> dict[str, float]:

@@ -31,6 +31,11 @@ def values(inputs: Sequence[Mapping[str, Any]], seed: int, recorded: str = "") -
     }
 
 
+def is_real(values: Any) -> bool:
+    """Whether values are floating-point numbers."""
+    return bool(np.asarray(values).dtype.kind == "f")
+
+
 def draw(
     dtype: str, shape: Sequence[int], bounds: Sequence[int] | None, generator: np.random.Generator
 ) -> Any:

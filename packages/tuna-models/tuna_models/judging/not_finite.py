@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from tuna.errors import BadInput
 from tuna.libraries.tvm.model_answers import RightOutput
+from tuna_models.judging.inputs import is_real
 from tuna_models.names import quoted, title
 from tuna_models.reading import onnx_reference
 from tuna_models.reading.bodies import constants_of
@@ -22,7 +23,7 @@ def refuse(
     name: str, model: Any, inputs: Mapping[str, Any], answers: Sequence[RightOutput], titles: str
 ) -> None:
     """Raise BadInput for answers to these inputs of which no floating-point value is finite."""
-    real = [each.values for each in answers if _is_real(each.values) and np.size(each.values)]
+    real = [each.values for each in answers if is_real(each.values) and np.size(each.values)]
     if not real or any(np.isfinite(values).any() for values in real):
         return
     origin, weights = _origin(model, inputs)
@@ -71,7 +72,7 @@ def _origin(model: Any, inputs: Mapping[str, Any]) -> tuple[str, str]:
 
 def _faults(name: str, values: Any) -> str:
     """The number of a constant's values that are not finite, in words; empty without any."""
-    if not _is_real(values) or np.isfinite(values).all():
+    if not is_real(values) or np.isfinite(values).all():
         return ""
     count, word = int(np.isnan(values).sum()), "NaN"
     if not count:
@@ -80,8 +81,4 @@ def _faults(name: str, values: Any) -> str:
 
 
 def _any(check: Any, values: Any) -> bool:
-    return _is_real(values) and bool(check(values).any())
-
-
-def _is_real(values: Any) -> bool:
-    return bool(np.asarray(values).dtype.kind == "f")
+    return is_real(values) and bool(check(values).any())

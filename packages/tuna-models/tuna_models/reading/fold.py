@@ -50,10 +50,6 @@ class Folded:
     model: Any
     values: Mapping[str, Value]  #: Known types, shapes and values, by name
 
-    def inputs_of(self, node: Any) -> list[Value | None]:
-        """Return the known facts about an operator's inputs; None for absent ones."""
-        return _inputs(node, self.values)
-
 
 def fold(model: Any) -> Folded:
     """Walk through a model, whose operators are in order; raises Refusal."""
@@ -76,13 +72,14 @@ def known(model: Any) -> Mapping[str, Value]:
             walk.run([node])
         except Refusal:
             with contextlib.suppress(Refusal):
-                inputs = _inputs(node, walk.values)
+                inputs = known_inputs(node, walk.values)
                 answers = inference.answers(node, inputs, version_of(model, ""))
                 walk.values.update(zip(node.output, answers, strict=False))
     return walk.values
 
 
-def _inputs(node: Any, values: Mapping[str, Value]) -> list[Value | None]:
+def known_inputs(node: Any, values: Mapping[str, Value]) -> list[Value | None]:
+    """Return the known facts about an operator's inputs; None for absent ones."""
     return [values.get(name, UNKNOWN) if name else None for name in node.input]
 
 
@@ -142,7 +139,7 @@ class _Walk:
         return model
 
     def _visit(self, node: Any) -> None:
-        inputs = _inputs(node, self.values)
+        inputs = known_inputs(node, self.values)
         misfits.check(node, inputs)
         version = version_of(self._model, node.domain)
         if functions.is_function(node, version) and (

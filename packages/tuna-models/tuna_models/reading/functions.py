@@ -156,19 +156,15 @@ def is_function(node: Any, opset: int) -> bool:
             return True
         if name in known_operators() and name not in _ALWAYS:
             return name == "LayerNormalization" and any(node.output[1:])
-    schema = _schema(node, opset)
+    schema = schema_of(name, opset, node.domain)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
-
-
-def _schema(node: Any, opset: int) -> Any:
-    return schema_of(node.op_type, opset, "" if node.domain in OWN_DOMAINS else node.domain)
 
 
 def written_out(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Any]:
     """Return the operators by which an operator is defined in this opset, those that its outputs
     need; none if that takes types which are not known."""
     first = (inputs[0] if inputs else None) or UNKNOWN
-    schema = _schema(node, opset)
+    schema = schema_of(node.op_type, opset, node.domain)
     if not schema.has_function and any(each is not None and not each.text for each in inputs):
         return []
     given = {  # onnx's inliner wants a type of an absent input, too

@@ -33,7 +33,7 @@ from tuna_models.reading import (
 )
 from tuna_models.reading.bodies import WITH_BODIES, all_nodes, subgraphs, version_of
 from tuna_models.reading.converters import Importer, NotConverted
-from tuna_models.reading.fold import Folded, fold
+from tuna_models.reading.fold import Folded, fold, known_inputs
 from tuna_models.reading.known import Value
 from tuna_models.reading.torch_importer import TorchModel
 from tuna_models.refusals import CHANGE_HINT, DAMAGED, Refusal, Unsupported, refusals_of, tvm_reason
@@ -220,7 +220,7 @@ def _refusal(failure: NotConverted, folded: Folded) -> Refusal:
         return Refusal.of(node, str(failure.reason), CHANGE_HINT)
     said = tvm_reason(failure.reason)
     why = f"TVM's importer does not take it so: {said}" if said else "TVM's importer fails at it"
-    inputs = inference.described(node, folded.inputs_of(node))
+    inputs = inference.described(node, known_inputs(node, folded.values))
     return Refusal.of(node, f"{why}; {inputs}", CHANGE_HINT)
 
 

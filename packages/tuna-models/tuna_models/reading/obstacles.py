@@ -4,11 +4,11 @@ whose values have to be known by then. Imports onnx."""
 from __future__ import annotations
 
 import functools
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import defs
 
@@ -79,9 +79,10 @@ def refuse_undecided(name: str, model: Any) -> None:
 
 def _asking(sources: Iterable[str], sizes: Mapping[str, Any]) -> str:
     """The options that give values to inputs, if these are few."""
-    askable = [source for source in sources if source in sizes and _few(sizes[source])]
-    texts = [shlex.quote(f"{source}={_form(sizes[source])}") for source in askable]
-    words = " ".join(f"--value {text}" for text in texts)
+    forms = {source: _form(sizes[source]) for source in sources if source in sizes}
+    words = " ".join(
+        f"--value {shlex.quote(f'{source}={form}')}" for source, form in forms.items() if form
+    )
     return f"give them, if they are always the same: {words}" if words else ""
 
 
@@ -105,15 +106,13 @@ def _sources(name: str, makers: Mapping[str, Any], known: set[str]) -> Iterator[
                 waiting.append(read)
 
 
-def _few(tensor: Any) -> bool:
-    """Whether values of an input can be typed: a few dozen whole numbers, or a few others."""
-    count = int(np.prod([extent.dim_value for extent in tensor.shape.dim], dtype=np.int64))
-    kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).kind
-    return count <= (_MAX_WHOLE if kind in "iub" else _MAX_REAL)
-
-
 def _form(tensor: Any) -> str:
-    count = int(np.prod([extent.dim_value for extent in tensor.shape.dim], dtype=np.int64))
+    """The values of an input as they are typed: a few dozen whole numbers, or a few others; empty
+    for more."""
+    count = math.prod(extent.dim_value for extent in tensor.shape.dim)
+    kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).kind
+    if count > (_MAX_WHOLE if kind in "iub" else _MAX_REAL):
+        return ""
     return ",".join(["N"] * count) if count < 4 else "N,N,..."
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from onnx import AttributeProto, defs
 
 from tuna.common.messages import counted
-from tuna_models.names import quoted
+from tuna_models.names import OWN_DOMAINS, quoted
 from tuna_models.refusals import DAMAGED, Refusal
 
 #: A term of an Einsum's equation
@@ -53,7 +53,7 @@ class OperatorForm:
 def schema_of(operator: str, opset: int, domain: str = "") -> Any:
     """Return onnx's definition of an operator; None where the opset of the domain has it not."""
     try:
-        return defs.get_schema(operator, opset, domain)
+        return defs.get_schema(operator, opset, "" if domain in OWN_DOMAINS else domain)
     except defs.SchemaError:
         return None
 
