@@ -3,6 +3,7 @@ whatever is killed, the next process goes on at the cursor."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import json
@@ -249,11 +250,12 @@ def of_process(sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> sa.
 
 def children() -> set[int]:
     """The processes of logs, without those that have ended and not been waited for."""
-    return {
-        child.pid
-        for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE and trial_log.__name__ in child.cmdline()
-    }
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            if trial_log.__name__ in child.cmdline():
+                found.add(child.pid)
+    return found
 
 
 def test_a_process_that_is_killed_costs_no_trial(of_process: sa.Engine, tmp_path: Path) -> None:
