@@ -53,10 +53,7 @@ def board(tvm_here: None) -> Iterator[Board]:
 def bench_at(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[int | None], tuple[Bench, Tracker]]]:
-    """`bench_at(port)`: the library of a worker for that board, and its tracker; short of
-    patience."""
-    monkeypatch.setattr("tuna_remote.boards._WAIT_S", 2.0)
-    monkeypatch.setattr("tuna_remote.boards._AGAIN_S", 2.0)
+    """`bench_at(port)`: the library of a worker for that board, and its tracker."""
     made: list[tuple[Bench, Tracker]] = []
 
     def make(port: int | None) -> tuple[Bench, Tracker]:
@@ -181,8 +178,9 @@ def test_a_candidate_that_crashes_the_board_is_at_fault(
 
 @pytest.mark.drill(only=True)  # 7 s of waiting
 def test_a_candidate_that_hangs_is_at_fault_and_holds_the_board(
-    bench_at: Callable[..., tuple[Bench, Tracker]], tmp_path: Path
+    bench_at: Callable[..., tuple[Bench, Tracker]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(boards, "_AGAIN_S", 2.0)
     own = Board()
     try:
         bench, tracker = bench_at(own.port)
