@@ -73,7 +73,7 @@ class Emitter:
             bytes_of = IntegerGroups()
         self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
         self._storage, self._integers = analysis.storage, bytes_of.integers
-        self._writer = Writer()
+        self._writer = Writer(analysis.functions)
         may_round = self._storage.stores if self._storage else lambda _: True
         self._forms = Forms(self._writer, self._block, self._integers, may_round)
         every: list[Group] = [*groups, *bytes_of.groups]
@@ -156,7 +156,7 @@ class Emitter:
             return False
         core, task, shape = group.core, group.task, extents(group.answer)
         assert shape is not None
-        key = task.key, group.exact
+        key = task.key, group.exact, chosen.function
         function = self._writer.add(key, lambda: chosen.function, name_of(task), task)
         args = arguments(group, chosen, self._forms)
         kind = signature.answer_type(task.epilogue, TYPES[core.data_type])

@@ -38,12 +38,13 @@ NARROW, NARROW_BLOCKS = TensorForm(False, BF16), TensorForm(True, BF16)
 class Writer:
     """A module that is being written."""
 
-    def __init__(self) -> None:
+    def __init__(self, made: dict[Any, Any]) -> None:
+        """`made` are functions that other modules have too, by their keys."""
         self.builder = relax.BlockBuilder()
         self.emit = self.builder.emit
         #: name and task of each function that is not TVM's own
         self.calls: list[tuple[str, TaskConfig | None]] = []
-        self._functions: dict[Any, Any] = {}
+        self._made, self._functions = made, dict[Any, Any]()
         self._reshaped: dict[Any, Any] = {}  #: the source of each reshaped variable
 
     def add(
@@ -57,7 +58,9 @@ class Writer:
     def function(self, key: Any, make: Callable[[], Any], name: str) -> Any:
         """The function of this key, made once; one of TVM's own, unless `add` returns it."""
         if key not in self._functions:
-            self._functions[key] = self.builder.add_func(blocked.opaque(make()), name)
+            if key not in self._made:
+                self._made[key] = blocked.opaque(make())
+            self._functions[key] = self.builder.add_func(self._made[key], name)
         return self._functions[key]
 
     def call(

@@ -51,6 +51,8 @@ class Analysis:
     #: reasons why convolutions and products are no groups, by their labels
     refused: dict[str, str] = field(default_factory=dict)
     written: Any = None  #: the last `build.Written` of it as it is shipped, if that is kept
+    #: functions on tensors' forms, and those of kernels, which all modules written of it share
+    functions: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def block(self) -> int:

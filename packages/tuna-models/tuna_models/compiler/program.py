@@ -92,7 +92,7 @@ class Program:
             parts[str(variable.name_hint) in others][variable] = function
         model, beside = (str(tvm.ir.save_json(tvm.IRModule(part))) for part in parts)
         body = ModelBody(choices, self._timed, model, beside, self._cuts)
-        (folder / BODY).write_bytes(gzip.compress(body.to_bytes(), mtime=0))
+        (folder / BODY).write_bytes(gzip.compress(body.to_bytes(), 6, mtime=0))
         main, _ = _coded(tvm.IRModule(mains))
         return main
 
