@@ -32,7 +32,7 @@ def find(node: Node, graph: Graph, block: int) -> BlockFunction | None:
     """Return the function of an operator; None if it has none, or no images in fp32."""
     if isinstance(node.value, relax.TupleGetItem):
         return _part_of_split(node, graph, block)
-    padding = pads.of(node, graph)
+    padding = pads.of(node, graph.functions)
     if padding is not None:
         return _padded(pads.source(node), padding, block)
     readers = graph.users.get(node.var, [])

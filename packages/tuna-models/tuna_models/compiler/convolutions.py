@@ -143,7 +143,7 @@ def _forward(node: Node, graph: Graph, block: int, weights: Any) -> Convolution 
     attrs, source, nodes = node.attrs, node.args[0], [node]
     before = [int(pad) for pad in attrs.padding][: weights.ndim - 2]
     maker = graph.makers.get(source)
-    padding = None if maker is None else pads.of(maker, graph)
+    padding = None if maker is None else pads.of(maker, graph.functions)
     if maker is not None and padding is not None and padding.only_spatial and not padding.value:
         before = [own + more for own, more in zip(before, padding.before[2:], strict=True)]
         if graph.sole_user(source) is node:

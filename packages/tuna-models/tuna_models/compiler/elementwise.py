@@ -19,7 +19,7 @@ from tvm import relax
 from tuna.libraries.tvm.kernels.packing import in_blocks
 from tuna.libraries.tvm.problems import packed
 from tuna_models.compiler import blocked, slopes
-from tuna_models.compiler.graph import Graph, Node, constant_of, extents, scale_and_shift
+from tuna_models.compiler.graph import Node, constant_of, extents, scale_and_shift
 
 #: Numbers of axes of tensors that can be in blocks.
 IMAGES = (3, 4, 5)
@@ -101,13 +101,13 @@ class Pointwise:
     bound: Callable[[Bounds], float]
 
 
-def find(node: Node, graph: Graph, block: int) -> Pointwise | None:
+def find(node: Node, makers: Mapping[Any, Node], block: int) -> Pointwise | None:
     """Return an operator on single values in blocks; None for one that does not work there."""
     shape = extents(node.var) if str(getattr(node.var.ty, "dtype", "")) == "float32" else None
     if shape is None or len(shape) not in IMAGES:
         return None
     if isinstance(node.value, relax.TupleGetItem):
-        return _normalisation(node, graph, len(shape))
+        return _normalisation(node, makers, len(shape))
     if node.op == "nn.prelu":
         return _rectifier(node, shape, block)
     if not _works(node, shape, block) or not all(_fits(arg, shape, block) for arg in node.args):
@@ -125,9 +125,9 @@ def find(node: Node, graph: Graph, block: int) -> Pointwise | None:
     return Pointwise(node.args, write, bound)
 
 
-def _normalisation(node: Node, graph: Graph, axes: int) -> Pointwise | None:
+def _normalisation(node: Node, makers: Mapping[Any, Node], axes: int) -> Pointwise | None:
     """A batch normalisation that is part of no convolution: a product and a sum."""
-    maker = graph.makers.get(node.value.tuple_value)
+    maker = makers.get(node.value.tuple_value)
     if maker is None or maker.op != "nn.batch_norm" or int(node.value.index) != 0:
         return None
     values = scale_and_shift(maker)

@@ -267,7 +267,7 @@ class Emitter:
         op, emit, count = relax.op, self._writer.emit, math.prod((extents(source) or ())[2:])
         total = self._block_call(function, shape, BYTE)
         centered = emit(op.subtract(total, _scalar(count * grid.stored_zero)))
-        reads = whole_sums.multiples(node.var, grid, self._graph, self._integers)
+        reads = whole_sums.multiples(node.var, grid, self._graph.users, self._integers)
         for var, factor in reads.items():
             multiplied = emit(op.multiply(centered, _scalar(factor / count)))
             self._forms.values[var, PLAIN] = self._writer.shaped(multiplied, shape)
@@ -308,7 +308,7 @@ class Emitter:
 
     def _in_blocks(self, node: Node) -> bool:
         """Write an operator in blocks, if an input is there and the operator supports it."""
-        pointwise = elementwise.find(node, self._graph, self._block)
+        pointwise = elementwise.find(node, self._graph.makers, self._block)
         if pointwise is not None:
             bound = pointwise.bound(self._forms.bounds)
             if not self._reads_blocks(pointwise.sources) or bound > elementwise.LARGEST:

@@ -6,7 +6,7 @@ The operators of their epilogues are found by `rules`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ def find(
         if node.var in others or node.op not in CORES:
             continue
         is_product = node.op == "matmul"
-        group = _product(node, graph) if is_product else _convolution(node, graph, block)
+        group = _product(node, graph.makers) if is_product else _convolution(node, graph, block)
         if isinstance(group, str):
             reasons[node.label] = group
         else:
@@ -98,10 +98,10 @@ def _convolution(node: Node, graph: Graph, block: int) -> FusionGroup | str:
     )
 
 
-def _product(node: Node, graph: Graph) -> FusionGroup | str:
+def _product(node: Node, makers: Mapping[Any, Node]) -> FusionGroup | str:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
     if weights is None:
-        return _product_with_variable(node, graph)
+        return _product_with_variable(node, makers)
     if shape is None:
         return UNKNOWN_SHAPE
     if weights.dtype != np.float32:
@@ -117,7 +117,7 @@ def _product(node: Node, graph: Graph) -> FusionGroup | str:
     return FusionGroup(core, node.args[0], weights, nodes=[node])
 
 
-def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | str:
+def _product_with_variable(node: Node, makers: Mapping[Any, Node]) -> FusionGroup | str:
     """Return the group of a batched product whose second factor is a variable.
 
     If that is a transposition, the product reads its source. A constant first factor is repeated
@@ -138,7 +138,7 @@ def _product_with_variable(node: Node, graph: Graph) -> FusionGroup | str:
     if len(shape) < 2 or shape[:-2] != other[:-2]:
         return "its factors are vectors or batches of different extents"
     core = GemmConfig(m=shape[-2], n=other[-1], k=shape[-1], batch_count=math.prod(shape[:-2]))
-    maker = graph.makers.get(second)
+    maker = makers.get(second)
     if maker is not None and maker.op == "permute_dims" and maker.attrs.axes is not None:
         *lead, rows, columns = (int(axis) for axis in maker.attrs.axes)
         if rows == len(lead) + 1:  # else contiguous values would be scattered

@@ -4,7 +4,7 @@ Imports TVM."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ class _Finder:
         source = node.args[0] if node.args else None
         if node.op not in groups.CORES or not isinstance(source, relax.Var):
             return
-        centered = _centered(source, self.graph, self.found.integers)
+        centered = _centered(source, self.graph.makers, self.found.integers)
         real = self.found.integers.grids
         if source not in real and centered is None:
             return
@@ -81,7 +81,7 @@ class _Finder:
             return "it is transposed"
         if constant_of(node.args[1]) is None:
             return "both factors are variables"
-        whole = integers.weights_of(self.graph, node.args[1], 0)
+        whole = integers.weights_of(self.graph.whole, node.args[1], 0)
         if isinstance(whole, str):
             return whole
         layer = convolutions.find(node, self.graph, self.block, whole[0])
@@ -112,7 +112,7 @@ class _Finder:
             return "both factors are variables"
         if shape is None or weights.ndim != 2 or len(shape) < 2:
             return "its weights are a batch of matrices"
-        whole = integers.weights_of(self.graph, node.args[1], 1)
+        whole = integers.weights_of(self.graph.whole, node.args[1], 1)
         if isinstance(whole, str):
             return whole
         numbers, scales = whole[0].astype(np.int8), whole[1]
@@ -240,12 +240,12 @@ class _Finder:
 _LARGEST_SUM = (1 << 31) - 1
 
 
-def _centered(source: Any, graph: Graph, found: Integers) -> tuple[Any, Any] | None:
+def _centered(source: Any, makers: Mapping[Any, Node], found: Integers) -> tuple[Any, Any] | None:
     """The whole numbers of which an operator of int32 is summed, and the zero point that is taken
     off them, as a variable or as the byte that stands for it."""
     if str(source.ty.dtype) != "int32":
         return None
-    maker, zero = graph.makers.get(source), None
+    maker, zero = makers.get(source), None
     if maker is not None and maker.op == "subtract":
         source, zero = maker.args
     if not isinstance(source, relax.Var) or source not in found.bases or source in found.grids:

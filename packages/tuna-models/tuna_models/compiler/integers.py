@@ -7,7 +7,7 @@ rounded to the same numbers once more. One of them is the *base* of them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,14 +170,14 @@ def _moved(found: Integers, node: Node, source: Any) -> None:
     found.moving[node.var] = node
 
 
-def weights_of(graph: Graph, leaf: Any, axis: int) -> tuple[Any, Any] | str:
+def weights_of(wholes: Mapping[Any, Whole], leaf: Any, axis: int) -> tuple[Any, Any] | str:
     """Return the whole numbers of eight bits of a constant, as fp32, and the scale of each extent
     of an axis, in double precision; the reason where there are none.
 
     Both are the numbers of the file. Of a constant that is not made of whole numbers there, but is
     a multiple of them, both are derived from its values, so that the scale may be an ulp off.
     """
-    whole, values = graph.whole.get(leaf), constant_of(leaf)
+    whole, values = wholes.get(leaf), constant_of(leaf)
     if whole is None and values is not None and values.dtype.kind == "i":
         whole = Whole(values, np.ones((1,) * values.ndim, np.float32))
     if whole is not None:

@@ -3,6 +3,7 @@ Imports TVM."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import sym, tirx
 
-from tuna_models.compiler.graph import Graph, Node, extents
+from tuna_models.compiler.graph import Node, extents
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Padding:
         return not any(self.before[:2] + self.after[:2])
 
 
-def of(node: Node, graph: Graph) -> Padding | None:
-    """Return the padding that the operator does, None for any other operator."""
+def of(node: Node, functions: Mapping[Any, Any]) -> Padding | None:
+    """Return the padding that an operator, or one of the functions, does; None for any other."""
     if node.op == "nn.pad" and str(node.attrs.pad_mode) == "constant":
         widths = [int(width) for width in node.attrs.pad_width]
         before, after = widths[::2], widths[1::2]
         value = float(node.attrs.pad_value)
     elif node.op == "call_tir" and node.args[0].name_hint.rstrip("0123456789_") == "pad":
-        found = _of_function(graph.functions[node.args[0]])
+        found = _of_function(functions[node.args[0]])
         given, made = extents(node.args[1].fields[0]), extents(node.var)
         if found is None or given is None or made is None:
             return None

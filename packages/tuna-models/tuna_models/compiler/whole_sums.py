@@ -18,6 +18,7 @@ Kernels of Winograd's are not exact, and take no part.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +142,7 @@ class _Averaged(_Scaled):
         (x, *rest), shape = self._node.args, extents(self._node.var)
         assert shape is not None
         mean = self._called([self._centered(x), *rest], shape)
-        found = multiples(self._node.var, self._grids[x], self._graph, self._integers)
+        found = multiples(self._node.var, self._grids[x], self._graph.users, self._integers)
         return self._nodes + [
             Node(var, relax.op.multiply(mean, relax.const(factor, "float32")))
             for var, factor in found.items()
@@ -153,10 +154,12 @@ def _is_average(node: Node) -> bool:
     return node.op in _AVERAGED or (node.op == "image.resize2d" and node.attrs.method == "linear")
 
 
-def multiples(var: Any, grid: Grid, graph: Graph, integers: Integers) -> dict[Any, float]:
+def multiples(
+    var: Any, grid: Grid, users: Mapping[Any, Sequence[Node]], integers: Integers
+) -> dict[Any, float]:
     """The variables that are multiples of an average `var` of whole numbers on a grid, and by how
     much: that of their real values, and its quotients by the scales of roundings."""
-    roundings = (integers.roundings.get(user.var) for user in graph.users.get(var, ()))
+    roundings = (integers.roundings.get(user.var) for user in users.get(var, ()))
     read = {each.nodes[0].var: grid.scale / each.grid.scale for each in roundings if each}
     return {var: grid.scale, **read}
 
