@@ -74,7 +74,7 @@ def test_every_kind_is_read_from_a_json_line() -> None:
         ("{}", "needs a 'kind'"),
         (
             '{"kind": "relu"}',
-            "unknown kind of config 'relu'; Tuna has batch_norm, convolution, .*softmax",
+            "unknown kind of config 'relu'; Tuna has attention, batch_norm, convolution, .*softmax",
         ),
         ('{"kind": "softmax", "rows": 1}', "a softmax config needs cols"),
         (

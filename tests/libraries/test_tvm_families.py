@@ -21,7 +21,8 @@ from test_kernels import TUNED, convolutions
 from tvm_bench import Bench
 from tvm_layers import DEPTHWISE, GROUPS, LAST, ODD, POINT, STRIDE, THREE, conv, gemm
 
-from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json
+from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, TaskConfig, from_json
+from tuna.configs.attention import MASKS
 from tuna.configs.task import BIAS, RESIDUAL
 from tuna.configs.values import Direction
 from tuna.libraries import measuring, reference
@@ -31,6 +32,7 @@ from tuna.libraries.steps import command_line
 from tuna.libraries.tvm import TvmLibrary, kernels, problems, solvers
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.kernels import shape, signature
+from tuna.libraries.tvm.kernels.attention import Attention
 from tuna.libraries.tvm.kernels.families import (
     DIRECT_ERROR,
     FAMILIES,
@@ -49,6 +51,8 @@ TILE, DEPTH, POINTWISE, GEMM = "TvmConvTile", "TvmConvDepthwise", "TvmConvPointw
 F2, F4, F6, UNTUNED = "TvmConvWinogradF2", "TvmConvWinogradF4", "TvmConvWinogradF6", "TvmUntuned"
 NCHW, NHWC, BLOCKED = "TvmConvDirectNCHW", "TvmConvDirectNHWC", "TvmConvNCHWc"
 DATA, WEIGHTS = "TvmConvBackwardData", "TvmConvBackwardWeights"
+ATTEND = "TvmAttention"
+ATTENTION = AttentionConfig(1, 2, 18, 37, 10, 12, 2, 0.5, mask="QK")
 NATIVE, DIRECT = {"layouts": "native"}, {"winograd": "no"}
 EXAMPLES = 50 if os.environ.get("TUNA_TEST_DRILLS") == "3" else 2
 #: Version of the kernels, and for each family the digest of its points, in order, and of its packed
@@ -64,6 +68,7 @@ DIGESTS = {
     "backward_data": "84186c62db1f33da",
     "backward_weights": "949abcb5b636c782",
     "gemm": "d5342d7536e19563",
+    "attention": "555bbe7bdb53bb61",
 }
 #: Winograd's transforms have thirds, which other machines may round otherwise: times this, no value
 #: is half way between two digits.
@@ -101,6 +106,8 @@ _NO_TIES = 1.618
         (gemm(), {}, {GEMM, UNTUNED}),
         (gemm(), NATIVE, {GEMM, UNTUNED}),
         (gemm(data_type="INT8"), {}, {"TvmGemmDirect", UNTUNED}),
+        (ATTENTION, {}, {ATTEND}),
+        (ATTENTION, NATIVE, set()),
     ],
 )
 def test_metaschedule_is_left_to_what_no_family_covers(
@@ -166,6 +173,28 @@ def test_the_example_takes_a_folder_with_one_database_and_says_what_it_wants_els
 
 
 @st.composite
+def attentions(draw: st.DrawFn) -> AttentionConfig:
+    """A small attention: any extents, masks and orders of axes, and heads that share keys."""
+    size, times = st.integers(1, 40), draw(st.integers(1, 2))
+    kv_heads, batch = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    names = ("queries", "keys", "width", "value_width")
+    orders = st.sampled_from(("BHSD", "BSHD", "SBHD"))
+    return AttentionConfig(
+        batch_count=batch,
+        heads=times * kv_heads,
+        kv_heads=kv_heads,
+        scale=draw(st.sampled_from((0.25, 1.0))),
+        mask=draw(st.sampled_from(MASKS)),
+        zero_rows=draw(st.booleans()),
+        q_layout=draw(orders),
+        k_layout=draw(st.sampled_from(("BHSD", "BHDS", "BSHD"))),
+        v_layout=draw(orders),
+        y_layout=draw(orders),
+        **{name: draw(size) for name in names},
+    )
+
+
+@st.composite
 def layers(draw: st.DrawFn, solver: str) -> Config:
     """A small layer, changed until it is one for the solver: odd sizes, groups, dilation, one
     channel, uneven padding."""
@@ -178,6 +207,8 @@ def layers(draw: st.DrawFn, solver: str) -> Config:
         return gemm(
             m=draw(size), n=draw(size), k=draw(size), batch_count=draw(st.integers(1, 2)), **flags
         )
+    if solver == ATTEND:
+        return draw(attentions())
     if "Winograd" in solver:
         least = st.integers(int(solver[-1]) + 2, 17)  # one tile without padding
         sizes = {"in_channels": draw(st.integers(4, 40)), "in_h": draw(least), "in_w": draw(least)}
@@ -243,13 +274,12 @@ def check_packing(
 ) -> None:
     """What an exported database says of the arguments is what the loader does."""
     extents = [extents for *_, extents in record[3]]
-    steps = (
-        signature.packing_for(job.config, solvers.BY_NAME[job.solver].family, record[3])
-        or [None] * 3
-    )
+    steps = signature.packing_for(job.config, solvers.BY_NAME[job.solver].family, record[3]) or [
+        None
+    ] * len(extents)
     made = problems.of(job)
     if made is None:
-        assert steps == [None] * 3
+        assert not any(steps)
         return
     packed = made.inputs(*problem.inputs)
     types = [kind for _, kind, _ in record[3]]
@@ -306,10 +336,13 @@ def digest_of(family: Family) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def samples(family: Family) -> Iterator[tuple[Layer | Product, str]]:
+def samples(family: Family) -> Iterator[tuple[problems.AnyLayer, str]]:
     """Layers for a family in each mode, for a CPU with AVX2, with a digest of their packed
     weights."""
     cpu = Machine(32, 16, 32 << 10, 512 << 10, 1, "none")
+    if family.kind == "attention":
+        yield Attention(ATTENTION, Mode.LAYER, cpu), ""
+        return
     if family.kind == "gemm":
         b = np.arange(36 * 40, dtype=np.float32).reshape(36, 40)
         for mode in Mode:

@@ -1,5 +1,6 @@
 """Layers, which any library may tune, and the texts that name them."""
 
+from tuna.configs.attention import AttentionConfig as AttentionConfig
 from tuna.configs.batch_norm import BatchNormConfig as BatchNormConfig
 from tuna.configs.config import Config as Config
 from tuna.configs.conv import ConvConfig as ConvConfig

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
+from tuna.configs.attention import AttentionConfig
 from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
@@ -15,6 +16,8 @@ from tuna.configs.kind import ConfigKind, Similar, from_json, kind_of
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
+#: Layers that are cores of tasks
+Core = ConvConfig | GemmConfig | AttentionConfig
 #: Layouts of the tensors of a task with a core: channels in blocks of the target's vector length,
 #: or the core's own layout
 LAYOUTS = ("native", "layer")
@@ -221,7 +224,7 @@ class TaskConfig(Config):
     kind: ClassVar[str] = "task"
     body_field: ClassVar[str] = "body"
 
-    core: ConvConfig | GemmConfig | None = None
+    core: Core | None = None
     layouts: str = ""
     epilogue: tuple[str, ...] = ()
     name: str = ""  #: description of a task without a core, such as `add_relu`
@@ -239,6 +242,8 @@ class TaskConfig(Config):
         if self.layouts not in LAYOUTS:
             raise BadInput(f"layouts must be {' or '.join(LAYOUTS)}, got {shown(self.layouts)}")
         steps_of(self.epilogue, WHOLE_SUM if self.core.data_type is DataType.INT8 else SUM)
+        if isinstance(self.core, AttentionConfig) and not CASTS.keys() >= {*self.epilogue}:
+            raise BadInput("the epilogue of an attention is a cast, or nothing")
         if self.name or self.body or self.structure:
             raise BadInput("a task with a core has no name, body or structure")
 
@@ -257,8 +262,10 @@ class TaskConfig(Config):
         layer = None
         if core is not None:
             layer = from_json(core) if isinstance(core, dict) else None
-            if not isinstance(layer, ConvConfig | GemmConfig):
-                raise BadInput("the core of a task is a convolution or a gemm in JSON")
+            if not isinstance(layer, Core):
+                raise BadInput(
+                    "the core of a task is a convolution, a gemm or an attention in JSON"
+                )
         if not isinstance(epilogue, list) or not all(isinstance(part, str) for part in epilogue):
             raise BadInput(f"epilogue must be a list of names, got {shown(epilogue)}")
         for name in ("layouts", "name", "body", "structure"):

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tuna.configs import Config, ConvConfig, GemmConfig, kind_of
+from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, kind_of
+from tuna.configs.attention import AXES, SCORES
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
@@ -124,6 +125,45 @@ def gemm(config: GemmConfig, seed: int) -> Problem:
             " scales have one"
         )
     return _product(config, seed, gemm_shapes(config), multiply)
+
+
+def attention(config: AttentionConfig, seed: int) -> Problem:
+    """Q, K, V, the mask if there is one, and the answer. A quarter of a mask's values are -inf, but
+    of the first key only those of the first row, where the answer then is zero."""
+    generator = np.random.default_rng(seed)
+    kind, answered, _ = DTYPES[config.data_type]
+    inputs = [random(generator, config.shapes[letter], kind) for letter in "qkv"]
+    if config.mask:
+        mask = random(generator, config.shapes["m"], "float32")
+        mask[generator.uniform(size=mask.shape) < 0.25] = -np.inf
+        mask[..., 0] = 0.0
+        if config.zero_rows:
+            mask.reshape(-1, config.keys)[0] = -np.inf
+        inputs.append(mask)
+    expected = attend(config, *(array.astype(np.float64) for array in inputs))
+    return Problem(tuple(inputs), expected, answered, TOLERANCE[config.data_type])
+
+
+def attend(config: AttentionConfig, q: Any, k: Any, v: Any, mask: Any = 0.0) -> Any:
+    """softmax(Q K^T scale + mask) V of each head, in the layouts of the config."""
+    layouts = (config.q_layout, config.k_layout, config.v_layout)
+    q, k, v = (
+        x.transpose([layout.index(axis) for axis in AXES])
+        for x, layout in zip((q, k, v), layouts, strict=True)
+    )
+    k, v = (x.repeat(config.heads // config.kv_heads, axis=1) for x in (k, v))
+    if config.mask:
+        extents = iter(mask.shape)
+        mask = mask.reshape([next(extents) if axis in config.mask else 1 for axis in SCORES])
+    scores = q @ k.swapaxes(-1, -2) * config.scale + mask
+    with np.errstate(invalid="ignore"):  # a row of nothing but -inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    if config.zero_rows:
+        weights = np.nan_to_num(weights)
+    return np.ascontiguousarray(
+        (weights @ v).transpose([AXES.index(axis) for axis in config.y_layout])
+    )
 
 
 def _product(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tuna.configs import ConvConfig, GemmConfig, TaskConfig, kind_of
+from tuna.configs import AttentionConfig, ConvConfig, GemmConfig, TaskConfig, kind_of
 from tuna.configs.task import (
     ACTIVATIONS,
     ANSWER,
@@ -72,10 +72,12 @@ def task(config: TaskConfig, seed: int) -> Problem:
     core_config = config.core
     if core_config is None:
         raise BadInput(f"{config.label} has no reference: it has no core")
-    if core_config.data_type is DataType.INT8:
+    if core_config.data_type is DataType.INT8 and not isinstance(core_config, AttentionConfig):
         return _of_bytes(config, core_config, seed)
     core = kind_of(core_config).load_reference()(core_config, seed)
     assert isinstance(core, Problem)
+    if isinstance(core_config, AttentionConfig):
+        return _cast(core, config.epilogue)
     answer, inputs = core.expected, list(core.inputs)
     # or nearly all of it is cut, and what rounding does to a sum is large beside 6
     if _FLAT & set(config.epilogue):
@@ -100,11 +102,17 @@ def task(config: TaskConfig, seed: int) -> Problem:
         tensors |= {argument.role: drawn(argument) for argument in step.arguments}
         answer = _after(core_config, step, answer, tensors)
     inputs += [tensors[argument.role] for argument in arguments_of(config.epilogue, padded=False)]
-    if cast := CASTS.get(config.epilogue[-1]) if config.epilogue else None:
-        kinds = {kind: data_type for data_type, (kind, *_) in DTYPES.items()}
-        tolerance = max(core.tolerance, TOLERANCE[kinds[cast]])  # weights may be rounded
-        core = replace(core, answer_type=cast, tolerance=tolerance)
-    return replace(core, inputs=tuple(inputs), expected=answer)
+    return replace(_cast(core, config.epilogue), inputs=tuple(inputs), expected=answer)
+
+
+def _cast(core: Problem, epilogue: Sequence[str]) -> Problem:
+    """The problem with an answer of the type that the epilogue ends with, if it is a cast."""
+    cast = CASTS.get(epilogue[-1]) if epilogue else None
+    if cast is None:
+        return core
+    kinds = {kind: data_type for data_type, (kind, *_) in DTYPES.items()}
+    tolerance = max(core.tolerance, TOLERANCE[kinds[cast]])  # weights may be rounded
+    return replace(core, answer_type=cast, tolerance=tolerance)
 
 
 def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> Problem:

@@ -61,7 +61,7 @@ def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
     imported = type_in("tuna", "model", "import", "net", residual)
     assert imported.code == 0, imported
     assert (
-        "10 calls of 10 tasks, 7 of them convolutions and products; 10 tasks are new"
+        "10 calls of 10 tasks, 7 of them convolutions, products and attention; 10 tasks are new"
         in imported.out
     )
     (listed,) = json.loads(type_in("tuna", "model", "list", "--json").out)

@@ -126,7 +126,7 @@ def test_transposed_convolutions_are_backward_data_with_an_epilogue() -> None:
     assert [task.epilogue for task in tasks] == [("bias", "relu"), ("sigmoid",), ("bias",), ()]
 
 
-def test_attention_is_products_with_tasks_of_their_own() -> None:
+def test_a_transformer_is_products_and_attention() -> None:
     tasks = {
         task.label: count
         for task, count in planned(nets.attention()).tasks()
@@ -134,8 +134,7 @@ def test_attention_is_products_with_tasks_of_their_own() -> None:
     }
     assert tasks == {
         "gemm 12x10x10 NN fp32 +bias native": 3,
-        "gemm b6 4x4x5 NT fp32 layer": 1,
-        "gemm b6 4x5x4 NN fp32 layer": 1,
+        "attention b3 2x4x4x5 BSHD fp32 layer": 1,
         "gemm 12x10x10 NN fp32 +bias+residual native": 1,
         "gemm 12x14x10 NN fp32 +bias+gelu native": 1,
         "gemm 12x10x14 NN fp32 +bias+residual native": 1,

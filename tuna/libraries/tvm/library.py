@@ -80,7 +80,7 @@ class TvmLibrary(SearchingLibrary, CrossCompiling, ExplainsUnsupported):
     """
 
     name = "tvm"
-    kinds = ("convolution", "gemm", "task", "model")
+    kinds = ("convolution", "gemm", "attention", "task", "model")
     device_kind = CPU
     options = TvmJobOptions
     params = ParamsText(readable, by_name, facts_of, built_in_prior)

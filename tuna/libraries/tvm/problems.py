@@ -17,13 +17,15 @@ import numpy as np
 import tvm
 from tvm.s_tir import Schedule
 
-from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import Argument
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
 from tuna.libraries.tvm.kernels import machine, shape, signature
+from tuna.libraries.tvm.kernels.attention import Attention
 from tuna.libraries.tvm.kernels.families import (
+    ATTENTION,
     FAMILIES,
     GEMM,
     Family,
@@ -44,6 +46,9 @@ _FAR = 2.0
 _LATER = 0.01
 #: Values of a filter's tap that Winograd transforms at once, so that they stay in cache
 _TRANSFORMED = 1 << 13
+#: A layer as the families take it, whose kinds of configs are these
+AnyLayer = Layer | Product | Attention
+_KINDS = {Layer: "convolution", Product: GEMM.kind, Attention: ATTENTION.kind}
 
 for _family in FAMILIES.values():
     _family.kernel  # noqa: B018  # a row whose module or function is missing fails at this import
@@ -53,9 +58,10 @@ for _family in FAMILIES.values():
 class FamilyProblem:
     """A layer for one family of kernels."""
 
-    config: ConvConfig | GemmConfig  #: config of the problem; of a task, its core
+    #: config of the problem; of a task, its core
+    config: ConvConfig | GemmConfig | AttentionConfig
     family: Family
-    layer: Layer | Product
+    layer: AnyLayer
 
     def workload(self) -> tvm.IRModule:
         """The module before scheduling."""
@@ -137,7 +143,7 @@ class FamilyProblem:
         """The config's answer from the kernel's; lanes that fill the last block up are no part of
         it."""
         steps = self.packing()[-1]
-        if steps is None or isinstance(self.layer, Product):
+        if steps is None or not isinstance(self.layer, Layer):
             return found
         extents = self.layer.shape.layer_output()
         order = steps.get("order", range(len(extents)))
@@ -162,7 +168,7 @@ def with_family(config: Config, family: str, mode: Mode, target: Any) -> FamilyP
     """The problem of a layer or task for the family of that name, None where it cannot take it. A
     task has its own mode."""
     layer, row = layer_of(config, mode, target), FAMILIES.get(family)
-    if layer is None or row is None or (row is GEMM) is not isinstance(layer, Product):
+    if layer is None or row is None or row.kind != _KINDS[type(layer)]:
         return None
     return FamilyProblem(core_of(config), row, layer)
 
@@ -172,7 +178,7 @@ def target_of(text: str) -> Any:
     return tvm.target.Target(json.loads(text))
 
 
-def layer_of(config: Config, mode: Mode, target: Any) -> Layer | Product | None:
+def layer_of(config: Config, mode: Mode, target: Any) -> AnyLayer | None:
     """Return what the families take for a layer or task, None where they take none. A task has its
     own mode."""
     core, steps = core_of(config), parts_of(config)
@@ -182,6 +188,8 @@ def layer_of(config: Config, mode: Mode, target: Any) -> Layer | Product | None:
         if core.data_type not in TYPES or is_signed_batch(config):
             return None
         return Product(core, mode, machine.from_target(target), steps, TYPES[core.data_type])
+    if isinstance(core, AttentionConfig):
+        return Attention(core, mode, machine.from_target(target), steps, TYPES[core.data_type])
     if not shape.supported(core):
         return None
     cpu = machine.from_target(target)
@@ -190,9 +198,7 @@ def layer_of(config: Config, mode: Mode, target: Any) -> Layer | Product | None:
     return Layer(sizes, mode, cpu, steps, TYPES[core.data_type])
 
 
-def estimate(
-    family: Family, layer: Layer | Product, point: Any, *, cold_weights: bool = False
-) -> float:
+def estimate(family: Family, layer: AnyLayer, point: Any, *, cold_weights: bool = False) -> float:
     """Return the estimated cycles of a point of a family's space.
 
     With `cold_weights` the packed weights of a convolution come from memory, as in a model at each
@@ -209,7 +215,7 @@ def _weight_bytes(family: Family, sizes: ConvShape) -> float:
 
 
 def ranked(
-    layer: Layer | Product,
+    layer: AnyLayer,
     families: Iterable[Family] = FAMILIES.values(),
     *,
     cold_weights: bool = False,
@@ -240,14 +246,14 @@ def refusal(task: TaskConfig, target: Any) -> str:
     return "no kernel of the target takes it"
 
 
-def _fits(family: Family, layer: Layer | Product) -> bool:
+def _fits(family: Family, layer: AnyLayer) -> bool:
     if layer.types.data_type not in family.data_types:
         return False
-    if (family is GEMM) is not isinstance(layer, Product):
+    if family.kind != _KINDS[type(layer)]:
         return False
     if family.words and layer.types is not FP32 and layer.dot is None:
         return False
-    if isinstance(layer, Product):
+    if not isinstance(layer, Layer):
         return family.applies(layer.config, layer.mode)
     sizes = layer.shape
     if layer.types is not FP32 and layer.mode is Mode.LAYER:

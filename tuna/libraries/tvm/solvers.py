@@ -19,7 +19,7 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.gemm import COMMANDS, LATER
 from tuna.configs.model import WholeModelConfig
 from tuna.configs.sources import SOURCES
-from tuna.configs.task import CASTS
+from tuna.configs.task import CASTS, Core
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
 from tuna.libraries.tvm.kernels import shape
@@ -66,7 +66,7 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
     if isinstance(config, WholeModelConfig):
         return [MODEL.name] if config.target == target else []
     mode, cpu = mode_of(conditions), _is_cpu(target)
-    kind = config.data_type if isinstance(config, ConvConfig | GemmConfig) else None
+    kind = getattr(config, "data_type", None)
     tiled = cpu and not is_signed_batch(config)
     names = _names(TILED, config, mode, conditions) if tiled else []
     if not names or kind is not DataType.FP32:
@@ -156,7 +156,7 @@ def error_bound(solver: str, config: Config) -> float:
         if config.epilogue and config.epilogue[-1] in CASTS:
             return math.inf  # the answer's type has fewer digits; the reference's tolerance holds
         config = config.core
-    if isinstance(config, ConvConfig | GemmConfig) and config.data_type is not DataType.FP32:
+    if isinstance(config, Core) and config.data_type is not DataType.FP32:
         return math.inf
     if isinstance(config, GemmConfig):
         terms = config.k

@@ -61,7 +61,7 @@ def show_check(file: Path, check: api.FileCheck) -> None:
     sizes = " ".join(f"{one.name}={','.join(map(str, one.shape))}" for one in check.inputs)
     say(
         f"{verdict} can be imported, with {sizes}: {calls} of {counted(len(check.tasks), 'task')},"
-        f" {cores} of them convolutions and products with a kernel"
+        f" {cores} of them convolutions, products and attention with a kernel"
     )
     show_whole_numbers(whole_numbers(check.tasks), check.left_in_fp32)
     show_without_kernel(check)

@@ -224,7 +224,7 @@ def show_import(imported: api.ImportedModel) -> None:
     calls = counted(sum(task.count for task in tasks), "call")
     say(
         f"{found.name} {found.version[:12]}: {calls} of {counted(len(tasks), 'task')},"
-        f" {len(cores)} of them convolutions and products;"
+        f" {len(cores)} of them convolutions, products and attention;"
         f" {counted(imported.additions.added, 'task is', 'tasks are')} new"
     )
     show_whole_numbers(found.manifest.whole_numbers, found.manifest.left_in_fp32)

@@ -24,7 +24,7 @@ from tuna.configs.task import CASTS
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.packing import fit_transformed
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, variables
-from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.groups import VALUES, FusionGroup
 from tuna_models.compiler.integers import Integers
 
 #: Operators that move values as they are.
@@ -105,6 +105,7 @@ class Bf16Storage:
             return False
         allowed = _Whole.BYTES if isinstance(group.core, ConvConfig) else _Whole.NONE
         factors = [group.input, *([] if group.other is None else [group.other])]
+        factors += [group.added[VALUES]] if VALUES in group.added else []
         if any(self._whole_leaf(leaf) > allowed for leaf in factors):
             return False
         return group.weights is None or not _counts(group.weights)

@@ -23,8 +23,8 @@ from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.functions import to_text
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
-from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna_models.compiler import fused, hyperbolic, normalisations, passes, reducing
@@ -328,5 +328,5 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 
 def _made(problem: problems.FamilyProblem, module: Any) -> Chosen:
     pack = None if problem.packing()[1] is None else problem.packed_weights
-    sizes = None if isinstance(problem.layer, Product) else problem.layer.shape
+    sizes = problem.layer.shape if isinstance(problem.layer, Layer) else None
     return Chosen(module["main"], pack, sizes, winograd=problem.family.outputs > 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm_ffi
 
-from tuna.configs import GemmConfig, TaskConfig
+from tuna.configs import TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -45,9 +45,6 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
         return _of_function(body)
     found = {}
     for row in TILED:
-        gemm = row.family == "gemm"
-        if gemm is not isinstance(task.core, GemmConfig):
-            continue
         problem = problems.with_family(task, row.family, Mode(task.layouts), target)
         if problem is not None and problem.count(1):
             points = problem.family.kernel.space(problem.layer)

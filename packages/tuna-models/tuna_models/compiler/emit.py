@@ -45,9 +45,9 @@ from tuna_models.compiler.graph import (
     substitute,
     variables,
 )
-from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.groups import ZEROED, FusionGroup
 from tuna_models.compiler.integer_groups import Addition, IntegerGroups
-from tuna_models.compiler.kernel_arguments import Chosen, Group, arguments, rows
+from tuna_models.compiler.kernel_arguments import Chosen, Group, answer_extents, arguments
 from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.segments import Form
 
@@ -167,8 +167,11 @@ class Emitter:
             residual = self._forms.bounds.get(group.added.get(RESIDUAL), 0.0)
             self._forms.bounds[group.answer] = max(1.0, residual)
         else:
-            value = self._writer.call(function, args, rows(core)["c"], kind)
+            value = self._writer.call(function, args, answer_extents(core), kind)
             value = self._writer.shaped(value, shape)
+            if ZEROED in group.added:
+                condition, zero = self._leaf(group.added[ZEROED]), relax.const(0.0, kind)
+                value = self._writer.emit(relax.op.where(condition, zero, value))
         self._forms.values[group.answer, form] = value
         if form.type == BYTE:
             self._forms.derive(group.answer)
@@ -372,7 +375,7 @@ _OF_BYTES = {"mean": Emitter._byte_mean, "concat": Emitter._byte_concat}
 
 def name_of(task: TaskConfig) -> str:
     """The name of a task's function."""
-    kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
+    kind = "conv" if isinstance(task.core, ConvConfig) else str(getattr(task.core, "kind", ""))
     return "_".join([kind, *task.epilogue])
 
 

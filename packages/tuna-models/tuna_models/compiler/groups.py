@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import TaskConfig
+from tuna.configs import GemmConfig
+from tuna.configs.task import Core, TaskConfig
 from tuna_models.compiler import convolutions
 from tuna_models.compiler.blocked import Window
 from tuna_models.compiler.convolutions import UNKNOWN_SHAPE
@@ -22,6 +22,8 @@ from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 
 #: Values of a constant first factor that are written for a whole batch, at most.
 _REPEATED = 1 << 22
+#: Names of what an attention reads beside queries and keys, as `FusionGroup.added` has it
+VALUES, MASKS, ZEROED = "values", "masks", "zeroed"
 #: Operators that are convolutions and products
 CORES = {*convolutions.LAYOUTS, "matmul"}
 
@@ -30,12 +32,12 @@ CORES = {*convolutions.LAYOUTS, "matmul"}
 class FusionGroup:
     """A core with its weights, and the operators that became its epilogue."""
 
-    core: ConvConfig | GemmConfig
+    core: Core
     input: Any  #: the variable that it reads, or a constant first factor
     #: a convolution: K, C/groups, R, S; a product: (batch x) K x N; None for a product whose second
     #: factor is a variable
     weights: Any
-    other: Any = None  #: the second variable of such a product
+    other: Any = None  #: the second variable of such a product, or the keys of an attention
     order: list[int] | None = None  #: Order of the axes of `other`, as the product takes them
     window: Window | None = None  #: the copy of the input that a convolution reads instead
     epilogue: list[str] = field(default_factory=list)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
-from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs import AttentionConfig, ConvConfig, GemmConfig
+from tuna.configs.attention import SCORES
 from tuna.configs.task import ANSWER, CHANNELS, LANES, SCALARS, START, Argument, arguments_of, pads
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.packing import channels_in_blocks, column_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.signature import mask_extents
 from tuna.libraries.tvm.problems import packed
 from tuna_models.compiler import blocked
 from tuna_models.compiler.blocked import BF16, BYTE, FP32
 from tuna_models.compiler.forms import OWN, PLAIN, Forms, TensorForm
-from tuna_models.compiler.graph import extents
-from tuna_models.compiler.groups import FusionGroup
+from tuna_models.compiler.graph import constant_of, extents
+from tuna_models.compiler.groups import MASKS, VALUES, FusionGroup
 from tuna_models.compiler.integer_groups import IntegerGroup
+from tuna_models.compiler.scores import Mask
 
 Group = FusionGroup | IntegerGroup
 #: Type of the tensors that a kernel reads, by that of its core
@@ -41,12 +45,67 @@ class Chosen:
 
 def arguments(group: Group, chosen: Chosen, forms: Forms) -> list[Any]:
     """Return what the kernel of a group reads."""
+    if isinstance(group.core, AttentionConfig):
+        assert isinstance(group, FusionGroup)
+        return _attended(group, group.core, forms)
     if chosen.pack is not None:
         second = relax.const(chosen.pack(group.weights))
     else:
         assert isinstance(group, FusionGroup)
         second = _second_factor(group, forms)
     return [_input(group, chosen.shape, forms), second, *_added(group, forms)]
+
+
+def answer_extents(core: Any) -> tuple[int, ...]:
+    """Extents of the answer of a product or an attention."""
+    return core.shapes["y"] if isinstance(core, AttentionConfig) else rows(core)["c"]
+
+
+def _attended(group: FusionGroup, core: AttentionConfig, forms: Forms) -> list[Any]:
+    """What an attention reads."""
+    kind = _READ[core.data_type]
+    leaves = {"q": group.input, "k": group.other, "v": group.added[VALUES]}
+    values = [
+        forms.writer.shaped(forms.leaf(leaf, kind), core.shapes[letter])
+        for letter, leaf in leaves.items()
+    ]
+    return [*values, _mask(group.added[MASKS], core, forms)] if core.mask else values
+
+
+def _mask(masks: Sequence[Mask], core: AttentionConfig, forms: Forms) -> Any:
+    """The sum of an attention's masks, with whole vectors of keys."""
+    extents_of = dict(zip(SCORES, core.scores, strict=True))
+    given = list[Any]()
+    for mask in masks:
+        sizes = tuple(extents_of[axis] if axis in mask.axes else 1 for axis in SCORES)
+        values = constant_of(mask.operand)
+        if values is not None:
+            values = values if mask.values is None else np.where(values, *mask.values)
+            given.append(values.astype(np.float32).reshape(sizes))
+            continue
+        value = forms.leaf(mask.operand)
+        if mask.values is not None:
+            shown, hidden = (relax.const(each, FP32) for each in mask.values)
+            value = forms.writer.emit(relax.op.where(value, shown, hidden))
+        given.append(forms.writer.shaped(value, sizes))
+    own, whole = core.shapes["m"], mask_extents(core, forms.block)
+    missing = whole[-1] - core.keys
+    constants = [each for each in given if isinstance(each, np.ndarray)]
+    variables = [each for each in given if not isinstance(each, np.ndarray)]
+    if constants:
+        total = sum(constants[1:], constants[0])
+        if not variables:
+            added = [(0, 0)] * (len(own) - 1) + [(0, missing)]
+            return relax.const(np.pad(total.reshape(own), added))
+        variables.append(relax.const(total))
+    emit, (value, *others) = forms.writer.emit, variables
+    for other in others:
+        value = emit(relax.op.add(value, other))
+    value = forms.writer.shaped(value, own)
+    if missing:
+        zeros = relax.const(np.zeros((*own[:-1], missing), np.float32))
+        value = emit(relax.op.concat([value, zeros], axis=-1))
+    return value
 
 
 def rows(core: Any) -> dict[str, tuple[int, ...]]:

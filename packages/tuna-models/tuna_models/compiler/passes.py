@@ -16,6 +16,7 @@ import tvm
 from tuna.libraries.tvm import problems
 from tuna.libraries.tvm.kernels import machine
 from tuna_models.compiler import (
+    attention,
     graph,
     groups,
     indices,
@@ -110,6 +111,13 @@ def _cores(analysis: Analysis) -> tuple[list[FusionGroup], dict[str, str]]:
     return groups.find(analysis.graph, analysis.block, taken, analysis.exact, adds)
 
 
+def _attention(analysis: Analysis) -> list[FusionGroup]:
+    if not analysis.tuned:
+        return analysis.groups
+    taken = analysis.integers.taken | {cut.var for cut in analysis.cuts}
+    return attention.with_attention(analysis.groups, analysis.graph, analysis.target, taken)
+
+
 @dataclass(frozen=True)
 class Pass:
     """A named step of the analysis."""
@@ -128,5 +136,6 @@ PASSES = (
     Pass("sums", ("graph", "exact"), lambda a: whole_sums.written_out(a.graph, a.integers)),
     Pass("types", ("storage",), _types),
     Pass("cores", ("groups", "refused"), _cores),
+    Pass("attention", ("groups",), _attention),
     Pass("epilogues", ("groups",), lambda a: rules.with_epilogues(a.groups, a.graph, a.integers)),
 )

@@ -234,11 +234,12 @@ def extend(
     """Add operators to the group as long as nothing else reads the values between, and they are not
     among those `taken`; the reason of the last one that is not added is kept."""
     while not group.epilogue or group.epilogue[-1] not in CASTS:
-        if not any(_applied(rule, group, graph, taken) for rule in rules):
+        if not any(applied(rule, group, graph, taken) for rule in rules):
             return
 
 
-def _applied(rule: Rule, group: FusionGroup, graph: Graph, taken: Set[Any]) -> bool:
+def applied(rule: Rule, group: FusionGroup, graph: Graph, taken: Set[Any]) -> bool:
+    """Make operators part of a group by a rule, if it applies; else the reason is kept."""
     match = rule.match(group, graph)
     if match is None or any(node.var in taken for node in match[0]):
         return False

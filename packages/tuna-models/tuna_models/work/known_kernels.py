@@ -12,8 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.api.rows import RELEASES, SESSIONS, TRIALS, Results, parts, timed
-from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json_text
+from tuna.configs import Config, TaskConfig, from_json_text
 from tuna.configs.similarity import size_distance
+from tuna.configs.task import Core
 from tuna.libraries.results import is_close
 from tuna.libraries.tvm.decisions import readable
 from tuna.libraries.tvm.toolchain import toolchain_of
@@ -150,7 +151,7 @@ def _others(
     connection: sa.Connection,
     manifest: Manifest,
     source: ResultScope,
-    cores: Sequence[ConvConfig | GemmConfig],
+    cores: Sequence[Core],
 ) -> list[tuple[str, TaskConfig]]:
     """All tasks that have a result, and the bare layers among `cores` that have one, as tasks; with
     their keys."""
@@ -170,7 +171,7 @@ def _others(
 def _as_task(config: Config, conditions: Mapping[str, Any]) -> TaskConfig | None:
     if isinstance(config, TaskConfig):
         return config if config.core is not None else None
-    assert isinstance(config, ConvConfig | GemmConfig)
+    assert isinstance(config, Core)
     layouts = str(conditions.get("layouts", "layer"))
     return TaskConfig(core=config, layouts=layouts)
 

@@ -74,13 +74,15 @@ def in_vectors(
     axis: int = 4,
     channels: int | None = None,
     taps: bool = False,
+    movable: bool = False,
 ) -> Any:
     """Return `function`, whose block `name` adds up a `product` for one lane, with a block that
     does so for all lanes. The lane is the axis `axis` of the block, and the last one of the sums
     and of the weights; of `taps` also of the input, of which four pixels are a word.
 
     The sums begin at the argument `START`, by the block of channels, which is the axis
-    `channels` of the sums; at zero for None.
+    `channels` of the sums; at zero for None. Where the block is to be `movable` to a loop of
+    another, the axis of lanes stays, with an extent of 1.
     """
     lane_loops = []
     starts = [param for param in function.params if param.name == START.letter]
@@ -90,10 +92,9 @@ def in_vectors(
         if block.name_hint != name:
             return realize
         lane_loops.append(realize.iter_values[axis])
-        values = [v for at, v in enumerate(realize.iter_values) if at != axis]
-        return s_tir.SBlockRealize(
-            values, realize.predicate, _vector_block(block, dot, axis, begin, taps=taps)
-        )
+        values = [v for at, v in enumerate(realize.iter_values) if at != axis or movable]
+        made = _vector_block(block, dot, axis, begin, taps=taps, movable=movable)
+        return s_tir.SBlockRealize(values, realize.predicate, made)
 
     def begin(at: list[Any], kind: str) -> Any:
         if channels is None:
@@ -102,7 +103,9 @@ def in_vectors(
         return tirx.BufferLoad(start, [at[channels], at[-1]])
 
     def unrolled(loop: Any) -> Any:
-        return loop.body if any(loop.loop_var.same_as(var) for var in lane_loops) else loop
+        if not any(loop.loop_var.same_as(var) for var in lane_loops):
+            return loop
+        return tirx.For(loop.loop_var, 0, 1, loop.kind, loop.body) if movable else loop.body
 
     body = tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, realized))
     return function.with_body(tvm_ffi.structural_map(body, (tirx.For, unrolled)))
@@ -115,12 +118,14 @@ def _vector_block(
     begin: Callable[[list[Any], str], Any],
     *,
     taps: bool,
+    movable: bool,
 ) -> Any:
     """The block of all lanes; `begin` returns the sums at the beginning, by index and type."""
     lanes, (load, call) = dot.lanes, (block.body.value.a, block.body.value.b)
     _, x, w, *inside = call.args
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
-    all_lanes = tirx.Ramp(zero, one, lanes)
+    first_lane = block.iter_vars[axis].var * tirx.const(lanes, "int64") if movable else zero
+    all_lanes = tirx.Ramp(first_lane, one, lanes)
     at = [*load.indices[:-1], all_lanes]
     weights = tirx.BufferLoad(w.source, [*w.indices[:-1], all_lanes])
     sums = tirx.BufferLoad(load.source, at)
@@ -142,7 +147,7 @@ def _vector_block(
 
     def whole(region: Any) -> Any:
         *before, last = region.region
-        first, length = zero, lanes
+        first, length = first_lane, lanes
         if region.source.same_as(x.source):
             if taps:
                 *before, column = before
@@ -152,8 +157,14 @@ def _vector_block(
         ranges = [*before, ir.Range.from_min_extent(first, tirx.const(length, "int64"))]
         return ir.TensorRegion(region.source, ranges, region.ty)
 
+    axes = list(block.iter_vars)
+    if movable:
+        lane = axes[axis]
+        axes[axis] = tirx.IterVar(ir.Range.from_min_extent(zero, one), lane.var, lane.iter_type)
+    else:
+        del axes[axis]
     return s_tir.SBlock(
-        [var for place, var in enumerate(block.iter_vars) if place != axis],
+        axes,
         [whole(region) for region in block.reads],
         [whole(region) for region in block.writes],
         block.name_hint,

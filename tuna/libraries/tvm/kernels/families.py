@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
-from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import COMPENSATION
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.tvm.kernels import packing
@@ -27,6 +27,8 @@ from tuna.libraries.tvm.kernels.types import TYPES
 #: channels and 3 x 3 taps
 DIRECT_ERROR = 1e-5
 
+#: The same of attention
+ATTENTION_ERROR = 2e-6
 #: Numbers of fp32 values in a vector register of today's CPUs
 WIDTHS = (4, 8, 16)
 
@@ -34,7 +36,7 @@ WIDTHS = (4, 8, 16)
 @dataclass(frozen=True)
 class FamilyKernel:
     """The functions that the module of a family has. A layer is a `stages.Layer`, of the family
-    gemm a `gemm.Product`."""
+    gemm a `gemm.Product`, of attention an `attention.Attention`."""
 
     workload: Callable[[Any], Any]  #: function that returns the IRModule before scheduling
     #: function that returns the points, always the same for a layer, the best by estimate first
@@ -130,6 +132,11 @@ def _gemm(config: Config, mode: Mode) -> bool:
     return config.is_plain and (config.data_type is not DataType.INT8 or mode is Mode.NATIVE)
 
 
+def _attention(config: Config, mode: Mode) -> bool:
+    """Tensors as they lie."""
+    return isinstance(config, AttentionConfig) and mode is Mode.LAYER
+
+
 def parts_of(config: Config) -> tuple[str, ...]:
     """Return the steps of the epilogue of a layer's or task's kernel. A layer of signed bytes that
     is not a task is stored with `SIGN` added, which COMPENSATION takes off its sums."""
@@ -188,7 +195,17 @@ _ROWS = (
         data_types=tuple(TYPES),
         words=True,
     ),
+    Family(
+        "attention",
+        "TvmAttention",
+        _attention,
+        algorithm="Attention",
+        error_bound=ATTENTION_ERROR,
+        kind="attention",
+        data_types=(DataType.FP32, DataType.BF16),
+        words=True,
+    ),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
-#: Family of matrix products
-GEMM = FAMILIES["gemm"]
+#: Families of matrix products and of attention
+GEMM, ATTENTION = FAMILIES["gemm"], FAMILIES["attention"]

@@ -55,7 +55,7 @@ _MAX_ROWS = 28
 #: Rows at multiples of this from each other share a set of L1
 _PAGE_BYTES = 4096
 #: Steps of K whose products are summed apart, for small errors
-_MIN_BLOCK, _MAX_BLOCK = 64, 256
+_MIN_BLOCK, MAX_BLOCK = 64, 256
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,15 @@ def _schedule_parts(sch: Any, at: Any, params: GemmParams) -> None:
 def block_length(product: Product) -> int:
     """Return the number of steps of K that are summed before they are added to the sums of those
     before: all, unless K is long, in fp32, and has a divisor of that size."""
-    steps, sizes = product.steps, range(_MAX_BLOCK, _MIN_BLOCK - 1, -4)
-    if product.dot is not None or steps < 2 * _MAX_BLOCK:
+    return product.steps if product.dot is not None else run_length(product.steps, 4)
+
+
+def run_length(steps: int, unit: int = 1, least: int = _MIN_BLOCK) -> int:
+    """Return the number of steps of a sum in fp32 that are summed before they are added to the sum
+    of those before: all, unless there are many and a multiple of `unit` from `least` on divides
+    them."""
+    sizes = range(MAX_BLOCK, least - 1, -unit)
+    if steps < 2 * MAX_BLOCK:
         return steps
     return next((size for size in sizes if steps % size == 0), steps)
 

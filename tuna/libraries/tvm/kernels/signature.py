@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import (
     ANSWER,
     CHANNELS,
@@ -34,6 +34,8 @@ from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.types import INT8, SIGN, TYPES, Types
 
 INPUT, WEIGHTS = "input", "weights"
+#: Arguments of attention, of which the mask is fp32
+_ATTENDED, MASK = ("queries", "keys", "values"), "mask"
 
 
 def added(epilogue: Sequence[str], types: Types, *, padded: bool) -> list[Argument]:
@@ -50,8 +52,41 @@ def answer_type(epilogue: Sequence[str], types: Types) -> str:
     return next((step.writes for step in reversed(steps_of(epilogue)) if step.writes), plain)
 
 
+def key_blocks(core: AttentionConfig, width: int) -> int:
+    """Return the vectors of keys that an attention computes."""
+    return packing.column_blocks(core.keys, width)
+
+
+def mask_extents(core: AttentionConfig, width: int) -> tuple[int, ...]:
+    """Return the extents of the mask of an attention's kernel: whole vectors of keys."""
+    extents = core.shapes["m"]
+    return (*extents[:-1], key_blocks(core, width) * width) if "K" in core.mask else extents
+
+
+def _of_attention(core: AttentionConfig, width: int, epilogue: Sequence[str]) -> list[Argument]:
+    types = TYPES[core.data_type]
+    arguments = [Argument(name, name[0].upper(), INPUT, types.input) for name in _ATTENDED]
+    if core.mask:
+        extents, steps = list(mask_extents(core, width)), None
+        if tuple(extents) != core.shapes["m"]:
+            steps = {"filled": extents, "split": extents, "permuted": [*range(len(extents))]}
+        arguments.append(Argument(MASK, "M", MASK, "float32", steps))
+    return [*arguments, Argument(ANSWER, "Y", ANSWER, answer_type(epilogue, types))]
+
+
+def _attention_packing(
+    core: AttentionConfig, arguments: Sequence[Sequence[Any]]
+) -> list[Steps | None] | None:
+    """Return the steps to each argument of an attention's kernel: its mask may be filled up."""
+    widths = [width for width in WIDTHS if core.mask]
+    given = [tuple(extents) for *_, extents in arguments]
+    width = next((width for width in widths if mask_extents(core, width) in given), WIDTHS[0])
+    steps = [argument.steps for argument in _of_attention(core, width, ())]
+    return steps if any(steps) else None
+
+
 def of(
-    core: ConvConfig | GemmConfig,
+    core: ConvConfig | GemmConfig | AttentionConfig,
     family: Family,
     mode: Mode,
     width: int,
@@ -60,6 +95,8 @@ def of(
 ) -> list[Argument]:
     """Return the arguments of a family's kernel, for vectors of `width` values and words of
     `word_type`."""
+    if isinstance(core, AttentionConfig):
+        return _of_attention(core, width, epilogue)
     native, types = mode is Mode.NATIVE, TYPES[core.data_type]
     steps = dict[str, Steps | None]()
     summed: Steps = {"of": 1, "summed": -SIGN}
@@ -100,6 +137,8 @@ def packing_for(
     type and the extents are last, as a TVM record has them; None if all stay. Raises BadInput for
     weights that the family does not have."""
     core = config.core if isinstance(config, TaskConfig) else config
+    if isinstance(core, AttentionConfig):
+        return _attention_packing(core, arguments)
     if not family or not isinstance(core, ConvConfig | GemmConfig):
         return None
     (*_, first), (*_, kind, weights), *_, (*_, answer) = arguments
