@@ -14,6 +14,7 @@ from shared_data import need
 from test_bf16 import in_bf16, kinds, names
 
 from tuna.configs.values import DataType
+from tuna.libraries.tvm import functions
 from tuna.libraries.tvm.kernels import machine
 from tuna_models.judging.inputs import largest_error
 from tuna_models.reading import onnx_reference
@@ -196,6 +197,8 @@ def test_an_image_of_bytes_and_its_pooled_features_are_bfloat16() -> None:
     types = [task.core.data_type for task, _ in planned.tasks() if task.core is not None]
     assert types == [DataType.BF16, DataType.BF16]
     assert kinds(planned, "max_pool") == [["bfloat16", "bfloat16"]]
+    bodies = [planned.bodies[task.body] for task, _ in planned.tasks() if task.core is None]
+    assert len([functions.cycles(functions.module_of(body)) for body in bodies]) > 1
 
 
 def test_a_value_that_sin_and_others_read_is_written_in_fp32() -> None:
