@@ -39,13 +39,23 @@ _FP32 = ("onnxruntime", "openvino_f32", "mnn", "ncnn")
 
 
 @dataclass
-class _Runner:
+class Runner:
     """A runtime in its process."""
 
     name: str
     process: subprocess.Popen[str]
     facts: dict[str, Any]
     medians_ms: list[float] = field(default_factory=list)
+
+    @property
+    def time_ms(self) -> float:
+        """The median of its turns."""
+        return statistics.median(self.medians_ms)
+
+    def share(self, peer: Runner) -> float:
+        """Its time over that of a peer: the median of the ratios within rounds."""
+        pairs = zip(self.medians_ms, peer.medians_ms, strict=True)
+        return statistics.median(own / other for own, other in pairs)
 
     def turn(self, seconds: float) -> None:
         """Let it run the model for so long."""
@@ -106,33 +116,35 @@ def _in_turn(options: argparse.Namespace, library: Path, threads: int, outcome: 
     """Milliseconds of the library, which are written down with those of the peers."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(running(sys.executable, "tuna", library, threads))
-        assert ours is not None, f"{library} does not run"
+        assert isinstance(ours, Runner), f"{library} does not run: {ours}"
         started = (running(options.python, name, options.model, threads) for name in _PEERS)
-        peers = [one for one in map(stack.enter_context, started) if one is not None]
+        peers = [one for one in map(stack.enter_context, started) if isinstance(one, Runner)]
         for _ in range(options.turns):
             for runner in (ours, *peers):
                 runner.turn(options.seconds)
-    own_ms: float = statistics.median(ours.medians_ms)
     key = f"{threads} threads"
-    outcome.figures[f"{key}, tuna ms"] = own_ms
+    outcome.figures[f"{key}, tuna ms"] = ours.time_ms
     for peer in peers:
         named = f"{key}, {peer.name} {peer.facts['version']} ({peer.facts['precision']})"
-        outcome.baseline[f"{named} ms"] = ms = statistics.median(peer.medians_ms)
-        outcome.ratios[f"{named}: tuna's share"] = own_ms / ms
-    fp32 = [statistics.median(peer.medians_ms) for peer in peers if peer.name in _FP32]
+        outcome.baseline[f"{named} ms"] = peer.time_ms
+        outcome.ratios[f"{named}: tuna's share"] = ours.share(peer)
+    fp32 = [ours.share(peer) for peer in peers if peer.name in _FP32]
     if fp32:
-        outcome.ratios[f"{key}: of the fastest in fp32"] = own_ms / min(fp32)
-    return own_ms
+        outcome.ratios[f"{key}: of the fastest in fp32"] = max(fp32)
+    return ours.time_ms
 
 
 @contextlib.contextmanager
-def running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runner | None]:
-    """A runtime that has the model loaded; None where it does not take part, which is said."""
+def running(
+    python: str, name: str, model: Path, threads: int, *inputs: Path
+) -> Iterator[Runner | str]:
+    """A runtime that has the model loaded, and its inputs from these .npz files; the reason where
+    it does not take part, which is said."""
     cpus = set(available_cpus()[-threads:])
     # what a runtime converts lies there: the process is killed, and removes nothing
     with tempfile.TemporaryDirectory(prefix="tuna-peers-") as folder:
         process = subprocess.Popen(
-            [python, "-I", str(_PROGRAM), name, str(model.resolve()), str(threads)],
+            [python, "-I", str(_PROGRAM), name, str(model.resolve()), str(threads), *inputs],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -145,11 +157,11 @@ def running(python: str, name: str, model: Path, threads: int) -> Iterator[_Runn
             assert process.stderr
             line = process.stdout.readline()
             if line:
-                yield _Runner(name, process, json.loads(line))
+                yield Runner(name, process, json.loads(line))
             else:
                 reason = process.stderr.read().strip().rpartition("\n")[2]
                 print(f"{name} does not take part: {reason}", file=sys.stderr, flush=True)
-                yield None
+                yield reason
         finally:
             process.kill()
             process.wait()

@@ -305,11 +305,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         models = [*options.models]
         if options.python:
-            program = Path(__file__).with_name("quantised_networks.py")
             names = options.only.split(",") if options.only else []
-            # -P: the folder of the program has modules with the names of packages
-            words = [options.python, "-P", str(program), folder, *names]
-            subprocess.run(words, check=True, stdout=sys.stderr)
+            words = [options.python, "-m", "benchmarks.quantised_networks", folder, *names]
+            root = Path(__file__).resolve().parents[1]
+            subprocess.run(words, cwd=root, check=True, stdout=sys.stderr)
             models += sorted(map(str, Path(folder).glob("*.onnx")))
         verdicts = []
         for path in models:

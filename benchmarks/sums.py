@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ import numpy as np
 
 from benchmarks.harness import Outcome, command_line
 from benchmarks.peer_process import drawn
-from benchmarks.peers import running
+from benchmarks.peers import Runner, running
 
 _PEERS = ("onnxruntime", "openvino_f32")
 #: Error over that of the better runtime, at most, and error that is none: fp32 has no more digits
@@ -129,7 +128,7 @@ def _compare(
     with contextlib.ExitStack() as stack:
         started = [running(sys.executable, "tuna", library, 1)]
         started += [running(options.python, peer, model, 1) for peer in _PEERS]
-        runners = [each for each in map(stack.enter_context, started) if each is not None]
+        runners = [each for each in map(stack.enter_context, started) if isinstance(each, Runner)]
         for _ in range(options.turns):
             for runner in runners:
                 runner.turn(options.seconds)
@@ -137,7 +136,7 @@ def _compare(
         for runner in runners:
             (answer,) = runner.answers(folder / f"{runner.name}.npz")
             errors[runner.name] = float(np.abs(answer - right).max() / np.abs(right).max())
-    times = {runner.name: statistics.median(runner.medians_ms) for runner in runners}
+    times = {runner.name: runner.time_ms for runner in runners}
     own, own_ms = errors.pop("tuna"), times.pop("tuna")
     outcome.figures |= {f"{name}, error": own, f"{name}, ms": own_ms}
     for peer, error in errors.items():

@@ -1,13 +1,16 @@
 """What other runtimes make of an ONNX file, for benchmarks/wheels.py; imports nothing of Tuna.
 
 `python -P wheel_process.py answers MODEL.onnx FOLDER` runs the inputs in FOLDER/KIND.npz through
-onnxruntime and OpenVINO in fp32 and writes FOLDER/KIND.RUNTIME.npz. `... quantise MODEL.onnx
-OUT.onnx FOLDER` writes what onnxruntime's `quantize_static` makes of it (QDQ, U8S8, per channel),
-with the shapes of the inputs in FOLDER/*.npz, which are those to calibrate with.
+onnxruntime and OpenVINO in fp32 and writes FOLDER/KIND.RUNTIME.npz. `... fix MODEL.onnx OUT.onnx
+FOLDER VALUES` writes the model with the shapes of the inputs in FOLDER/*.npz; those in VALUES, a
+JSON object, are constants. `... quantise MODEL.onnx OUT.onnx FOLDER FORM` writes what onnxruntime's
+`quantize_static` makes of it, calibrated with these inputs, or its `quantize_dynamic`: FORM is qdq,
+qoperator or dynamic, the types of activations and weights, and `channel` or `tensor`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,6 +19,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
+
+#: ONNX's first opset in which a tensor is dequantised with a scale for each channel. onnxruntime's
+#: `quantize_static` writes such ones into a model of an older opset too, and then refuses it.
+_PER_CHANNEL = 13
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -59,47 +67,87 @@ def answers(model: str, folder: Path) -> None:
             print(f"{name}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
 
 
-def quantise(model: str, output: str, folder: Path) -> None:
+def fix(model: str, output: str, folder: Path, values: Mapping[str, Any]) -> None:
+    """Write the model with the shapes of the inputs, and with these values as constants."""
+    whole, graph_inputs = onnx.load(model), []
+    if any(not opset.domain and opset.version < _PER_CHANNEL for opset in whole.opset_import):
+        whole = onnx.version_converter.convert_version(whole, _PER_CHANNEL)
+    given = _read(min(folder.glob("*.npz")))
+    weights = {tensor.name for tensor in whole.graph.initializer}
+    for value in whole.graph.input:
+        if value.name in values:
+            array = given[value.name]
+            fixed = np.asarray(values[value.name], array.dtype).reshape(array.shape)
+            whole.graph.initializer.append(onnx.numpy_helper.from_array(fixed, value.name))
+            continue
+        if value.name not in weights:
+            value.type.tensor_type.ClearField("shape")
+            for extent in given[value.name].shape:
+                value.type.tensor_type.shape.dim.add().dim_value = extent
+        graph_inputs.append(value)
+    del whole.graph.input[:]
+    whole.graph.input.extend(graph_inputs)
+    onnx.save(whole, output)
+
+
+def _part_biases(model: Any) -> None:
+    """Give each node a bias of its own: for those that nodes share `quantize_static` makes copies
+    with a number behind the name, which may be the name of another tensor."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    seen: set[str] = set()
+    for place, node in enumerate(model.graph.node):
+        bias = node.input[2] if len(node.input) == 3 else ""
+        if bias in seen:
+            model.graph.initializer.add().CopyFrom(tensors[bias])
+            node.input[2] = model.graph.initializer[-1].name = f"{bias}.of_node_{place}"
+        elif bias in tensors:
+            seen.add(bias)
+
+
+def quantise(model: str, output: str, folder: Path, form: str) -> None:
     """Write the quantised model."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
         QuantType,
         quant_pre_process,
+        quantize_dynamic,
         quantize_static,
     )
 
-    given = [_read(path) for path in sorted(folder.glob("*.npz"))]
-
     class Calibration(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self._inputs = iter(given)
+            self._inputs = map(_read, sorted(folder.glob("*.npz")))
 
         def get_next(self) -> Any:
             return next(self._inputs, None)
 
-    whole = onnx.load(model)
-    weights = {tensor.name for tensor in whole.graph.initializer}
-    for value in whole.graph.input:
-        if value.name not in weights:
-            value.type.tensor_type.ClearField("shape")
-            for extent in given[0][value.name].shape:
-                value.type.tensor_type.shape.dim.add().dim_value = extent
+    kind, activations, weights, where = form.split()
+    types = {"U8": QuantType.QUInt8, "S8": QuantType.QInt8}
+    options = {"weight_type": types[weights], "per_channel": where == "channel"}
     with tempfile.TemporaryDirectory() as temporary:
         fixed, ready = f"{temporary}/fixed.onnx", f"{temporary}/ready.onnx"
-        onnx.save(whole, fixed)
+        fix(model, fixed, folder, {})
         quant_pre_process(fixed, ready, skip_symbolic_shape=True)
+        if kind == "dynamic":
+            quantize_dynamic(ready, output, **options)
+            return
+        apart = onnx.load(ready)
+        _part_biases(apart)
+        onnx.save(apart, ready)
         quantize_static(
             *(ready, output, Calibration()),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+            quant_format=QuantFormat.QDQ if kind == "qdq" else QuantFormat.QOperator,
+            activation_type=types[activations],
+            **options,
         )
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "answers":
-        answers(sys.argv[2], Path(sys.argv[3]))
+    command, model, *words = sys.argv[1:]
+    if command == "answers":
+        answers(model, Path(words[0]))
+    elif command == "fix":
+        fix(model, words[0], Path(words[1]), json.loads(words[2]))
     else:
-        quantise(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+        quantise(model, words[0], Path(words[1]), words[2])

@@ -35,6 +35,8 @@ from benchmarks.wheel_models import KINDS, TRAINED, Trained, drawn, extract
 _PROGRAM = Path(__file__).with_name("wheel_process.py")
 #: Error that is right whatever other runtimes have, and how many times theirs is right.
 _LEAST, _TIMES = 2e-6, 2.0
+#: Form of `wheel_process.quantise`.
+QUANTISED = "qdq U8 S8 channel"
 _RUNTIMES = ("onnxruntime", "openvino")
 
 
@@ -119,6 +121,7 @@ def _quantise(work: _Work) -> None:
             np.savez(Path(folder, f"{seed}.npz"), **drawn(work.trained, "natural", seed))
         real = work.folder / f"{work.name}-fp32.onnx"
         words = [work.python, "-P", str(_PROGRAM), "quantise", str(real), str(work.file), folder]
+        words.append(QUANTISED)
         subprocess.run(words, check=True, stdout=sys.stderr, stderr=subprocess.DEVNULL)
 
 
