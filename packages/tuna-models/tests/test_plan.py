@@ -233,15 +233,15 @@ def test_an_input_without_a_shape_has_to_be_given_one(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"net\.onnx has open extents in the shape of its input x=n,8\."
     ) as refused:
-        importer.read_onnx(path, {})
+        importer.read(path, {})
     assert refused.value.hint == "give them: --shape n=N; --batch N is the first of every input"
     for given in ({"shapes": {"x": [4, 8]}}, {"shapes": {"n": [4]}}, {"shapes": {}, "batch": 4}):
-        (value,) = importer.real_inputs(importer.read_onnx(path, **given))
+        (value,) = importer.real_inputs(importer.read(path, **given))
         assert [extent.dim_value for extent in value.type.tensor_type.shape.dim] == [4, 8]
     with pytest.raises(BadInput, match="has 2 dimensions, not 1"):
-        importer.read_onnx(path, {"x": [4]})
+        importer.read(path, {"x": [4]})
     with pytest.raises(BadInput, match="no input z") as refused:
-        importer.read_onnx(path, {"z": [4]})
+        importer.read(path, {"z": [4]})
     assert refused.value.hint == "inputs: x; open extents: n"
 
 
@@ -252,7 +252,7 @@ def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -
     inputs = [("ids", 7, rows), ("mask", 7, rows), ("image", 1, [1, 3, None, None])]
     onnx.save(net.model(net.add("Bernoulli", y), inputs=inputs, check=False), path)
     with pytest.raises(BadInput) as refused:
-        importer.read_onnx(path, {})
+        importer.read(path, {})
     assert (
         str(refused.value)
         == "net.onnx has operators that cannot be imported: Bernoulli (1: v1), own.Mystery (1: v0);"
@@ -273,7 +273,7 @@ def test_an_lstm_of_quantize_dynamic_is_refused_with_what_to_leave_out(tmp_path:
     next(each for each in model.opset_import if each.domain).version = 1
     onnx.save(model, path)
     with pytest.raises(BadInput, match="DynamicQuantizeLSTM") as refused:
-        importer.read_onnx(path, {})
+        importer.read(path, {})
     assert "op_types_to_quantize=['MatMul']" in refused.value.hint
 
 
@@ -281,7 +281,7 @@ def test_hints_for_open_extents_can_be_pasted_into_a_shell(tmp_path: Path) -> No
     net, path = Net(("2 * n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
     onnx.save(net.model(net.relu("x")), path)
     with pytest.raises(BadInput) as refused:
-        importer.read_onnx(path, {})
+        importer.read(path, {})
     assert refused.value.hint.startswith("give them: --shape '2 * n=N'; ")
 
 
@@ -290,7 +290,7 @@ def test_what_one_input_says_of_an_extent_holds_for_all(tmp_path: Path) -> None:
     onnx.save(nets.tokens("batch", "length"), path)
 
     def shapes(**given: Any) -> list[list[int]]:
-        return [one["shape"] for one in importer.inputs_of(importer.read_onnx(path, **given))]
+        return [one["shape"] for one in importer.inputs_of(importer.read(path, **given))]
 
     expected = [[3, 6], [3, 6], [3, 6], [3]]
     assert shapes(shapes={"ids": [3, 6]}) == expected
@@ -309,14 +309,14 @@ def test_an_input_that_is_no_tensor_of_numbers_is_refused(tmp_path: Path) -> Non
         path,
     )
     with pytest.raises(BadInput, match=r"net\.onnx has an input x of type string"):
-        importer.read_onnx(path, {})
+        importer.read(path, {})
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"not a model")
     with pytest.raises(BadInput, match=r"net\.onnx is not an ONNX model"):
-        importer.read_onnx(path, {})
+        importer.read(path, {})
 
 
 def test_tasks_of_a_model_are_tuned_but_for_what_is_scheduled_as_it_is_made() -> None:
