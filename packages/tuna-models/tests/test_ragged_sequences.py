@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,11 @@ def test_a_reference_without_lengths_is_that_of_onnx() -> None:
     model, given = recurrent("LSTM", **BOTH)
     right = onnx_reference.ReferenceEvaluator(model).run(None, given)
     same(onnx_reference.run(model, given), right, 0.0)
+
+
+def test_free_offsets_of_buffers_are_numbered_in_the_order_of_their_use() -> None:
+    """TVM's own numbers differ from process to process, and with them a model's version."""
+    model, _ = recurrent("LSTM", **BOTH)
+    text = planned(model).text
+    used = re.findall(r"elem_offset=(\w+)", text)
+    assert [*dict.fromkeys(used)] == re.findall(r"(\w+) = TypeVar", text) != []

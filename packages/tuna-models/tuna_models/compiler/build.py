@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,9 @@ _LEGALIZATIONS = {
     **hyperbolic.LEGALIZATIONS,
 }
 
+#: The name of a buffer's free offset where TVMScript uses it, neither declares it nor gives it
+_OFFSET = re.compile(r'(?<!")\belem_offset(?:_\d+)?\b(?!=| = |")')
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -64,8 +68,12 @@ class Planned:
 
     @property
     def text(self) -> str:
-        """The module as TVMScript, without the values of its constants."""
-        return str(self.module.script(show_meta=False))
+        """The module as TVMScript, without the values of its constants, and the same in each
+        process: TVM numbers free offsets of buffers in the order of their addresses in memory."""
+        text = str(self.module.script(show_meta=False))
+        used = dict.fromkeys(_OFFSET.findall(text))
+        names = dict(zip(used, sorted(used, key=lambda name: (len(name), name)), strict=True))
+        return _OFFSET.sub(lambda match: names[match[0]], text)
 
 
 def plan(
