@@ -178,7 +178,7 @@ def attentions(draw: st.DrawFn) -> AttentionConfig:
     size, times = st.integers(1, 40), draw(st.integers(1, 2))
     kv_heads, batch = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     names = ("queries", "keys", "width", "value_width")
-    orders = st.sampled_from(("BHSD", "BSHD", "SBHD"))
+    orders = st.sampled_from(("BHSD", "BSHD", "SBHD", "BSNHD"))
     return AttentionConfig(
         batch_count=batch,
         heads=times * kv_heads,
@@ -187,9 +187,9 @@ def attentions(draw: st.DrawFn) -> AttentionConfig:
         mask=draw(st.sampled_from(MASKS)),
         zero_rows=draw(st.booleans()),
         q_layout=draw(orders),
-        k_layout=draw(st.sampled_from(("BHSD", "BHDS", "BSHD"))),
+        k_layout=draw(st.sampled_from(("BHSD", "BHDS", "BSHD", "SHBND"))),
         v_layout=draw(orders),
-        y_layout=draw(orders),
+        y_layout=draw(st.sampled_from(("BHSD", "BSHD", "SBHD"))),
         **{name: draw(size) for name in names},
     )
 

@@ -15,6 +15,8 @@ from tuna.errors import BadInput
 #: Axes of a tensor in the order of the default layout: batch, heads, sequence (queries or keys),
 #: width
 AXES = "BHSD"
+#: Axis of a tensor that holds queries, keys and values in this order, and its extent
+FUSED, PARTS = "N", 3
 #: Axes of the scores, of which a mask has some
 SCORES = "BHQK"
 #: Axes of the masks that a kernel reads: of no key there is none
@@ -31,9 +33,10 @@ class AttentionConfig(Config):
 
     `kv_heads` divides `heads`: each head of keys and values is of so many adjacent ones of queries.
     `*_layout` is the order of a tensor's axes, a permutation of `AXES`; that of Q, V and Y has the
-    width last. `mask` has the axes of a summand of the scores in fp32, as letters of `SCORES`;
-    empty: none. With `zero_rows` the answer to a query whose weights are no numbers, as
-    all scores are -inf, is zero.
+    width last. With `FUSED` among them, Q, K or V is one part of a tensor that holds all three.
+    `mask` has the axes of a summand of the scores in fp32, as letters of `SCORES`; empty: none.
+    With `zero_rows` the answer to a query whose weights are no numbers, as all scores are -inf, is
+    zero.
     """
 
     kind: ClassVar[str] = "attention"
@@ -68,7 +71,8 @@ class AttentionConfig(Config):
             raise BadInput(f"mask must be one of {', '.join(MASKS)}, got {shown(self.mask)}")
         for letter in "qkvy":
             layout = getattr(self, f"{letter}_layout")
-            whole = type(layout) is str and sorted(layout) == sorted(AXES)
+            axes = AXES if letter == "y" or FUSED not in str(layout) else AXES + FUSED
+            whole = type(layout) is str and sorted(layout) == sorted(axes)
             if not whole or (letter != "k" and not layout.endswith("D")):
                 last = "" if letter == "k" else ", D last"
                 raise BadInput(f"{letter}_layout must have the axes {AXES}{last}: {shown(layout)}")
@@ -98,7 +102,7 @@ class AttentionConfig(Config):
         }
         found = {}
         for letter, rest in sizes.items():
-            extents = dict(zip(AXES, (self.batch_count, *rest), strict=True))
+            extents = dict(zip(AXES + FUSED, (self.batch_count, *rest, PARTS), strict=True))
             found[letter] = tuple(extents[axis] for axis in getattr(self, f"{letter}_layout"))
         by_axis = dict(zip(SCORES, self.scores, strict=True))
         return found | ({"m": tuple(by_axis[axis] for axis in self.mask)} if self.mask else {})

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, kind_of
-from tuna.configs.attention import AXES, SCORES
+from tuna.configs.attention import AXES, FUSED, SCORES
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
@@ -144,12 +144,17 @@ def attention(config: AttentionConfig, seed: int) -> Problem:
     return Problem(tuple(inputs), expected, answered, TOLERANCE[config.data_type])
 
 
+def _part(x: Any, layout: str, place: int) -> Any:
+    """The queries, keys or values of a tensor that may hold all three."""
+    return x.take(place, axis=layout.index(FUSED)) if FUSED in layout else x
+
+
 def attend(config: AttentionConfig, q: Any, k: Any, v: Any, mask: Any = 0.0) -> Any:
     """softmax(Q K^T scale + mask) V of each head, in the layouts of the config."""
     layouts = (config.q_layout, config.k_layout, config.v_layout)
     q, k, v = (
-        x.transpose([layout.index(axis) for axis in AXES])
-        for x, layout in zip((q, k, v), layouts, strict=True)
+        _part(x, layout, place).transpose([layout.replace(FUSED, "").index(axis) for axis in AXES])
+        for place, (x, layout) in enumerate(zip((q, k, v), layouts, strict=True))
     )
     k, v = (x.repeat(config.heads // config.kv_heads, axis=1) for x in (k, v))
     if config.mask:

@@ -10,6 +10,7 @@ import pytest
 import tvm
 from compiled import HERE, TARGET, error_of, planned
 from nets import Net
+from onnx import helper
 
 from tuna.configs import AttentionConfig
 from tuna_models.compiler import passes
@@ -87,6 +88,32 @@ def masked(net: Net) -> Any:
     return joined(net, net.add("Attention", q, k, v, mask))
 
 
+def together(net: Net) -> Any:
+    """Queries, keys and values of one product, as an axis of its own."""
+    weights = net.constant(net.random.normal(0, HIDDEN**-0.5, (HIDDEN, 3 * HIDDEN)))
+    whole = net.whole([2, TOKENS, 3, HEADS, SIZE])
+    whole = net.add("Reshape", net.add("MatMul", "x", weights), whole)
+    whole = net.add("Transpose", whole, perm=[2, 0, 3, 1, 4])
+    q, k, v = (net.add("Gather", whole, net.whole(place), axis=0) for place in range(3))
+    k = net.add("Transpose", k, perm=[0, 1, 3, 2])
+    scores = net.add("Mul", net.add("MatMul", q, k), net.constant(0.25))
+    return joined(net, net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+
+
+def split(net: Net) -> Any:
+    """Queries, keys and values that are parts of the columns of one product."""
+    weights = net.constant(net.random.normal(0, HIDDEN**-0.5, (HIDDEN, 3 * HIDDEN)))
+    shape, parts = net.whole([2, TOKENS, HEADS, SIZE]), ["q", "k", "v"]
+    sizes = net.whole([HIDDEN] * 3)
+    product = net.add("MatMul", "x", weights)
+    net.nodes.append(helper.make_node("Split", [product, sizes], parts, axis=2))
+    q, k, v = (net.add("Reshape", part, shape) for part in parts)
+    q, v = (net.add("Transpose", each, perm=[0, 2, 1, 3]) for each in (q, v))
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=[0, 2, 3, 1]))
+    scores = net.add("Mul", scores, net.constant(0.25))
+    return joined(net, net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+
+
 def chosen(net: Net) -> Any:
     """Scores that are replaced where a condition, which is computed, holds."""
     q, k, v = (heads(net, perm) for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]))
@@ -107,6 +134,8 @@ WRITTEN: dict[Callable[[Net], Any], dict[str, Any]] = {
     operator: {"mask": "QK"},
     masked: {"mask": "BQK", "y_layout": "BHSD"},
     chosen: {"mask": "BK", "scale": 1.0},
+    together: dict.fromkeys(("q_layout", "k_layout", "v_layout"), "BSNHD"),
+    split: dict.fromkeys(("q_layout", "k_layout", "v_layout"), "BSNHD"),
 }
 
 

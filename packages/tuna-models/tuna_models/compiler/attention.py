@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvm import relax
+
 from tuna.configs import AttentionConfig, GemmConfig, TaskConfig
-from tuna.configs.attention import AXES, SCORES
+from tuna.configs.attention import AXES, FUSED, PARTS, SCORES
 from tuna.libraries.tvm import problems
 from tuna.libraries.tvm.kernels.attention_space import KEY_CYCLES
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna_models.compiler.axes import Axis, axis_of, layout, merged, moved, named, without
-from tuna_models.compiler.graph import RESHAPES, Graph, Node, extents
+from tuna_models.compiler.axes import Axis, Part, axis_of, layout, merged, moved, named, without
+from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents
 from tuna_models.compiler.groups import MASKS, VALUES, ZEROED, FusionGroup
 from tuna_models.compiler.rules import Change, Rule, Unfit, applied
 from tuna_models.compiler.scores import Walk, factor_of, scaled
@@ -30,6 +32,8 @@ _ROUNDED = 1e-7
 _SOFTMAX_CYCLES, _CALL_CYCLES = 25.0, 1000.0
 #: Values of a vector
 _VECTOR = 16
+#: Places of keys and values among what an attention reads
+_KEYS, _VALUES = 1, 2
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,12 @@ class Attend(Rule):
             raise Unfit("its heads are of more than two axes")
         queries, keys, width, value_width = scores[-2], scores[-1], product.k, values[-1]
         rows, columns = axis_of("S", queries), axis_of("S", keys)
-        q = self._source(first.args[0], [*lead, rows, axis_of("D", width)])
-        k = self._source(first.args[1], [*lead, axis_of("D", width), columns], any_order=True)
-        v = self._source(second.args[1], [*heads, columns, axis_of("D", value_width)], scales=False)
+        q, k, v = self._sources(
+            (first.args[0], [*lead, rows, axis_of("D", width)]),
+            (first.args[1], [*lead, axis_of("D", width), columns]),
+            (second.args[1], [*heads, columns, axis_of("D", value_width)]),
+            {first.var, second.var},
+        )
         if q.times > 1 or k.times != v.times:
             raise Unfit("its keys are of other heads than its values")
         axes = [*heads, rows, axis_of("D", value_width)]
@@ -121,7 +128,7 @@ class Attend(Rule):
             y_layout=order,
         )
         self._compare(core, product)
-        inside = [*q.nodes, *k.nodes, *v.nodes, *moves]
+        inside = [*{node.var: node for node in (*q.nodes, *k.nodes, *v.nodes)}.values(), *moves]
         added = {VALUES: v.leaf, MASKS: walk.masks}
         added |= {} if walk.zeroed is None else {ZEROED: walk.zeroed}
         return _Attention("", None, None, core, (q.leaf, k.leaf), added, inside)
@@ -163,7 +170,7 @@ class Attend(Rule):
         second = GemmConfig(core.queries, core.value_width, core.keys, count)
         parts = [self._cycles(each) for each in (product, second)]
         around = count * core.queries * math.ceil(core.keys / _VECTOR) * _SOFTMAX_CYCLES
-        around += KEY_CYCLES * math.prod(core.shapes["k"])
+        around += KEY_CYCLES * core.batch_count * core.kv_heads * core.keys * core.width
         around = around / int(self._target.attrs.get("num-cores", 1)) + 2 * _CALL_CYCLES
         if whole > sum(cycles or math.inf for cycles in parts) + around:
             raise Unfit("it is expected to take longer than its products and softmax")
@@ -177,20 +184,46 @@ class Attend(Rule):
         family, index = points[0]
         return problems.estimate(family, layer, family.kernel.space(layer)[index])
 
-    def _source(
-        self, leaf: Any, axes: list[Axis], *, any_order: bool = False, scales: bool = True
-    ) -> _Source:
-        """The value that an operand is read from: the first of those that become it, each read by
-        nothing else."""
+    def _sources(
+        self,
+        q: tuple[Any, list[Axis]],
+        k: tuple[Any, list[Axis]],
+        v: tuple[Any, list[Axis]],
+        products: Set[Any],
+    ) -> list[_Source]:
+        """What queries, keys and values are read from: first together, as they may be parts of one
+        tensor; if something else reads what lies between, each by itself."""
+        for shared in (True, False):
+            found = [
+                self._source(place, *each, shared=shared) for place, each in enumerate((q, k, v))
+            ]
+            inside = {node.var for source in found for node in source.nodes}
+            users = [user.var for var in inside for user in self._graph.users.get(var, [])]
+            if inside.union(products).issuperset(users):
+                break
+        return found
+
+    def _source(self, place: int, leaf: Any, axes: list[Axis], *, shared: bool) -> _Source:
+        """The value that queries, keys or values (`place`) are read from: the first of those that
+        become it, each read by nothing else unless they may be `shared`."""
         found, scale, times, nodes = None, 1.0, 1, list[Node]()
         while True:
-            order = layout(axes, AXES)
-            if order is not None and (any_order or order.endswith("D")):
+            letters = FUSED + AXES if any(p.letter == FUSED for a in axes for p in a) else AXES
+            order = layout(axes, letters)
+            if order is not None and (place == _KEYS or order.endswith("D")):
                 found = _Source(leaf, order, scale, times, [*nodes])
             node = self._makers.get(leaf)
-            if node is None or self._graph.sole_user(leaf) is None or leaf in self._taken:
+            if node is None or leaf in self._taken or self._graph.is_result(leaf):
                 break
-            factor, before = factor_of(node) if scales else None, moved(node, axes, back=True)
+            if not shared and self._graph.sole_user(leaf) is None:
+                break
+            whole = self._whole(node, axes, place) if letters == AXES else None
+            if whole is not None:
+                leaf, axes, parts = whole
+                nodes += parts
+                continue
+            factor = factor_of(node) if place != _VALUES else None
+            before = moved(node, axes, back=True)
             if node.op == "broadcast_to" and times == 1:
                 fewer = without(axes, extents(node.args[0]) or (), "H")
                 before, times = (None, 1) if fewer is None else fewer
@@ -206,6 +239,32 @@ class Attend(Rule):
         if found is None:
             raise Unfit("its operands are in an order that no kernel reads")
         return found
+
+    def _whole(
+        self, node: Node, axes: list[Axis], place: int
+    ) -> tuple[Any, list[Axis], list[Node]] | None:
+        """The tensor of queries, keys and values of which an operator takes the part at a place,
+        its axes, and the operators; None for others."""
+        fused = Part(FUSED, PARTS)
+        if node.op == "take" and node.attrs.axis is not None:
+            index, shape = constant_of(node.args[1]), extents(node.args[0])
+            axis = int(node.attrs.axis)
+            if index is None or index.ndim or int(index) != place or shape is None or axis < 0:
+                return None
+            before = [*axes[:axis], [fused], *axes[axis:]]
+            return (node.args[0], before, [node]) if shape[axis] == PARTS else None
+        if not isinstance(node.value, relax.TupleGetItem) or int(node.value.index) != place:
+            return None
+        split = self._makers.get(node.value.tuple_value)
+        if split is None or split.op != "split":
+            return None
+        source, part = extents(split.args[0]), extents(node.var)
+        if source is None or part is None:
+            return None
+        axis = int(split.attrs.axis) % len(source)
+        if source[axis] != PARTS * part[axis] or len(split.var.ty.fields) != PARTS:
+            return None
+        return split.args[0], [*axes[:axis], [fused, *axes[axis]], *axes[axis + 1 :]], [node, split]
 
     def _answer(self, var: Any, axes: list[Axis], *, fixed: bool) -> tuple[str, list[Node]]:
         """The order in which the answer is written, and the operators that make it; it stays as it

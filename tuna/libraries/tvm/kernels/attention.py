@@ -35,7 +35,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
-from tuna.configs.attention import AXES, SCORES
+from tuna.configs.attention import AXES, FUSED, SCORES
 from tuna.libraries.tvm.kernels import dots, epilogue, signature, stages, vectors
 from tuna.libraries.tvm.kernels.attention_space import Attention, AttentionParams, space, work
 from tuna.libraries.tvm.kernels.prefetch import fenced
@@ -83,7 +83,7 @@ def _scores(attention: Attention, q: Any, k: Any, _: Any, mask: Any = None) -> A
 
     def row(b: Any, h: Any, i: Any, r: Any) -> Any:
         inside = [r < config.width] if steps * attention.word > config.width else []
-        value = _plain(attention, _element(q, config.q_layout, b, h, query(i), r))
+        value = _plain(attention, _element(attention, q, b, h, query(i), r))
         return stages.where(inside, value, _zero(attention))
 
     def key(b: Any, h: Any, j: Any, r: Any, lane: Any) -> Any:
@@ -91,7 +91,7 @@ def _scores(attention: Attention, q: Any, k: Any, _: Any, mask: Any = None) -> A
         inside = [column < config.keys] if columns > config.keys else []
         return _panel(
             attention,
-            lambda r: _element(k, config.k_layout, b, _kv_head(attention, h), column, r),
+            lambda r: _element(attention, k, b, _kv_head(attention, h), column, r),
             r,
             config.width if steps * attention.word > config.width else None,
             inside,
@@ -172,7 +172,7 @@ def _answer(attention: Attention, weights: Any, total: Any, v: Any) -> Any:
         inside = [] if whole else [column < config.value_width]
         return _panel(
             attention,
-            lambda r: _element(v, config.v_layout, b, _kv_head(attention, h), r, column),
+            lambda r: _element(attention, v, b, _kv_head(attention, h), r, column),
             r,
             config.keys if steps * word > config.keys else None,
             inside,
@@ -219,9 +219,11 @@ def _answer(attention: Attention, weights: Any, total: Any, v: Any) -> Any:
     return te.compute(config.shapes["y"], written, name=_OUT)
 
 
-def _element(tensor: Any, layout: str, *at: Any) -> Any:
-    """A value by batch, head, position and column."""
-    index = dict(zip(AXES, at, strict=True))
+def _element(attention: Attention, tensor: Any, *at: Any) -> Any:
+    """A value of Q, K or V by batch, head, position and column."""
+    letter = tensor.op.name.lower()
+    index = dict(zip(AXES + FUSED, (*at, "qkv".index(letter)), strict=True))
+    layout = getattr(attention.config, f"{letter}_layout")
     return tensor[tuple(index[axis] for axis in layout)]
 
 
