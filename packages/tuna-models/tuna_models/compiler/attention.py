@@ -63,6 +63,7 @@ class Attend(Rule):
     def __init__(self, graph: Graph, target: Any, taken: Set[Any]) -> None:
         """`taken` are variables of operators that may not become part of an attention."""
         self._graph, self._target, self._taken = graph, target, taken
+        self._known = dict[Any, float | None]()
         self._makers = {node.var: node for node in graph.nodes}
         self._places = {node.var: place for place, node in enumerate(graph.nodes)}
 
@@ -176,7 +177,12 @@ class Attend(Rule):
             raise Unfit("it is expected to take longer than its products and softmax")
 
     def _cycles(self, core: AttentionConfig | GemmConfig) -> float | None:
-        """The estimate of the best kernel, None if there is none."""
+        """The estimate of the best kernel, None if there is none; kept, as layers are alike."""
+        if core not in self._known:
+            self._known[core] = self._estimate(core)
+        return self._known[core]
+
+    def _estimate(self, core: AttentionConfig | GemmConfig) -> float | None:
         task = TaskConfig(core=core, layouts=Mode.LAYER.value)
         layer = problems.layer_of(task, Mode.LAYER, self._target)
         if layer is None or not (points := problems.ranked(layer)):
