@@ -18,15 +18,12 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.harness import Outcome, command_line
 from benchmarks.servers import home
-from tests.private_servers import free_port, running
+from tests.private_servers import s3_server
 
 BUDGET_RATIO = 0.95
 _KINDS = ("none", "there", "away")
@@ -40,27 +37,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.child:
         return _child(int(asked.child[0]), asked.child[1])
-    with home(asked.db), _s3_server() as server:
+    with home(asked.db), s3_server() as server:
         return _compare(server, asked.jobs, asked.rounds, asked.away_s, asked.db)
-
-
-@contextlib.contextmanager
-def _s3_server() -> Iterator[int]:
-    """An S3 server (moto, in the place of AWS) with the bucket `tuna`, to which `s3://` leads in
-    this process and its children; yields its process id."""
-    import fsspec
-
-    port = free_port()
-    own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
-    own |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
-    os.environ.update(own)
-    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(command, ("127.0.0.1", port), Path(folder) / "log") as server,
-    ):
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("tuna")
-        yield server
 
 
 def _compare(server: int, jobs: int, rounds: int, away_s: float, db: str) -> int:

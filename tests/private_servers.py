@@ -212,3 +212,27 @@ def _folder() -> Iterator[Path]:
         prefix="tuna-server-", dir="/tmp", ignore_cleanup_errors=True
     ) as name:
         yield Path(name)
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[int]:
+    """An S3 server (moto, in the place of AWS) with the bucket `tuna`, to which `s3://` leads in
+    this process and its children; yields its process id."""
+    import fsspec
+
+    port = free_port()
+    own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    own |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    before = {name: os.environ.get(name) for name in own}
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    os.environ.update(own)
+    try:
+        with _folder() as folder, running(command, ("127.0.0.1", port), folder / "log") as server:
+            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("tuna")
+            yield server
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

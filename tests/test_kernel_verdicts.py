@@ -23,11 +23,13 @@ def result(name: str, share: float = 2.0, first: float = 2.0, direct: float = 0.
     )
 
 
-def judged(results: list[LayerResult]) -> tuple[int, Outcome]:
+def judged(
+    results: list[LayerResult], cores: int = 1, data_type: DataType = DataType.FP32
+) -> tuple[int, Outcome]:
     outcome = Outcome("kernels", {})
     for found in results:
         outcome.figures[f"{found.key} share of peak"] = found.best.share
-    verdicts(outcome, results, 1, complete=True, data_type=DataType.FP32)
+    verdicts(outcome, results, cores, complete=len(results) > 1, data_type=data_type)
     return outcome.print(), outcome
 
 
@@ -73,3 +75,26 @@ def test_a_missed_figure_fails_and_is_named(
     assert code == 1
     missed = [text for text in capsys.readouterr().err.splitlines() if text.startswith("MISSED")]
     assert any(text.endswith(line) for text in missed), missed
+
+
+@pytest.mark.parametrize(("share", "code"), [(1.55, 0), (1.45, 1)])
+def test_two_cores_have_limits_of_their_own(share: float, code: int) -> None:
+    slow = [result("3x3_64@56", share=share)]
+    assert (judged(slow, cores=2)[0], judged(slow)[0]) == (code, 1)
+
+
+@pytest.mark.parametrize(
+    ("dense", "others", "missed"),
+    [
+        (0.9, 0.3, ""),
+        (0.87, 0.9, "0.87 of at least 0.88  3x3_64@56 native share of peak"),
+        (0.9, 0.05, "1.128 of at most  0.97  native against oneDNN, geometric mean"),
+    ],
+)
+def test_kernels_of_words_have_limits_of_their_own(
+    dense: float, others: float, missed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Depthwise layers and images have no limit but in the mean."""
+    shares = {name: dense if name[:3] in ("1x1", "3x3") else others for name in LAYERS}
+    code, _ = judged([result(name, share=shares[name]) for name in LAYERS], data_type=DataType.BF16)
+    assert (code, missed in capsys.readouterr().err) == (bool(missed), True)

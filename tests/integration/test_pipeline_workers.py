@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
+from private_servers import rabbitmq_server, redis_server
 from processes import Processes
 from queries import execute
+from settings_changes import change_setting
+from shared_data import needed_program
 
 from tuna.coordinator.coordinator import ALIVE
 from tuna.db.models import Job
@@ -78,3 +81,30 @@ def test_another_environments_work_is_left_for_those_who_have_it(
         120,
     )
     assert states(engine) == {"eval_queued": 10}
+
+
+@pytest.mark.drill(only=True)
+def test_a_worker_that_is_killed_is_made_good_by_rabbitmq_too(
+    engine: sa.Engine,
+    processes: Processes,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed_program("rabbitmq-server")
+    with (
+        redis_server(host="127.0.0.73") as url,
+        rabbitmq_server("127.0.0.74", 6379, "tuna", "user", "password"),
+    ):
+        change_setting(monkeypatch, "TUNA_REDIS_URL", url)
+        change_setting(monkeypatch, "TUNA_BROKER_URL", "amqp://user:password@127.0.0.74:6379/tuna")
+        make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
+        processes.worker("compile")
+        victim, coordinator = processes.worker("eval"), processes.coordinator()
+        eventually(lambda: states(engine).get("evaluated"), 120)
+        assert states(engine)["evaluated"] < 120, "it is killed in the middle"
+        processes.kill(victim)
+        processes.worker("eval")
+        assert coordinator.wait(200) == 0
+        assert states(engine) == {"evaluated": 120}
+        assert {count for *_, count in accepted(engine)} == {1}
+        processes.kill_all()

@@ -4,8 +4,11 @@ from its params alone."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,6 +96,26 @@ def test_params_are_the_same_after_a_rebuild() -> None:
         for params in candidates:
             again = schedules.schedule_of(module, params)
             assert schedules.to_params(module, problems.target_of(CPU), again) == params
+
+
+def batch_and_code() -> list[str]:
+    """A batch of candidates, and the module that the last one becomes."""
+    import tvm
+
+    batch = propose(searched_space(), [], count=2, seed=3)
+    return [*batch, str(tvm.ir.save_json(schedules.schedule_of(module_of(job()), batch[1]).mod))]
+
+
+@pytest.mark.drill(only=True)
+def test_another_process_proposes_and_builds_the_same() -> None:
+    here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (here, here.parent, here.parents[1])))
+    code = "import json, test_tvm_search as it; print(json.dumps(it.batch_and_code()))"
+    given = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "77"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == batch_and_code()
 
 
 def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:

@@ -111,26 +111,32 @@ def test_the_policy_allows_this_style_and_this_script_and_nothing_else(
     )
 
 
-def test_the_script_is_the_same_whatever_the_database_says(
+def test_what_the_database_says_cannot_become_markup(
     build: DatabaseBuilder, tmp_path: Path
 ) -> None:
     session = tuned_network(build)
-    before = page_of(build, session, tmp_path / "r.html")[1].raw["script"]
-    evil = "</script><script>alert(1)</script>"
-    for table, column in [
-        (models.ConfigRow, "label"),
-        (models.ConfigRow, "driver"),
-        (models.SolverRow, "name"),
-    ]:
-        statement = sa.update(table).where(
-            table.id == 2 if table is models.SolverRow else table.id > 0
-        )
-        build.connection.execute(statement.values({column: evil}))
-    build.connection.execute(sa.update(models.TrialRow).values(params=evil))
-    build.connection.execute(sa.update(models.FindDb).values(params=evil))
+    _, before = page_of(build, session, tmp_path / "r.html")
+    evil = "\"'></script><script>alert(1)</script>&amp;{{ 7 * 7 }}"
+    for column in (
+        models.Session.reason,
+        models.EnvironmentRow.device,
+        models.ConfigRow.label,
+        models.ConfigRow.driver,
+        models.SolverRow.name,
+        models.StepResultRow.output_tail,
+        models.TrialRow.output_tail,
+        models.TrialRow.params,
+        models.FindDb.params,
+    ):
+        rows = sa.update(column.class_)
+        if column.class_ is models.SolverRow:  # whose names differ
+            rows = rows.where(models.SolverRow.id == 2)
+        build.connection.execute(rows.values({column: evil}))
     text, page = page_of(build, session, tmp_path / "r.html")
-    assert page.raw["script"] == before
-    assert len(before) == text.count("</script>") == 1
+    assert page.text.count(evil) > 10
+    assert page.raw["script"] == before.raw["script"]
+    assert len(page.raw["script"]) == text.count("</script>") == 1
+    assert dict(page.attributes).keys() == dict(before.attributes).keys()
 
 
 def test_the_script_can_be_parsed() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 from jobs_builder import accepted
 from private_servers import free_port, wait_until
@@ -123,7 +125,10 @@ def test_each_job_is_done_once_whatever_is_killed(shell: Shell) -> None:
     )
     client = programs.client()
     assert master.wait(400) == 0, programs.log("master")[-3000:]
-    end(client)
+    started = psutil.Process(client.pid).children(recursive=True)
+    client.send_signal(signal.SIGTERM)
+    assert client.wait(20) == 0, "long before what a worker may take, 30 s"
+    assert psutil.wait_procs(started, timeout=60)[1] == []
     assert set(programs.ended().values()) == {1}
     assert len(programs.ended()) == jobs
     assert "100%" in programs.log("master")
