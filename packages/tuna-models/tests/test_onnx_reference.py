@@ -10,7 +10,7 @@ import pytest
 from nets import Net
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.ops import op_max_pool
+from onnx.reference.ops import op_conv, op_max_pool
 
 from tuna_models.reading import onnx_reference
 
@@ -83,6 +83,34 @@ def test_a_transposed_convolution_without_groups_is_that_of_onnx(
     (found,) = onnx_reference.run(model, given)
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() < 1e-5
+
+
+DILATED: list[dict[str, Any]] = [
+    {"dilations": [2, 3], "pads": [2, 3, 1, 0], "strides": [1, 2], "group": 2},
+    {"dilations": [1, 2]},
+    {"dilations": [2, 2], "auto_pad": "SAME_UPPER"},
+]
+
+
+@pytest.mark.parametrize("attributes", DILATED, ids=lambda each: "-".join(each))
+def test_a_dilated_convolution_is_that_of_onnx(attributes: dict[str, Any]) -> None:
+    net, given = Net((2, 4, 8, 9)), inputs(2, 4, 8, 9)
+    w = net.random.normal(0, 1, (6, 4 // attributes.get("group", 1), 3, 3))
+    bias = net.constant(net.random.normal(0, 1, 6))
+    model = net.model(net.add("Conv", "x", net.constant(w), bias, **attributes))
+    (expected,) = ReferenceEvaluator(model).run(None, given)
+    (found,) = onnx_reference.run(model, given)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-5
+
+
+def test_dilated_weights_are_not_filled_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net((1, 2, 20, 20))
+    monkeypatch.delattr(op_conv.Conv, "_run")
+    w = net.constant(net.random.normal(0, 1, (3, 2, 3, 3)))
+    model = net.model(net.add("Conv", "x", w, dilations=[36, 36], pads=[36] * 4))
+    (found,) = onnx_reference.run(model, inputs(1, 2, 20, 20))
+    assert found.shape == (1, 3, 20, 20)
 
 
 POOLS: list[dict[str, Any]] = [
