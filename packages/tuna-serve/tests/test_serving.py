@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -24,7 +26,7 @@ from web_service import serving, visitor_of
 from tuna import api
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.db.models import RequestRow, TrialRow
+from tuna.db.models import RequestRow, StepResultRow, TrialRow
 from tuna.services import ports
 from tuna_serve.db import requests
 from tuna_serve.requests import uploads
@@ -222,6 +224,35 @@ def test_what_is_killed_ten_times_only_repeats_a_step(
         needed = requests.files(connection)
     kept = (path.name for path in (home / "artifacts").rglob("*") if len(path.name) == 64)
     assert {*kept} <= needed  # example has no artifacts of its own
+
+
+@pytest.mark.service
+@pytest.mark.drill(only=True)
+@pytest.mark.timeout(900)
+def test_a_model_whose_process_is_killed_five_times_is_built_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tvm")
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    model, key = tmp_path / "net.onnx", {"idempotency-key": "k"}
+    make = [sys.executable, str(EXAMPLE), "residual", "--size", "16", "-o", str(model)]
+    subprocess.run(make, check=True)
+    for place in range(5):
+        with serving(home, killed=True) as link, visitor_of(link) as visitor:
+            file = {"file": (model.name, model.read_bytes())}
+            visitor.post("/v1/requests", data={"name": "net"}, files=file, headers=key)
+            time.sleep(0.5 + 3 * place)
+            kill(home, "tuna_serve.requests.process")
+            time.sleep(1)
+    with serving(home) as link, visitor_of(link) as visitor:
+        (there,) = visitor.get("/v1/requests").json()["requests"]
+        found = ended(visitor, there["id"])
+    assert found["state"] == "built", found["message"]
+    with reading(open_database()) as connection:
+        step = (StepResultRow.job_id, StepResultRow.step)
+        good = sa.select(*step).where(StepResultRow.ok).group_by(*step)
+        assert connection.execute(good).all()
+        assert connection.execute(good.having(sa.func.count() > 1)).all() == []
 
 
 @pytest.mark.service
