@@ -64,6 +64,16 @@ def test_sums_of_many_keys_are_as_exact_as_of_few(keys: int) -> None:
     assert problem.error(answer_of(config, *problem.inputs)) < 7e-7
 
 
+@pytest.mark.parametrize("queries", [30, 520])  # of few, keys are hidden and not left out
+def test_a_query_sees_no_key_behind_it(queries: int) -> None:
+    config = replace(SMALL, queries=queries, keys=queries, mask="", causal=True)
+    q, k, v = reference.make(config).inputs
+    v[:, -1] = 1e6
+    found = answer_of(config, q, k, v)
+    np.testing.assert_allclose(found, reference.attend(config, q, k, v), rtol=1e-5, atol=1e-5)
+    assert np.abs(found[:, :-1]).max() < 2.0
+
+
 def test_cores_share_the_queries_of_a_head() -> None:
     config = replace(SMALL, heads=1, kv_heads=1, queries=40, mask="K")
     made = problem_of(config, target_of(cores=2))

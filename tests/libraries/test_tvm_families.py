@@ -186,6 +186,7 @@ def attentions(draw: st.DrawFn) -> AttentionConfig:
         scale=draw(st.sampled_from((0.25, 1.0))),
         mask=draw(st.sampled_from(MASKS)),
         zero_rows=draw(st.booleans()),
+        causal=draw(st.booleans()),
         q_layout=draw(orders),
         k_layout=draw(st.sampled_from(("BHSD", "BHDS", "BSHD", "SHBND"))),
         v_layout=draw(orders),

@@ -40,6 +40,7 @@ class AttentionConfig(Config):
     """
 
     kind: ClassVar[str] = "attention"
+    later_fields: ClassVar[tuple[str, ...]] = ("causal",)
 
     batch_count: int
     heads: int
@@ -56,6 +57,7 @@ class AttentionConfig(Config):
     v_layout: str = AXES
     y_layout: str = AXES
     data_type: DataType = DataType.FP32
+    causal: bool = False  #: whether a query sees no key behind its own place
 
     def __post_init__(self) -> None:
         if self.data_type not in TYPES.values() or type(self.data_type) is not DataType:
@@ -65,8 +67,9 @@ class AttentionConfig(Config):
             raise BadInput(f"kv_heads must divide heads, got {self.kv_heads} and {self.heads}")
         if type(self.scale) is not float or not abs(self.scale) < float("inf"):
             raise BadInput(f"scale must be a finite number, got {shown(self.scale)}")
-        if type(self.zero_rows) is not bool:
-            raise BadInput(f"zero_rows must be true or false, got {shown(self.zero_rows)}")
+        for name in ("zero_rows", "causal"):
+            if type(getattr(self, name)) is not bool:
+                raise BadInput(f"{name} must be true or false, got {shown(getattr(self, name))}")
         if self.mask not in MASKS:
             raise BadInput(f"mask must be one of {', '.join(MASKS)}, got {shown(self.mask)}")
         for letter in "qkvy":
@@ -123,6 +126,7 @@ class AttentionConfig(Config):
             f"b{self.batch_count}" if self.batch_count > 1 else "",
             "x".join(map(str, sizes)),
             f"kv{self.kv_heads}" if self.kv_heads != self.heads else "",
+            "causal" if self.causal else "",
             f"+mask {self.mask}" if self.mask else "",
             " ".join(dict.fromkeys(layouts)) if set(layouts) != {AXES} else "",
             self.data_type.value.lower(),
@@ -135,7 +139,16 @@ KIND = ConfigKind(
     reference="tuna.libraries.reference:attention",
     similar=similar_by(
         (
-            *("mask", "zero_rows", "q_layout", "k_layout", "v_layout", "y_layout", "data_type"),
+            *(
+                "causal",
+                "mask",
+                "zero_rows",
+                "q_layout",
+                "k_layout",
+                "v_layout",
+                "y_layout",
+                "data_type",
+            ),
             *("width", "value_width"),
         ),
         ("batch_count", "heads", "queries", "keys"),

@@ -161,6 +161,8 @@ def attend(config: AttentionConfig, q: Any, k: Any, v: Any, mask: Any = 0.0) -> 
         extents = iter(mask.shape)
         mask = mask.reshape([next(extents) if axis in config.mask else 1 for axis in SCORES])
     scores = q @ k.swapaxes(-1, -2) * config.scale + mask
+    if config.causal:
+        scores = np.where(np.tri(config.queries, config.keys, dtype=bool), scores, -np.inf)
     with np.errstate(invalid="ignore"):  # a row of nothing but -inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

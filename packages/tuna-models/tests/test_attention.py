@@ -131,7 +131,7 @@ WRITTEN: dict[Callable[[Net], Any], dict[str, Any]] = {
         **{"k_layout": "BHSD", "v_layout": "BHSD"},  # of one head all orders are the same
     },
     three_axes: {"mask": "BHQK", "scale": 1.0},
-    operator: {"mask": "QK"},
+    operator: {"causal": True},
     masked: {"mask": "BQK", "y_layout": "BHSD"},
     chosen: {"mask": "BK", "scale": 1.0},
     together: dict.fromkeys(("q_layout", "k_layout", "v_layout"), "BSNHD"),

@@ -122,6 +122,7 @@ class Attend(Rule):
             kv_heads=sizes.get("H", 1) // k.times,
             scale=usual if abs(scale / usual - 1.0) < _ROUNDED else scale,
             mask="".join(axis for axis in SCORES if any(axis in mask.axes for mask in walk.masks)),
+            causal=walk.causal,
             zero_rows=walk.zero_rows,
             q_layout=q.layout,
             k_layout=k.layout,

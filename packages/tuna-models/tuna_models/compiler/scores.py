@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tuna.configs.attention import SCORES
-from tuna_models.compiler.axes import Axis, merged, moved
+from tuna_models.compiler.axes import Axis, axis_of, merged, moved
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents
 
 #: Number in the place of hidden scores, to which fp32 adds a usual score without a change
@@ -36,6 +36,7 @@ class Walk:
     axes: list[Axis]  #: of the scores, by letters of `SCORES`
     scale: float = 1.0
     masks: list[Mask] = field(default_factory=list)
+    causal: bool = False
     zero_rows: bool = False
     zeroed: Any = None  #: a condition on which rows of the answer are zero
     nodes: list[Node] = field(default_factory=list)
@@ -100,6 +101,9 @@ class Walk:
         sizes, numbers = extents(operand), constant_of(operand)
         if numbers is not None and values is None and not np.any(numbers):
             return
+        if numbers is not None and self._is_causal(numbers, values):
+            self.causal = True
+            return
         if sizes is None or str(operand.ty.dtype) != ("float32" if values is None else "bool"):
             self.obstacle = "what is added to its scores is of an unknown shape, or not fp32"
             return
@@ -112,6 +116,18 @@ class Walk:
         elif [part for part in every if part in parts] != parts or "K" not in letters:
             self.obstacle = "what is added to its scores has other axes than these"
         self.masks.append(Mask(operand, letters, values))
+
+    def _is_causal(self, numbers: Any, values: tuple[float, float] | None) -> bool:
+        """Whether a constant mask hides what is behind each query's place, and nothing else."""
+        added = numbers if values is None else np.where(numbers, *values)
+        shape = np.shape(added)
+        keys = shape[-1] if shape else 0
+        own = [axis_of("Q", keys), axis_of("K", keys)]
+        if shape[-2:] != (keys, keys) or np.size(added) != keys * keys or self.axes[-2:] != own:
+            return False
+        seen = np.tri(keys, dtype=bool)
+        added = added.reshape(keys, keys)
+        return bool(not added[seen].any() and np.all(added[~seen] <= _HIDDEN))
 
     def _weights(self) -> None:
         """Take an operator behind softmax."""

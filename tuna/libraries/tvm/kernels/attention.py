@@ -33,7 +33,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import te, tirx
+import tvm_ffi
+from tvm import s_tir, te, tirx
 
 from tuna.configs.attention import AXES, FUSED, SCORES
 from tuna.libraries.tvm.kernels import dots, epilogue, signature, stages, vectors
@@ -67,7 +68,8 @@ def workload(attention: Attention) -> tvm.IRModule:
             for name in (_SUMS, _PRODUCTS):
                 function = dots.in_vectors(function, name, attention.dot, movable=True)
         function = vectors.of_rows(function, (_LARGEST, _TOTAL), attention.machine.floats)
-        return fenced(fenced(function, _SCORES), _MEANS)
+        function = fenced(fenced(function, _SCORES), _MEANS)
+        return _limited(function, attention) if attention.leaves_out else function
 
     return stages.module_of([*arguments, out], change)
 
@@ -114,9 +116,12 @@ def _scores(attention: Attention, q: Any, k: Any, _: Any, mask: Any = None) -> A
         if mask is not None:
             at = dict(zip(SCORES, (b, h, query(i), column), strict=True))
             value = value + mask[tuple(at[axis] for axis in config.mask)]
+        hidden = tirx.const(-math.inf, types.sums)
+        if config.causal:  # a sum, of which a score that is infinite makes NaN as of any mask
+            value = value + tirx.Select(column <= query(i), tirx.const(0.0, types.sums), hidden)
         if columns == config.keys:
             return value
-        return tirx.Select(column < config.keys, value, tirx.const(-math.inf, types.sums))
+        return tirx.Select(column < config.keys, value, hidden)
 
     return te.compute(extents, score, name=_SCORES)
 
@@ -217,6 +222,43 @@ def _answer(attention: Attention, weights: Any, total: Any, v: Any) -> Any:
         return epilogue.rounded(found, kind, rounding)
 
     return te.compute(config.shapes["y"], written, name=_OUT)
+
+
+def _limited(function: Any, attention: Attention) -> Any:
+    """The function of a causal attention without what is of keys behind the last query of a
+    group, in units of `causal_unit`: loops run over them, and do nothing."""
+    queries, blocks = attention.causal_unit
+    size, word, length = attention.machine.floats, attention.word, attention.run_length
+    unit = blocks * size
+    #: the places of the query and the key among a stage's axes, and the key's number of a step
+    steps: dict[str, tuple[int, Callable[[list[Any]], Any]]] = {
+        _SUMS: (2, lambda v: tirx.floordiv(v[3], blocks) * unit),
+        _SCORES: (2, lambda v: tirx.floordiv(v[3], blocks) * unit),
+        _MOST: (2, lambda v: tirx.floordiv(v[4], blocks) * unit),
+        _WEIGHTS: (2, lambda v: tirx.floordiv(v[3], unit) * unit),
+        _PARTS: (2, lambda v: tirx.floordiv(v[4], blocks) * unit),
+        _RUNS: (3, lambda v: (v[2] * length + v[6]) * word),
+    }
+    if length == attention.key_steps:
+        steps[_PRODUCTS] = (2, lambda v: v[5] * word)
+
+    def replaced(block: Any) -> Any:
+        if block.name_hint not in steps:
+            return block
+        place, first = steps[block.name_hint]
+        axes = [axis.var for axis in block.iter_vars]
+        last = tirx.floordiv(axes[place], queries) * queries + (queries - 1)
+        return s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            tirx.IfThenElse(first(axes) <= last, block.body, None),
+            block.init,
+            annotations=block.annotations,
+        )
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))
 
 
 def _element(attention: Attention, tensor: Any, *at: Any) -> Any:

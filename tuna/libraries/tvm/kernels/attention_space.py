@@ -20,6 +20,9 @@ _POINTS = 8
 _MAX_ROWS, _MAX_VECTORS, _MAX_QUERIES = 14, 8, 32
 #: Cycles of a vector's exponential, with the passes over a row that are around it, measured
 _EXP_CYCLES = 14.0
+#: Queries from which a causal attention leaves keys out, and what then remains of the work, of
+#: words and in fp32, measured
+_MANY_QUERIES, _SEEN = 512, (0.85, 0.6)
 #: Cycles of a value, or a word, of the keys that is copied across an axis, measured
 KEY_CYCLES = 1.0
 #: Part of the work beyond which cores are not as busy as each other
@@ -96,6 +99,18 @@ class Attention:
 
         return min(range(count, most + 1), key=cycles)
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether keys that a group does not see are left out: of few, asking takes longer."""
+        return self.config.causal and self.config.queries >= _MANY_QUERIES
+
+    @cached_property
+    def causal_unit(self) -> tuple[int, int]:
+        """Queries of a group, and vectors of keys, that a causal attention of many queries leaves
+        out together where no query of the group sees one of the keys."""
+        (high, blocks), (value_rows, _) = _tiles(self.rows, self)[0]
+        return _groups(self, math.lcm(high, value_rows))[0], blocks
+
 
 @dataclass(frozen=True)
 class AttentionParams:
@@ -113,23 +128,34 @@ class AttentionParams:
 
 def space(attention: Attention) -> list[AttentionParams]:
     """The points worth trying, by estimate, the best first."""
-    rows, columns = attention.rows, attention.key_blocks * attention.machine.floats
-    room = attention.machine.l2_bytes // 8 // (4 * columns)
+    rows = attention.rows
     copies = [1] if attention.must_copy_values else [0, 1]
     if attention.config.v_layout[-2] != "S" and rows >= _MAX_ROWS:
         copies.sort(reverse=True)  # rows of values that lie apart share sets of L1
     points = []
     for (score_rows, blocks), (value_rows, value_blocks) in _tiles(rows, attention):
-        least = math.lcm(score_rows, value_rows)
-        groups = [size for size in divisors(rows, _MAX_QUERIES) if size % least == 0] or [least]
-        groups = [size for size in groups if size <= room][-2:] or groups[:1]
-        for queries, copy, unroll in itertools.product(groups[::-1], copies, (1, 4)):
+        groups = _groups(attention, math.lcm(score_rows, value_rows))
+        if attention.leaves_out:
+            queries, unit = attention.causal_unit
+            fits = unit == blocks and queries % math.lcm(score_rows, value_rows) == 0
+            groups = [queries] if fits else []
+        for queries, copy, unroll in itertools.product(groups, copies, (1, 4)):
             parts = _parts(attention, rows // queries)
             tiles = score_rows, blocks, value_rows, value_blocks
             points.append(AttentionParams(queries, *tiles, unroll, copy, parts))
     least_share = min(_share(attention, point.parts) for point in points)
     points.sort(key=lambda point: _share(attention, point.parts) > _UNEVEN * least_share)
     return points[:_POINTS]
+
+
+def _groups(attention: Attention, least: int) -> list[int]:
+    """Numbers of queries of a group, multiples of the least, the likelier first: their scores take
+    an eighth of L2 at most."""
+    columns = attention.key_blocks * attention.machine.floats
+    room = attention.machine.l2_bytes // 8 // (4 * columns)
+    sizes = [size for size in divisors(attention.rows, _MAX_QUERIES) if size % least == 0]
+    sizes = sizes or [least]
+    return ([size for size in sizes if size <= room][-2:] or sizes[:1])[::-1]
 
 
 def work(attention: Attention, params: AttentionParams) -> Work:
@@ -143,7 +169,8 @@ def work(attention: Attention, params: AttentionParams) -> Work:
     around = _EXP_CYCLES * rows * attention.key_blocks + copied * params.parts
     around += 2.0 * rows * config.width / attention.machine.floats
     own = config.batch_count * config.heads * _share(attention, params.parts)
-    return Work(own * _sum_cycles(rows, tiles, attention), own * around)
+    seen = _SEEN[attention.dot is None] if attention.leaves_out else 1.0
+    return Work(own * seen * _sum_cycles(rows, tiles, attention), own * seen * around)
 
 
 def _sum_cycles(rows: int, tiles: Tiles, attention: Attention) -> float:
