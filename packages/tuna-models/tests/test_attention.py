@@ -16,7 +16,7 @@ from tuna.configs import AttentionConfig
 from tuna_models.compiler import passes
 from tuna_models.reading import importer
 
-TOKENS, HEADS, SIZE = 19, 2, 16
+TOKENS, HEADS, SIZE, KEPT = 19, 2, 16, 5
 HIDDEN = HEADS * SIZE
 
 
@@ -100,16 +100,31 @@ def together(net: Net) -> Any:
     return joined(net, net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
 
 
-def split(net: Net) -> Any:
+def columns(net: Net) -> list[str]:
     """Queries, keys and values that are parts of the columns of one product."""
     weights = net.constant(net.random.normal(0, HIDDEN**-0.5, (HIDDEN, 3 * HIDDEN)))
     shape, parts = net.whole([2, TOKENS, HEADS, SIZE]), ["q", "k", "v"]
     sizes = net.whole([HIDDEN] * 3)
     product = net.add("MatMul", "x", weights)
     net.nodes.append(helper.make_node("Split", [product, sizes], parts, axis=2))
-    q, k, v = (net.add("Reshape", part, shape) for part in parts)
-    q, v = (net.add("Transpose", each, perm=[0, 2, 1, 3]) for each in (q, v))
-    scores = net.add("MatMul", q, net.add("Transpose", k, perm=[0, 2, 3, 1]))
+    by_head = (net.add("Reshape", part, shape) for part in parts)
+    return [net.add("Transpose", each, perm=[0, 2, 1, 3]) for each in by_head]
+
+
+def split(net: Net) -> Any:
+    """Queries, keys and values in one product."""
+    return attended(net, *columns(net))
+
+
+def kept(net: Net) -> Any:
+    """The same, keys and values behind those of the steps before."""
+    q, *others = columns(net)
+    cache = net.constant(net.random.normal(0, 1, (2, HEADS, KEPT, SIZE)))
+    return attended(net, q, *(net.add("Concat", cache, each, axis=2) for each in others))
+
+
+def attended(net: Net, q: str, k: str, v: str) -> Any:
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=[0, 1, 3, 2]))
     scores = net.add("Mul", scores, net.constant(0.25))
     return joined(net, net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
 
@@ -136,6 +151,7 @@ WRITTEN: dict[Callable[[Net], Any], dict[str, Any]] = {
     chosen: {"mask": "BK", "scale": 1.0},
     together: dict.fromkeys(("q_layout", "k_layout", "v_layout"), "BSNHD"),
     split: dict.fromkeys(("q_layout", "k_layout", "v_layout"), "BSNHD"),
+    kept: {"keys": KEPT + TOKENS, "k_layout": "BHSD", "v_layout": "BHSD"},
 }
 
 

@@ -225,7 +225,8 @@ class Attend(Rule):
             if not shared and self._graph.sole_user(leaf) is None:
                 break
             whole = self._whole(node, axes, place) if letters == AXES else None
-            if whole is not None:
+            alone = [self._graph.sole_user(part.var) for part in (whole[2] if whole else ())]
+            if whole is not None and (shared or None not in alone):
                 leaf, axes, parts = whole
                 nodes += parts
                 continue
