@@ -189,6 +189,12 @@ def test_a_reason_is_given_where_attention_stays_in_parts() -> None:
 
     net = Net((2, TOKENS, HIDDEN))
     q, k, v = (heads(net, perm) for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]))
+    scores = net.add("MatMul", q, k)
+    answer = net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
+    assert label + "its scores are read more than once" in reasons(net.model(answer, scores))
+
+    net = Net((2, TOKENS, HIDDEN))
+    q, k, v = (heads(net, perm) for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]))
     weights = net.add("Softmax", net.add("MatMul", q, k), axis=-1)
     answer = net.add("MatMul", net.add("Relu", weights), v)
     assert label + "nn.relu follows its softmax" in reasons(net.model(answer))

@@ -47,11 +47,19 @@ class Walk:
     def __post_init__(self) -> None:
         while self.softmax is None:
             user = self.graph.sole_user(self.var)
-            if user is None or not self._takes(user):
+            if user is None:
+                self._reads_twice()
+                return
+            if not self._takes(user):
                 return
             self._step(user)
         while not self.obstacle and self.last is None:
             self._weights()
+
+    def _reads_twice(self) -> None:
+        users = self.graph.users.get(self.var, [])
+        self.softmax = next((user for user in users if user.op == "nn.softmax"), None)
+        self.obstacle = "its scores are read more than once"
 
     def _step(self, *nodes: Node) -> None:
         self.nodes += nodes
