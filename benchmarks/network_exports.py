@@ -24,6 +24,9 @@ from torch import nn
 Maker = Callable[[Any], Any]
 #: Inputs of a network: the first to run it on, all for the statistics of norms and to calibrate.
 _CASES = 4
+#: Weights that begin below it, such as those of ViT's head and ConvNeXt's scales, hide what is
+#: before them until they are trained.
+_SMALL = 1e-3
 
 
 @dataclass(frozen=True)
@@ -328,6 +331,11 @@ def _module(network: Network) -> Any:
     torch.manual_seed(0)
     np.random.seed(0)
     module = network.make().eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if not name.endswith("bias") and parameter.abs().max() < _SMALL:
+                is_matrix = parameter.ndim in (2, 4)
+                parameter.normal_(0, 0.02) if is_matrix else parameter.fill_(0.5)
     norms = [each for each in module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.momentum = None
