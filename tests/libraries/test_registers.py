@@ -35,7 +35,7 @@ def inner_loops(assembly: str) -> list[str]:
 @pytest.mark.parametrize("k", [384, 768])
 @pytest.mark.parametrize("activation", [GELU, SILU, HARD_SWISH])
 def test_sums_of_a_product_stay_in_registers_before_an_activation(activation: str, k: int) -> None:
-    target = target_of("znver4", **{"num-cores": 2})
+    target = target_of("znver4", **{"num-cores": 2, "opt-level": 3})
     core = GemmConfig(m=16, n=3072, k=k)
     task = TaskConfig(core=core, layouts="native", epilogue=(BIAS, activation))
     problem = problems.with_family(task, "gemm", Mode.NATIVE, target)
