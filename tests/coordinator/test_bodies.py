@@ -37,7 +37,6 @@ from tuna.vocabulary import Cause
 from tuna.workers.link import RedisLink
 from tuna.workers.runner import Runner
 
-LIBRARY = get_library("noop")
 TEXTS = [f"def f{number}(): ...\n".encode() * 2500 for number in range(3)]
 
 
@@ -70,7 +69,7 @@ BODIES = {digest(text): text for text in TEXTS}
 
 @pytest.fixture(autouse=True)
 def _kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(LIBRARY, "kinds", ("function",), raising=False)
+    monkeypatch.setattr(get_library("noop"), "kinds", ("function",), raising=False)
     with registered(ConfigKind(Function)):
         yield
 
@@ -78,10 +77,10 @@ def _kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture()
 def session_id(engine: sa.Engine) -> int:
     with writing(engine) as connection:
-        number, _ = sessions.create(connection, LIBRARY.environment(), "test")
+        number, _ = sessions.create(connection, get_library("noop").environment(), "test")
         assert configs.store(connection, FUNCTIONS, "t", bodies=BODIES) == configs.Stored(3, 3)
-        solvers.update_solvers(connection, LIBRARY)
-    solvers.update_applicability(engine, LIBRARY, number, "t")
+        solvers.update_solvers(connection, get_library("noop"))
+    solvers.update_applicability(engine, get_library("noop"), number, "t")
     with writing(engine) as connection:
         request = jobs.JobRequest(
             number, "noop", ["build", "measure"], "test", "new", tag="t", solvers=["Noop1"]
@@ -108,7 +107,7 @@ def coordinator(
     runner = Runner(
         RedisLink(redis_client, get_settings().lease_s), RunContext(store, tuna_home, (0,))
     )
-    work = SessionWork(session_id, info.environment, LIBRARY)
+    work = SessionWork(session_id, info.environment, get_library("noop"))
     return Coordinator(Backends(engine, redis_client, InProcess(runner), get_settings()), [work])
 
 
@@ -142,7 +141,9 @@ def _causes(engine: sa.Engine) -> list[tuple[str, str | None]]:
 def test_every_item_finds_the_body_of_its_config(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LIBRARY, "run", _library_that_reads(lambda _: None), raising=False)
+    monkeypatch.setattr(
+        get_library("noop"), "run", _library_that_reads(lambda _: None), raising=False
+    )
     coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 3})
     assert _causes(engine) == [("build", "")] * 3 + [("measure", "")] * 3
 
@@ -158,7 +159,7 @@ def test_a_body_that_is_lost_is_put_again_when_its_job_is_published_again(
             (file,) = (get_settings().home / "artifacts").rglob(item.body)
             file.unlink()
 
-    monkeypatch.setattr(LIBRARY, "run", _library_that_reads(lose), raising=False)
+    monkeypatch.setattr(get_library("noop"), "run", _library_that_reads(lose), raising=False)
     coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 3})
     assert len(lost) == 1
     # The job went back to its first step, as for every lost artifact.
