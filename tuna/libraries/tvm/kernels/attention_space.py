@@ -10,8 +10,7 @@ from functools import cached_property
 from tuna.configs import AttentionConfig
 from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.gemm import MAX_BLOCK, run_length
-from tuna.libraries.tvm.kernels.instructions import DotProduct
-from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
+from tuna.libraries.tvm.kernels.machine import Machine, Summed, Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
 from tuna.libraries.tvm.kernels.types import FP32, Types
 
@@ -32,7 +31,7 @@ Tiles = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Summed):
     """An attention as the kernel gets it."""
 
     config: AttentionConfig
@@ -40,16 +39,6 @@ class Attention:
     machine: Machine
     epilogue: tuple[str, ...] = ()  #: a cast, or nothing
     types: Types = FP32
-
-    @property
-    def dot(self) -> DotProduct | None:
-        """The dot product of its sums; None: they are of single values."""
-        return self.machine.dot_of(self.types.data_type)
-
-    @property
-    def word(self) -> int:
-        """Number of values in a word."""
-        return 1 if self.dot is None else self.dot.word
 
     @property
     def steps(self) -> int:

@@ -39,8 +39,8 @@ from tuna.configs import GemmConfig
 from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, signature, stages
 from tuna.libraries.tvm.kernels.epilogue import has_constants
-from tuna.libraries.tvm.kernels.instructions import STORED, DotProduct
-from tuna.libraries.tvm.kernels.machine import Machine, Work, sum_cycles
+from tuna.libraries.tvm.kernels.instructions import STORED
+from tuna.libraries.tvm.kernels.machine import Machine, Summed, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
 from tuna.libraries.tvm.kernels.prefetch import fenced
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
@@ -59,7 +59,7 @@ _MIN_BLOCK, MAX_BLOCK = 64, 256
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Summed):
     """A matrix product as the kernel gets it."""
 
     config: GemmConfig
@@ -70,14 +70,9 @@ class Product:
     types: Types = FP32
 
     @property
-    def dot(self) -> DotProduct | None:
-        """The dot product of its sums; None: they are of single values."""
-        return self.machine.dot_of(self.types.data_type)
-
-    @property
     def steps(self) -> int:
         """Steps of K: its values, or words of them, the last one filled up with zeros."""
-        return math.ceil(self.config.k / (1 if self.dot is None else self.dot.word))
+        return math.ceil(self.config.k / self.word)
 
 
 @dataclass(frozen=True)
@@ -102,8 +97,7 @@ def workload(product: Product) -> tvm.IRModule:
     blocks, high = column_blocks(config.n, size), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     stored = (config.k, config.m) if config.trans_a else (config.m, config.k)
-    dot, types, steps = product.dot, product.types, product.steps
-    word = 1 if dot is None else dot.word
+    dot, types, word, steps = product.dot, product.types, product.word, product.steps
     a = te.placeholder((*batch, *stored), name="A", dtype=types.input)
     packed = (*batch, blocks, steps, size)
     if product.mode is Mode.NATIVE:

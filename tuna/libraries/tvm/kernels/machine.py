@@ -19,6 +19,7 @@ from tuna.libraries.tvm.kernels.instructions import (
     DotProduct,
     dots_of,
 )
+from tuna.libraries.tvm.kernels.types import Types
 
 #: Bytes of L1 where /sys does not say (another system, a target that is not this machine): the
 #: smallest of today's server cores
@@ -115,6 +116,23 @@ class Machine:
         streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
         step = max(time * sums / 2, loading, streamed, latency) + 0.05 * loads
         return steps * step + 1.5 * sums + 10
+
+
+class Summed:
+    """A layer of which a machine sums products of single values, or of words."""
+
+    machine: Machine
+    types: Types
+
+    @property
+    def dot(self) -> DotProduct | None:
+        """The dot product of its sums; None: they are of single values."""
+        return self.machine.dot_of(self.types.data_type)
+
+    @property
+    def word(self) -> int:
+        """Number of values in a word."""
+        return 1 if self.dot is None else self.dot.word
 
 
 def sum_cycles(

@@ -16,7 +16,7 @@ from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.dots import copied
 from tuna.libraries.tvm.kernels.epilogue import applied
 from tuna.libraries.tvm.kernels.instructions import DotProduct
-from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.machine import Machine, Summed
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.types import FP32, SIGN, Types
 
@@ -29,7 +29,7 @@ Reader = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(Summed):
     """A convolution as a kernel gets it. Its arguments are X, W, then those of the epilogue, then
     Y."""
 
@@ -38,11 +38,6 @@ class Layer:
     machine: Machine
     epilogue: tuple[str, ...] = ()  #: steps of `configs.task`
     types: Types = FP32
-
-    @property
-    def dot(self) -> DotProduct | None:
-        """The dot product of its sums; None: they are of single values."""
-        return self.machine.dot_of(self.types.data_type)
 
     @property
     def rounding(self) -> str:
@@ -54,7 +49,7 @@ class Layer:
     @property
     def data_bytes(self) -> int:
         """Bytes of a value of the input, or of its copy."""
-        return 4 if self.dot is None else 4 // self.dot.word
+        return 4 // self.word
 
 
 def placeholder_of_input(layer: Layer) -> Any:
