@@ -67,7 +67,8 @@ def workload(attention: Attention) -> tvm.IRModule:
         if attention.dot is not None:
             for name in (_SUMS, _PRODUCTS):
                 function = dots.in_vectors(function, name, attention.dot, movable=True)
-        function = vectors.of_rows(function, (_LARGEST, _TOTAL), attention.machine.floats)
+        names = {_LARGEST: "max", _TOTAL: "sum"}
+        function = vectors.of_rows(function, names, attention.machine.floats)
         function = fenced(fenced(function, _SCORES), _MEANS)
         return _limited(function, attention) if attention.leaves_out else function
 
@@ -127,7 +128,7 @@ def _scores(attention: Attention, q: Any, k: Any, _: Any, mask: Any = None) -> A
 
 
 def _softmax(attention: Attention, scores: Any) -> tuple[Any, Any]:
-    """What the weights of a row are multiples of, and one over their sum."""
+    """The exponentials of a row, of which its weights are multiples, and one over their sum."""
     size, dot, types = attention.machine.floats, attention.dot, attention.types
     *lead, blocks, _ = (int(extent) for extent in scores.shape)
     j, n = te.reduce_axis((0, blocks), "j"), te.reduce_axis((0, blocks), "n")

@@ -3,18 +3,19 @@ vectors of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-_MAX = "  %c{n} = fcmp ogt <{n} x float> %l{n}, %h{n}\n" + (
-    "  %v{n} = select <{n} x i1> %c{n}, <{n} x float> %l{n}, <{n} x float> %h{n}\n"
-)
-_SUM = "  %v{n} = fadd <{n} x float> %l{n}, %h{n}\n"
-#: What makes one value of two, half of a vector each
-_HALVES = {"max": _MAX, "sum": _SUM}
+#: Text of the functions that make one value of two, half of a vector each
+_HALVES = {
+    "max": """\
+  %c{n} = fcmp ogt <{n} x float> %l{n}, %h{n}
+  %v{n} = select <{n} x i1> %c{n}, <{n} x float> %l{n}, <{n} x float> %h{n}""",
+    "sum": "  %v{n} = fadd <{n} x float> %l{n}, %h{n}",
+}
 
 
 def in_one(name: str, first: Any) -> Any:
@@ -22,28 +23,25 @@ def in_one(name: str, first: Any) -> Any:
     return tirx.call_pure_extern("float32", f"tuna_{name}", first)
 
 
-def of_rows(function: Any, names: Sequence[str], size: int) -> Any:
-    """Return `function` with the functions of `size` lanes in its blocks `names`."""
+def of_rows(function: Any, names: Mapping[str, str], size: int) -> Any:
+    """Return `function`, where each block of `names` has the function of `size` lanes that it is
+    given there."""
+    zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
 
     def replaced(block: Any) -> Any:
-        if block.name_hint not in names:
+        name = names.get(block.name_hint)
+        if name is None:
             return block
-        imported = list[str]()
 
         def called(call: Any) -> Any:
-            text = str(call.args[0].value) if call.op.name == "tirx.call_pure_extern" else ""
-            if not text.startswith("tuna_"):
+            if call.op.name != "tirx.call_pure_extern" or call.args[0].value != f"tuna_{name}":
                 return call
-            name, load = text.removeprefix("tuna_"), call.args[1]
-            imported.append(_text(name, size))
-            zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
+            load = call.args[1]
             lanes = [*load.indices[:-1], tirx.Ramp(zero, one, size)]
             vector = tirx.BufferLoad(load.source, lanes)
-            return tirx.call_pure_extern("float32", f"{text}{size}", vector)
+            return tirx.call_pure_extern("float32", f"tuna_{name}{size}", vector)
 
         body = tvm_ffi.structural_map(block.body, (ir.Call, called))
-        (text,) = imported
-        zero = tirx.const(0, "int64")
         (read,) = block.reads
         whole = [*read.region[:-1], ir.Range.from_min_extent(zero, tirx.const(size, "int64"))]
         return s_tir.SBlock(
@@ -51,7 +49,7 @@ def of_rows(function: Any, names: Sequence[str], size: int) -> Any:
             [ir.TensorRegion(read.source, whole, read.ty)],
             block.writes,
             block.name_hint,
-            tirx.AttrStmt(zero, "pragma_import_llvm", text, body),
+            tirx.AttrStmt(zero, "pragma_import_llvm", _text(name, size), body),
             annotations=block.annotations,
         )
 
@@ -71,7 +69,7 @@ def _text(name: str, size: int) -> str:
                 f"  %{letter}{half} = shufflevector <{n} x float> %v{n}, <{n} x float> poison,"
                 f" <{half} x i32> <{order}>"
             )
-        lines.append(_HALVES[name].format(n=half).rstrip("\n"))
+        lines.append(_HALVES[name].format(n=half))
         n = half
     return "\n".join(
         [*lines, "  %r = extractelement <1 x float> %v1, i32 0", "  ret float %r", "}"]
