@@ -21,7 +21,7 @@ from tuna.db import configs
 from tuna.exports import export
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import make
-from tuna.libraries.tvm import functions, problems, tvm_db
+from tuna.libraries.tvm import function_texts, functions, problems, tvm_db
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.signature import packing_for
@@ -71,7 +71,7 @@ def tuned(built: DatabaseBuilder, model: Any, folder: Path) -> int:
         if task.core is None:
             solver = "TvmFunction"
             body.write_text(plan.bodies[task.body])
-            if not functions.can_be_tuned(functions.read(str(body))):
+            if not functions.can_be_tuned(function_texts.read(str(body))):
                 continue
             configs.store(built.connection, [task], None, bodies={task.body: body.read_bytes()})
         job = KernelJob(task, solver, TARGET, {}, 0, 3, body=str(body) if task.body else "")

@@ -20,7 +20,7 @@ from tuna.configs.values import Direction
 from tuna.db.configs import computed_columns
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import functions, problems
+from tuna.libraries.tvm import function_texts, problems
 from tuna.libraries.tvm.kernel_child import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna_models import names
@@ -147,9 +147,9 @@ def test_functions_without_a_core_are_tasks_by_their_text() -> None:
     assert set(named) == set(first.bodies) == set(second.bodies)
     assert all(len(task.structure) == 16 for task in named.values())
     text = next(iter(first.bodies.values()))
-    assert functions.to_text(functions.module_of(text)["main"]) == text
+    assert function_texts.to_text(function_texts.module_of(text)["main"]) == text
     with pytest.raises(BadInput, match="cannot be read"):
-        functions.module_of("@T.prim_func")
+        function_texts.module_of("@T.prim_func")
 
 
 def test_names_of_functions_and_tasks_are_bounded_however_many_operators_they_have() -> None:

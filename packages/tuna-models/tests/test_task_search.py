@@ -16,7 +16,7 @@ from tvm import te, topi
 
 from tuna.configs import TaskConfig
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import functions
+from tuna.libraries.tvm import function_texts, functions
 from tuna.libraries.tvm.kernel_child import TvmBuilder, TvmLoader
 from tuna.libraries.tvm.solvers import FUNCTION
 from tuna_models.compiler import choosing
@@ -30,7 +30,7 @@ TASK = TaskConfig(name="softmax", body="0" * 64)
 
 def job(made: Any, folder: Path, count: int = 3) -> KernelJob:
     path = folder / "body"
-    path.write_text(functions.to_text(made))
+    path.write_text(function_texts.to_text(made))
     return KernelJob(TASK, FUNCTION.name, TARGET, {}, 5, count, body=str(path))
 
 
@@ -78,14 +78,14 @@ def taken() -> Any:
 def test_only_functions_of_fp32_with_one_answer_are_tuned(
     made: Any, can: bool, tmp_path: Path
 ) -> None:
-    assert functions.can_be_tuned(functions.module_of(functions.to_text(made))) == can
+    assert functions.can_be_tuned(function_texts.module_of(function_texts.to_text(made))) == can
     assert bool(TvmBuilder().propose(job(made, tmp_path, 1))) == can
-    assert bool(choosing.estimates(TASK, None, functions.to_text(made))) == can
+    assert bool(choosing.estimates(TASK, None, function_texts.to_text(made))) == can
 
 
 def test_the_inputs_of_a_root_are_positive() -> None:
     problem = functions.problem(
-        functions.module_of(functions.to_text(applied(topi.sqrt, 64))),
+        function_texts.module_of(function_texts.to_text(applied(topi.sqrt, 64))),
         tvm.target.Target(json.loads(TARGET)),
     )
     assert np.allclose(problem.expected**2, problem.inputs[0])

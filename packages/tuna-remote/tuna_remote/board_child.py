@@ -21,7 +21,7 @@ from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.results import is_time
-from tuna.libraries.tvm import functions, whole_models
+from tuna.libraries.tvm import function_texts, functions, whole_models
 from tuna.libraries.tvm.board_session import facts, last_line
 from tuna.libraries.tvm.built_models import Runtime
 from tuna.libraries.tvm.kernel_child import Answer, TvmLoader
@@ -192,7 +192,7 @@ class BoardLoader(TvmLoader):
         is; and of a model."""
         if not job.body or job.files:
             return super().reference(job)
-        return functions.problem(functions.read(job.body), tvm.target.Target("llvm"))
+        return functions.problem(function_texts.read(job.body), tvm.target.Target("llvm"))
 
 
 def _current() -> _Session:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Container
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -335,36 +334,6 @@ def _names(expression: Any) -> list[Any]:
 
 def _name(call: Any) -> str:
     return str(getattr(call.op, "name", ""))
-
-
-def to_text(function: Any) -> str:
-    """The function, called `main`, as text that is the same in every process."""
-    return str(tvm.ir.save_json(function.with_attr("global_symbol", "main")))
-
-
-def from_json(text: str) -> Any:
-    """What `tvm.ir.save_json` wrote.
-
-    `tvm.ir.load_json` first writes the text again in the form of this version, in five times the
-    time: a text that is of this version needs none.
-    """
-    if text.endswith(f'"metadata":{{"tvm_version":"{tvm.__version__}"}}}}'):
-        return tvm_ffi.serialization.from_json_graph_str(text)
-    return tvm.ir.load_json(text)
-
-
-def module_of(text: str) -> tvm.IRModule:
-    """A module with the function of a text; raises BadInput for an invalid text."""
-    try:
-        return tvm.IRModule({"main": from_json(text)})
-    except Exception as error:  # TVM's reader has many ways to fail
-        reason = str(error).strip().splitlines()[-1][:200]
-        raise BadInput(f"A task's text cannot be read: {reason}") from error
-
-
-def read(body: str) -> tvm.IRModule:
-    """The module of a task from the file with its text."""
-    return module_of(Path(body).read_text(encoding="utf-8"))
 
 
 def can_be_tuned(module: tvm.IRModule) -> bool:

@@ -36,6 +36,7 @@ from tuna.libraries.kernels import (
 from tuna.libraries.reference import Problem
 from tuna.libraries.search import proposal
 from tuna.libraries.tvm import (
+    function_texts,
     functions,
     model_answers,
     problems,
@@ -122,7 +123,7 @@ def module_of(job: KernelJob) -> tvm.IRModule:
     if problem is not None:
         return problem.workload()
     if BY_NAME[job.solver] is FUNCTION:
-        return functions.read(job.body)
+        return function_texts.read(job.body)
     with problems.target_of(job.target):
         return workloads.make(job.solver, job.config)
 
@@ -238,7 +239,7 @@ class TvmLoader(Loader):
             return model_answers.problem(job.files["answers"])
         if not job.body:
             return None
-        return functions.problem(functions.read(job.body), problems.target_of(job.target))
+        return functions.problem(function_texts.read(job.body), problems.target_of(job.target))
 
     def error_bound(self, job: KernelJob) -> float:
         """Return the bound that the solver states."""

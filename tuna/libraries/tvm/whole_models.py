@@ -39,7 +39,7 @@ from tuna.common.files import gunzip
 from tuna.errors import BadInput
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.tvm import toolchain
-from tuna.libraries.tvm.functions import from_json
+from tuna.libraries.tvm.function_texts import from_json
 from tuna.libraries.tvm.large_pages import use_large_pages
 from tuna.libraries.tvm.model_answers import Case, Quantised, Run, problem
 from tuna.libraries.tvm.object_files import compile_all

@@ -21,7 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.libraries.tvm import functions, problems
 from tuna.libraries.tvm.decisions import readable
-from tuna.libraries.tvm.functions import to_text
+from tuna.libraries.tvm.function_texts import to_text
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode

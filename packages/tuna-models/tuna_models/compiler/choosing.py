@@ -16,7 +16,7 @@ import tvm_ffi
 
 from tuna.configs import TaskConfig
 from tuna.errors import BadInput
-from tuna.libraries.tvm import functions, problems
+from tuna.libraries.tvm import function_texts, functions, problems
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna_models.compiler import build
@@ -57,7 +57,7 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
 def _of_function(body: str) -> dict[str, float]:
     """Estimate a function; empty if it cannot be tuned, or an older Tuna wrote its text."""
     try:
-        module = functions.module_of(body)
+        module = function_texts.module_of(body)
     except BadInput:
         return {}
     return {FUNCTION.name: functions.cycles(module)} if functions.can_be_tuned(module) else {}

@@ -21,7 +21,7 @@ import tvm
 
 from tuna.configs import TaskConfig
 from tuna.errors import BadInput
-from tuna.libraries.tvm import functions
+from tuna.libraries.tvm import function_texts, functions
 from tuna_models.arguments import Obstacles
 from tuna_models.child_answers import AskedFile, FileCheck, Obstacle, PlainTask
 from tuna_models.compiler import build, choosing, graph, passes, precisions
@@ -237,7 +237,7 @@ def _cycles(found: ReadFile, task: TaskConfig, target: Any) -> float:
     """The estimate of a call of a task's best kernel; of plain code the least that it may take."""
     if task.core is not None:
         return min(choosing.estimates(task, target).values(), default=0.0)
-    return functions.cycles(functions.module_of(found.planned.bodies[task.body]))
+    return functions.cycles(function_texts.module_of(found.planned.bodies[task.body]))
 
 
 def runs_as_scalars(function: Any, target: Any) -> bool:
