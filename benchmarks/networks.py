@@ -37,7 +37,6 @@ from benchmarks.harness import Outcome, command_line
 from benchmarks.network_rows import TYPES, Row
 from benchmarks.network_table import EXPORTED, NETWORKS
 from benchmarks.peers import Runner, running
-from benchmarks.quantised import distance
 from tuna.errors import TunaError
 from tuna.sandbox.cores import measuring_with
 from tuna_models import api
@@ -189,23 +188,11 @@ def _compare(
     right = first.answers(folder / "right.npz")
 
     def error(runner: Runner) -> float:
-        return largest_error(runner.answers(folder / "answers.npz"), right)
+        return wheels.largest_error(runner.answers(folder / "answers.npz"), right)
 
     errors = {peer.name: error(peer) for peer in others}
     for kind, runner in ours.items():
         rows[kind].errors = {"tuna": error(runner), **errors}
-
-
-def largest_error(answers: Sequence[Any], right: Sequence[Any]) -> float:
-    """The largest error over the largest value of an answer; infinite where shapes, infinities or
-    NaN differ."""
-    worst = 0.0
-    for one, other in zip(answers, right, strict=True):
-        if one.shape != other.shape:
-            return float("inf")
-        values = other[np.isfinite(other)].astype(np.float64)
-        worst = max(worst, distance(one, other) / (np.max(np.abs(values), initial=0.0) or 1.0))
-    return worst
 
 
 def main() -> int:

@@ -180,9 +180,9 @@ def _judge_real(work: _Work, row: Row, library: Path) -> None:
             inputs = drawn(work.trained, kind)
             ours = run([inputs[entry["name"]] for entry in entries])
             right = Evaluation(model, inputs).run().outputs()
-            error = _error(ours, right)
+            error = largest_error(ours, right)
             theirs = {
-                runtime: _error(_read(folder / f"{kind}.{runtime}.npz"), right)
+                runtime: largest_error(_read(folder / f"{kind}.{runtime}.npz"), right)
                 for runtime in _RUNTIMES
                 if (folder / f"{kind}.{runtime}.npz").exists()
             }
@@ -209,7 +209,7 @@ def _read(path: Path) -> list[Any]:
         return [arrays[name] for name in arrays.files]
 
 
-def _error(ours: Sequence[Any], right: Sequence[Any]) -> float:
+def largest_error(ours: Sequence[Any], right: Sequence[Any]) -> float:
     """The largest error over the largest value of an output; infinite where shapes, infinities or
     NaN differ."""
     worst = 0.0

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.network_rows import Row, append, means, read, table, worst
 from benchmarks.network_table import EXPORTED, NETWORKS, TRAINED
-from benchmarks.networks import largest_error
 from benchmarks.wheel_models import TRAINED as IN_WHEELS
+from benchmarks.wheels import largest_error
 
 
 def row(kind: str = "fp32", threads: int = 2, **fields: Any) -> Row:
