@@ -38,7 +38,7 @@ _KEYS, _VALUES = 1, 2
 
 @dataclass(frozen=True)
 class _Source:
-    """What an operand of a product is read from."""
+    """The value that an operand of a product is read from."""
 
     leaf: Any
     layout: str
@@ -64,8 +64,6 @@ class Attend(Rule):
         """`taken` are variables of operators that may not become part of an attention."""
         self._graph, self._target, self._taken = graph, target, taken
         self._known = dict[Any, float | None]()
-        self._makers = {node.var: node for node in graph.nodes}
-        self._places = {node.var: place for place, node in enumerate(graph.nodes)}
 
     def match(self, group: FusionGroup, graph: Graph) -> tuple[list[Node], Any] | None:
         """Softmax, whose label a reason gets, and the operators between the products."""
@@ -144,15 +142,11 @@ class Attend(Rule):
         group.added = {**change.added}
         group.nodes += change.inside
 
-    def finish(self, group: FusionGroup) -> None:
-        """Put all operators of an attention in their order."""
-        group.nodes.sort(key=lambda node: self._places[node.var])
-
     def _axes(self, product: Node, scores: Sequence[int]) -> list[Axis]:
         """The axes of the scores; one before queries and keys may be batch and heads, as a reshape
         before or behind the product tells."""
         axes, (first, *_) = named(scores, SCORES), product.args
-        maker, user = self._makers.get(first), self._graph.sole_user(product.var)
+        maker, user = self._graph.makers.get(first), self._graph.sole_user(product.var)
         others = [extents(maker.args[0])] if maker and maker.op in RESHAPES else []
         others += [extents(user.var)] if user and user.op in RESHAPES else []
         for shape in others:
@@ -198,8 +192,8 @@ class Attend(Rule):
         v: tuple[Any, list[Axis]],
         products: Set[Any],
     ) -> list[_Source]:
-        """What queries, keys and values are read from: first together, as they may be parts of one
-        tensor; if something else reads what lies between, each by itself."""
+        """The values that queries, keys and values are read from: first together, as they may be
+        parts of one tensor; if something else reads what lies between, each by itself."""
         for shared in (True, False):
             found = [
                 self._source(place, *each, shared=shared) for place, each in enumerate((q, k, v))
@@ -219,7 +213,7 @@ class Attend(Rule):
             order = layout(axes, letters)
             if order is not None and (place == _KEYS or order.endswith("D")):
                 found = _Source(leaf, order, scale, times, [*nodes])
-            node = self._makers.get(leaf)
+            node = self._graph.makers.get(leaf)
             if node is None or leaf in self._taken or self._graph.is_result(leaf):
                 break
             if not shared and self._graph.sole_user(leaf) is None:
@@ -263,7 +257,7 @@ class Attend(Rule):
             return (node.args[0], before, [node]) if shape[axis] == PARTS else None
         if not isinstance(node.value, relax.TupleGetItem) or int(node.value.index) != place:
             return None
-        split = self._makers.get(node.value.tuple_value)
+        split = self._graph.makers.get(node.value.tuple_value)
         if split is None or split.op != "split":
             return None
         source, part = extents(split.args[0]), extents(node.var)
@@ -298,10 +292,10 @@ def with_attention(
     """The groups, where those of an attention's products become one. `taken` are variables of
     operators that are part of others, or may not become part of one."""
     rule, inside = Attend(graph, target, taken), set[Any]()
-    whole = list[FusionGroup]()
+    places, whole = {var: place for place, var in enumerate(graph.makers)}, list[FusionGroup]()
     for group in groups:
         if applied(rule, group, graph, taken):
-            rule.finish(group)
+            group.nodes.sort(key=lambda node: places[node.var])
             inside.update(node.var for node in group.nodes)
             whole.append(group)
     return [each for each in groups if each in whole or each.answer not in inside]
