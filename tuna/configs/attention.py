@@ -46,8 +46,8 @@ class AttentionConfig(Config):
     heads: int
     queries: int
     keys: int
-    width: int  #: of Q and K
-    value_width: int  #: of V and the answer
+    width: int  #: columns of Q and K
+    value_width: int  #: columns of V and the answer
     kv_heads: int
     scale: float
     mask: str = ""

@@ -80,7 +80,8 @@ class Facts:
 
     #: fp32 variables by the variables of the same whole numbers
     floats: dict[Any, Any] = field(default_factory=dict)
-    wholes: dict[Any, Whole] = field(default_factory=dict)  #: by constants that are products
+    #: numbers and scales by constants that are products
+    wholes: dict[Any, Whole] = field(default_factory=dict)
     quantisations: list[Quantisation] = field(default_factory=list)
 
     def on(self, module: Any) -> Any:
@@ -140,7 +141,7 @@ class Graph:
     #: called TIR functions by their global variables
     functions: dict[Any, Any] = field(default_factory=dict)
     whole: dict[Any, Whole] = field(default_factory=dict)  #: by constants that are products
-    #: by the variables of their operators
+    #: quantised operators by the variables of their operators in fp32
     quantisations: dict[Any, Quantisation] = field(default_factory=dict)
     makers: dict[Any, Node] = field(init=False)  #: the operator whose value a variable is
     users: dict[Any, list[Node]] = field(init=False)  #: operators that read a variable

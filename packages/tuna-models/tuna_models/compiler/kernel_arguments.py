@@ -62,7 +62,7 @@ def answer_extents(core: Any) -> tuple[int, ...]:
 
 
 def _attended(group: FusionGroup, core: AttentionConfig, forms: Forms) -> list[Any]:
-    """What an attention reads."""
+    """The operands that an attention reads."""
     kind = _READ[core.data_type]
     leaves = {"q": group.input, "k": group.other, "v": group.added[VALUES]}
     values = [

@@ -1,4 +1,5 @@
-"""What lies between the two products of an attention: scales, masks and softmax. Imports TVM."""
+"""The operators between the two products of an attention: scales, masks and softmax. Imports
+TVM."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Walk:
 
     graph: Graph
     var: Any  #: the value so far
-    axes: list[Axis]  #: of the scores, by letters of `SCORES`
+    axes: list[Axis]  #: axes of the scores, by letters of `SCORES`
     scale: float = 1.0
     masks: list[Mask] = field(default_factory=list)
     causal: bool = False
@@ -42,7 +43,7 @@ class Walk:
     nodes: list[Node] = field(default_factory=list)
     softmax: Node | None = None
     last: Node | None = None  #: the second product
-    obstacle: str = ""  #: why it is no attention in one function
+    obstacle: str = ""  #: reason why it is not made one function
 
     def __post_init__(self) -> None:
         while self.softmax is None:

@@ -30,7 +30,7 @@ _WHOLE = ("int8", "uint8", "int16", "uint16")
 class QuantisedConversion(Conversion):
     """A converted operator, with the whole numbers that are kept as fp32."""
 
-    facts: Facts  #: of the model
+    facts: Facts  #: facts of the model
 
     def whole(self, kind: str, *steps: Any, scale: Any = None, zero: Any = None) -> Any:
         """A variable of type `kind` for whole numbers in fp32, which the last of some operators
