@@ -9,7 +9,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from tuna.libraries.tvm.kernels import stages
-from tuna_models.compiler.blocked import FP32, opaque
+from tuna_models.compiler.blocked import FP32, in_rows, opaque
 
 _OUT = "out"
 
@@ -47,5 +47,5 @@ def resized(
     sch = Schedule(stages.module_of([x, y]))
     for stage in sch.get_child_blocks(sch.get_sblock("root"))[:-1]:
         sch.compute_inline(stage)
-    sch.vectorize(sch.get_loops(sch.get_sblock(_OUT))[-1])
+    in_rows(sch, sch.get_sblock(_OUT))
     return opaque(sch.mod["main"])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
@@ -22,6 +23,11 @@ from tuna.libraries.tvm.reductions import in_parts
 
 FP32, BF16, BYTE = "float32", "bfloat16", "uint8"
 _OUT, _SUMS = "out", "sums"
+#: Annotation of a loop whose iterations cores may share: steps of all loops within, and the least
+#: number of these that is worth it
+_SHARED, _MIN_SHARED_STEPS = "tuna_shared", 1 << 14
+#: Number of images of a block of channels up to which cores share their rows
+_FEW_IMAGES = 4
 
 
 def _larger(x: Any, other: Any) -> Any:
@@ -112,7 +118,12 @@ def from_blocks(
         read = x[n * depth + d, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
         return _as(found or kind, read)
 
-    return _function([x, te.compute(shape, value, name=_OUT)], "")
+    sch = Schedule(stages.module_of([x, te.compute(shape, value, name=_OUT)]))
+    n, c, *rows, w = sch.get_loops(sch.get_sblock(_OUT))
+    c, lane = sch.split(c, [None, block])
+    sch.reorder(n, c, *rows, lane, w)  # all channels of a row while it is in cache
+    share(sch, sch.get_sblock(_OUT), 2 + len(rows))
+    return opaque(sch.mod["main"])
 
 
 def window(
@@ -164,7 +175,7 @@ def window(
     if not image:
         blocks = total if cut.blocked else -(-total // block)
         extents = (batch * frames.out, blocks, rows, columns, block)
-    return _function([x, te.compute(extents, value, name=_OUT)], _OUT)
+    return _copy([x, te.compute(extents, value, name=_OUT)])
 
 
 def _between(place: Any, size: int, before: int, after: bool) -> list[Any]:
@@ -185,7 +196,7 @@ def max_pool(
     x = te.placeholder(extents, name="X", dtype=kind)
     if kind == BF16:
         found = _pooled(x, out, pool, _max, _least(FP32), _SUMS)
-        return _finished(x, found, lambda *index: _as(kind, found[index]))
+        return _finished(x, found, lambda *index: _upper_half(found[index]))
     y = _pooled(x, out, pool, _max, _least(kind), _OUT)
     sch = Schedule(stages.module_of([x, y]))
     _schedule_pooled(sch, sch.get_sblock(_OUT))
@@ -216,6 +227,12 @@ def average_pool(
         return _as(kind, sums[n, c, h, w, i] * (tirx.const(1.0, FP32) / count))
 
     return _finished(x, sums, mean)
+
+
+def _upper_half(value: Any) -> Any:
+    """The bfloat16 that an fp32 value is."""
+    bits = tirx.shift_right(tirx.reinterpret("uint32", value), tirx.const(16, "uint32"))
+    return tirx.reinterpret(BF16, tirx.Cast("uint16", bits))
 
 
 def _finished(x: Any, sums: Any, value: Any) -> Any:
@@ -250,8 +267,10 @@ def _schedule_pooled(sch: Any, pooled: Any) -> Any:
     """Schedule the windows, and return the loop of columns."""
     n, c, h, w, i, ry, rx = sch.get_loops(pooled)
     sch.reorder(n, c, h, w, ry, rx, i)
-    for loop in (h, w):
+    few = math.prod(int(sch.get(loop).extent) for loop in (n, c)) <= _FEW_IMAGES
+    for loop in (w,) if few else (h, w):
         sch.annotate(loop, "pragma_loop_partition_hint", 1)
+    share(sch, pooled, 3 if few else 2)
     for loop in (ry, rx):
         sch.unroll(loop)
     sch.vectorize(i)
@@ -267,13 +286,13 @@ def channels(extents: tuple[int, ...], first: int, blocks: int, kind: str = FP32
         lambda n, c, h, w, i: x[n, c + first, h, w, i],
         name=_OUT,
     )
-    return _function([x, y], _OUT)
+    return _copy([x, y])
 
 
 def concatenation(extents: tuple[int, ...], parts: tuple[int, ...], kind: str = FP32) -> Any:
     """Put tensors with these numbers of channels side by side.
 
-    One that begins inside of a block is copied channel by channel, any other in vectors.
+    One that begins inside of a block is copied in vectors of fewer channels.
     """
     batch, blocks, height, width, block = extents
     tensors = [
@@ -281,37 +300,40 @@ def concatenation(extents: tuple[int, ...], parts: tuple[int, ...], kind: str = 
         for number, count in enumerate(parts)
     ]
 
+    shared = {_SHARED: math.prod(extents)}
+
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
         (out,) = outs
-        with IRBuilder() as ib, T.serial(0, batch) as n:
+        with IRBuilder() as ib, T.serial(0, batch * height, annotations=shared) as row:
+            n, h = tirx.floordiv(row, height), tirx.floormod(row, height)
             first = 0
             for x, count in zip(ins, parts, strict=True):
-                _put(x, out, n, first, count)
+                _put(x, out, (n, h), first, count)
                 first += count
             if first % block:  # what fills the last block up is finite
                 zero = _const(0.0, kind)
-                with T.serial(0, height) as h, T.serial(0, width) as w:
-                    with T.serial(first % block, block) as lane:
-                        T.buffer_store(out, zero, [n, blocks - 1, h, w, lane])
+                with T.serial(0, width) as w, T.serial(first % block, block) as lane:
+                    T.buffer_store(out, zero, [n, blocks - 1, h, w, lane])
         return ib.get()
 
     y = te.extern([extents], tensors, body, name=_OUT, dtype=[kind])
     return opaque(stages.module_of([*tensors, y])["main"])
 
 
-def _put(x: Any, out: Any, n: Any, first: int, count: int) -> None:
-    """Write the loops that copy `count` channels of x to those from `first` on."""
-    _, blocks, height, width, block = (int(extent) for extent in x.shape)
-    if first % block == 0:
-        with T.serial(0, blocks) as c, T.serial(0, height) as h, T.serial(0, width) as w:
-            with T.vectorized(0, block) as lane:
-                T.buffer_store(out, x[n, c, h, w, lane], [n, first // block + c, h, w, lane])
-        return
-    with T.serial(0, height) as h, T.serial(0, width) as w, T.serial(0, count) as c:
-        at = c + first
-        value = x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)]
-        place = [n, tirx.floordiv(at, block), h, w, tirx.floormod(at, block)]
-        T.buffer_store(out, value, place)
+def _put(x: Any, out: Any, row: tuple[Any, Any], first: int, count: int) -> None:
+    """Write the loops that copy a row of `count` channels of x to those from `first` on, in vectors
+    that lie in one block of both; beyond the channels too, which what follows writes again."""
+    _, _, _, width, block = (int(extent) for extent in x.shape)
+    n, h = row
+    lanes = math.gcd(first, block)
+
+    def at(channel: Any, w: Any, lane: Any) -> list[Any]:
+        return [n, tirx.floordiv(channel, block), h, w, tirx.floormod(channel, block) + lane]
+
+    with T.serial(0, -(-count // lanes)) as part, T.serial(0, width) as w:
+        with T.vectorized(0, lanes) as lane:
+            channel = part * lanes
+            T.buffer_store(out, x[tuple(at(channel, w, lane))], at(first + channel, w, lane))
 
 
 def global_average(
@@ -338,6 +360,7 @@ def global_average(
     n, c, i, h, w = sch.get_loops(sch.get_sblock(_SUMS))
     sch.reorder(n, c, h, w, i)
     sch.vectorize(i)
+    share(sch, sch.get_sblock(_SUMS), 2)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(sch.get_sblock(_SUMS), h))[-1])
     made = sch.mod["main"]
     return opaque(made.with_body(in_parts(made.body, made.params)))
@@ -356,11 +379,40 @@ def _const(value: float, kind: str) -> Any:
     return _as(kind, tirx.const(value, FP32)) if kind == BF16 else tirx.const(value, kind)
 
 
-def _function(arguments: list[Any], vectorised: str) -> Any:
+def _copy(arguments: list[Any]) -> Any:
+    """The function that writes rows of vectors."""
     sch = Schedule(stages.module_of(arguments))
-    if vectorised:
-        sch.vectorize(sch.get_loops(sch.get_sblock(vectorised))[-1])
+    in_rows(sch, sch.get_sblock(_OUT))
     return opaque(sch.mod["main"])
+
+
+def in_rows(sch: Schedule, block: Any) -> None:
+    """Schedule a block in vectors, and let cores share its rows."""
+    *rows, last = sch.get_loops(block)
+    sch.vectorize(last)
+    if rows:
+        share(sch, block, min(len(rows), 3))
+
+
+def share(sch: Schedule, block: Any, loops: int) -> None:
+    """Let cores share the outermost loops of a block: see `in_parallel`."""
+    every = sch.get_loops(block)
+    steps = math.prod(int(sch.get(loop).extent) for loop in every)
+    sch.annotate(sch.fuse(*every[:loops]), _SHARED, steps)
+
+
+def in_parallel(function: Any, cores: int) -> Any:
+    """The function with loops that several `cores` share where these are worth it."""
+
+    def shared(loop: Any) -> Any:
+        if _SHARED not in loop.annotations:
+            return loop
+        kept = {name: value for name, value in loop.annotations.items() if name != _SHARED}
+        is_long = int(loop.annotations[_SHARED]) >= _MIN_SHARED_STEPS
+        kind = tirx.ForKind.PARALLEL if cores > 1 and is_long else loop.kind
+        return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=kept)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, shared)))
 
 
 def opaque(function: Any) -> Any:

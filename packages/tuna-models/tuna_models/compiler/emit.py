@@ -18,7 +18,7 @@ from tvm import relax
 
 from tuna.configs import ConvConfig
 from tuna.configs.task import RESIDUAL, TaskConfig
-from tuna.libraries.tvm.kernels import signature
+from tuna.libraries.tvm.kernels import machine, signature
 from tuna.libraries.tvm.kernels.types import TYPES
 from tuna_models.compiler import block_operators, elementwise, small_functions, whole_sums
 from tuna_models.compiler.bf16_storage import MOVING
@@ -73,7 +73,8 @@ class Emitter:
             bytes_of = IntegerGroups()
         self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
         self._storage, self._integers = analysis.storage, bytes_of.integers
-        self._writer = Writer(analysis.functions)
+        cores = machine.from_target(analysis.target).cores
+        self._writer = Writer(analysis.functions, cores)
         may_round = self._storage.stores if self._storage else lambda _: True
         self._forms = Forms(self._writer, self._block, self._integers, may_round)
         every: list[Group] = [*groups, *bytes_of.groups]

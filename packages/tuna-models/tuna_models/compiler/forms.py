@@ -38,13 +38,13 @@ NARROW, NARROW_BLOCKS = TensorForm(False, BF16), TensorForm(True, BF16)
 class Writer:
     """A module that is being written."""
 
-    def __init__(self, made: dict[Any, Any]) -> None:
-        """`made` are functions that other modules have too, by their keys."""
+    def __init__(self, made: dict[Any, Any], cores: int) -> None:
+        """`made` are functions for as many `cores` that other modules have too, by their keys."""
         self.builder = relax.BlockBuilder()
         self.emit = self.builder.emit
         #: name and task of each function that is not TVM's own
         self.calls: list[tuple[str, TaskConfig | None]] = []
-        self._made, self._functions = made, dict[Any, Any]()
+        self._made, self._functions, self._cores = made, dict[Any, Any](), cores
         self._reshaped: dict[Any, Any] = {}  #: the source of each reshaped variable
 
     def add(
@@ -59,7 +59,7 @@ class Writer:
         """The function of this key, made once; one of TVM's own, unless `add` returns it."""
         if key not in self._functions:
             if key not in self._made:
-                self._made[key] = blocked.opaque(make())
+                self._made[key] = blocked.opaque(blocked.in_parallel(make(), self._cores))
             self._functions[key] = self.builder.add_func(self._made[key], name)
         return self._functions[key]
 

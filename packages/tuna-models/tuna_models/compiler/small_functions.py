@@ -12,7 +12,7 @@ from tuna.configs.task import QUANTIZE, RESIDUAL, SCALARS, scalar_count, scalar_
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import applied
 from tuna.libraries.tvm.kernels.types import INT8
-from tuna_models.compiler.blocked import BF16, BYTE, FP32, opaque
+from tuna_models.compiler.blocked import BF16, BYTE, FP32, in_rows, opaque
 
 _OUT = "out"
 #: Steps of a sum of bytes, which are those of a convolution behind its first rounding
@@ -59,6 +59,5 @@ def byte_sum(extents: tuple[int, ...]) -> Any:
         return applied(_STEPS, total, arguments.__getitem__, INT8)
 
     schedule = Schedule(stages.module_of([x, r, p, te.compute(extents, value, name=_OUT)]))
-    *_, lanes = schedule.get_loops(schedule.get_sblock(_OUT))
-    schedule.vectorize(lanes)
+    in_rows(schedule, schedule.get_sblock(_OUT))
     return opaque(schedule.mod["main"])
