@@ -223,6 +223,13 @@ def test_estimates_of_all_families_are_of_the_busiest_core(size: int) -> None:
         assert 0.45 < least[1] / least[0] < 0.65
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1500, 384), (3136, 96), (49, 96), (1, 4096)])
+def test_two_cores_share_a_product_evenly_whatever_its_columns(rows: int, columns: int) -> None:
+    one, two = (on_cores(target_of("avx512"), GemmConfig(rows, columns, 1536), n) for n in (1, 2))
+    least, best = (estimate(GEMM, each, gemm.space(each)[0]) for each in (two, one))
+    assert 0.45 < least / best < 0.55
+
+
 def test_more_cores_halve_sums_and_streams_until_the_memory_is_full() -> None:
     """Half of the shorter of both is hidden; what streams from memory does not from L3 too."""
     work = machine.Work(sums=1000.0, around=100.0, streamed=2400.0)

@@ -6,4 +6,4 @@ intrinsics for dot products of small values (`instructions.py`), prefetches and 
 #: toolchain, so that results of other kernels belong to another environment: a record is the steps
 #: from a kernel's definition to its schedule, the index of a point in its space, and says nothing
 #: of the order of packed weights.
-VERSION = 14
+VERSION = 15

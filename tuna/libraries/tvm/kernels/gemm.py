@@ -1,7 +1,7 @@
 """Matrix product with a tile of sums in registers and panels of both matrices in cache: all
 transposes, batches.
 
-    for batch, panel group of columns:                                              parallel
+    for batch, panel group of columns, band of rows:                                parallel
         P = panels of B, N/b K b                 (unless packed ahead or read in place)  L2
         for part of K, row group:
             R = rows of A                        (unless read in place)             L1, L2
@@ -21,8 +21,8 @@ other. It takes 1 % of the time.
 Rows are copied to a stride other than multiples of 4 KiB: with K a power of two all rows of a tile
 would share one set of L1. Panels are streamed from L2, which costs three lines for 28
 multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
-once. Where sums are not of blocks, a fence keeps those of a tile apart from the constants of its
-epilogue (`prefetch.fenced`).
+once. Rows are in bands where cores cannot share the groups of columns evenly. Where sums are not of
+blocks, a fence keeps those of a tile apart from the constants of its epilogue (`prefetch.fenced`).
 """
 
 from __future__ import annotations
@@ -178,6 +178,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     loops = sch.get_loops(sums)
     batch, (i, j, *lanes, r) = loops[:depth], loops[depth:]  # no loop of lanes: words
     i, row = sch.split(i, [None, params.rows])
+    band, i = sch.split(i, [bands_of(product, params), None])
     j, panel, nn = sch.split(j, [None, params.group, params.blocks])
     whole = params.passes == 1
     in_blocks = block_length(product) < product.steps
@@ -189,8 +190,8 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     if not whole:
         first, r = sch.split(r, [params.passes, None])
         passes = [first]
-    outer = [*batch, j, i, panel] if whole else [*batch, j]
-    sch.reorder(*batch, j, *passes, i, panel, r, *steps, row, nn, *lanes)
+    outer = [*batch, j, band, i, panel] if whole else [*batch, j, band]
+    sch.reorder(*batch, j, band, *passes, i, panel, r, *steps, row, nn, *lanes)
     out, depth = block(_OUT), len(outer)
     last = [block(_ROUNDED), out] if _rounds_first(product) else [out]
     for stage in last:
@@ -204,11 +205,10 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         sch.unroll(loop)
     for lane in lanes:
         sch.vectorize(lane)
-    if batch:
-        j = sch.fuse(*batch, j)
-        depth -= 1
+    item = sch.fuse(*batch, j, band)
+    depth -= len(batch) + 1
     if product.machine.cores > 1:
-        sch.parallel(j)
+        sch.parallel(item)
     init = sch.decompose_reduction(sums, first)
     stages.unroll_and_vectorize(sch, init, depth if whole else -1, of_lanes=not lanes)
     if in_blocks:
@@ -222,7 +222,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         sch.compute_inline(rows)
     if product.mode is Mode.LAYER:
         if params.copy_panels:
-            sch.compute_at(block(_PANELS), j, preserve_unit_loops=True)
+            sch.compute_at(block(_PANELS), item, preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(block(_PANELS))[-1])
         else:
             sch.compute_inline(block(_PANELS))
@@ -290,18 +290,30 @@ def space(product: Product) -> list[GemmParams]:
 
 def work(product: Product, params: GemmParams) -> Work:
     """Return what a run takes of the busiest core, copies at two cycles for a vector."""
+    return _work(product, params, bands_of(product, params))
+
+
+def bands_of(product: Product, params: GemmParams) -> int:
+    """Return the number of bands of rows with which cores share the product most evenly."""
+    if product.machine.cores == 1:
+        return 1
+    counts = divisors(_row_count(product) // params.rows, 4 * product.machine.cores)
+    return min(counts, key=lambda count: _work(product, params, count).cycles())
+
+
+def _work(product: Product, params: GemmParams, bands: int) -> Work:
     config, size = product.config, product.machine.floats
     blocks = column_blocks(product.config.n, product.machine.floats)
     tile = params.rows, params.blocks
     sums = _row_count(product) * blocks * product.steps * _tile_cycles(tile, product)
-    copied = 2.0 * product.steps * blocks if params.copy_panels else 0.0
+    copied = 2.0 * product.steps * blocks * bands if params.copy_panels else 0.0
     if params.copy_rows:
         times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
         copied += 2.0 * config.m * product.steps / size * times
     if params.passes > 1:
         copied += 2.0 * config.m * blocks * params.passes
     groups = config.batch_count * (blocks // (params.blocks * params.group))
-    own = config.batch_count * product.machine.part(groups)
+    own = config.batch_count * product.machine.part(groups * bands)
     return Work(own * sums, own * copied)
 
 
