@@ -16,6 +16,7 @@ from nets import NETS, Net
 from quantised_nets import Quantised
 from shared_data import need
 from test_model_store import manifest
+from test_operators import BOTH, recurrent
 from tvm import te, tirx
 
 from tuna.configs import TaskConfig
@@ -68,6 +69,14 @@ def test_a_model_in_bf16_answers_within_its_bound(name: str) -> None:
     ]
     given = inputs.values(wanted, seed=3)
     assert 1e-4 < error_of(model, found, given, HERE) < 1e-2, "and not fp32's"
+
+
+def test_a_recurrent_layer_in_bf16_keeps_its_state_in_fp32() -> None:
+    if "bf16" not in machine.from_target(tvm.target.Target(HERE)).words:
+        need(None, "a CPU with avx512_bf16")
+    for case in ({"kind": "LSTM", "units": 33, **BOTH}, {"kind": "GRU", "batch": 5}):
+        model, given = recurrent(**case)
+        assert 1e-4 < error_of(model, in_bf16(model, HERE), given, HERE) < 1e-2
 
 
 def partly_quantised() -> Any:

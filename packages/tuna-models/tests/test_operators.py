@@ -129,9 +129,9 @@ BOTH = {"directions": 2, "direction": "bidirectional"}
     [
         {"kind": "LSTM"},
         {"kind": "LSTM", "states": "", "direction": "reverse", "peepholes": True},
-        {"kind": "LSTM", "units": 16, **BOTH},
+        {"kind": "LSTM", "units": 64, "batch": 13, **BOTH},
         {"kind": "GRU", "linear_before_reset": 1, "states": "constants", **BOTH},
-        {"kind": "GRU", "linear_before_reset": 0},
+        {"kind": "GRU", "linear_before_reset": 0, "batch": 17},
         {"kind": "LSTM", "trained": "inputs", "peepholes": True, **BOTH},
         {"kind": "GRU", "trained": "inputs", "linear_before_reset": 1, "units": 16},
     ],
@@ -147,13 +147,40 @@ def test_a_recurrent_layer_is_that_of_onnx(case: dict[str, Any]) -> None:
     [
         {"kind": "LSTM", "lengths": [5, 2], **BOTH},  # ONNX's reference goes on to the end
         {"kind": "GRU", "lengths": [1, 4], "linear_before_reset": 1},
-        {"kind": "RNN", "activations": ["Relu"]},
+        {"kind": "RNN", "activations": ["Relu", "Tanh"], "trained": "inputs", **BOTH},
     ],
     ids=lambda case: "-".join(map(str, case.values())),
 )
 def test_a_recurrent_layer_is_that_of_onnxruntime(case: dict[str, Any]) -> None:
     found, inputs = recurrent(**case)
     same(answers(found, inputs), of_onnxruntime(found, inputs), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "target", [{**TARGET, "num-cores": 3}, {**TARGET, "mcpu": "haswell"}], ids=["cores", "avx2"]
+)
+def test_a_recurrent_layer_is_the_same_on_several_cores_and_in_other_vectors(
+    target: dict[str, Any],
+) -> None:
+    for case in ({"kind": "LSTM", "batch": 1, **BOTH}, {"kind": "GRU", "batch": 6}):
+        found, inputs = recurrent(**case)
+        right = list(ReferenceEvaluator(found).run(None, inputs))
+        same(run(planned(found, target=target), *inputs.values(), target=target), right, 1e-6)
+
+
+def test_a_recurrent_layer_is_compiled_for_aarch64() -> None:
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"], "num-cores": 4}
+    found, _ = recurrent("LSTM", units=64, batch=4)
+    code = tvm.target.Target(target)
+    text = planned(found, target=target).module["lstm"]
+    built = tvm.tirx.build(tvm.IRModule({"main": text.with_attr("global_symbol", "main")}), code)
+    # all gates of a vector of units are in registers: none of their sums is on the stack
+    loops = [part.split("\tb.")[0] for part in built.inspect_source("asm").split("\n.L")]
+    product = max(
+        (each for each in loops if "fdiv" not in each), key=lambda each: each.count("fmla")
+    )
+    assert product.count("fmla") >= 16
+    assert "[sp" not in product
 
 
 def test_a_layer_with_the_batch_first_is_the_same_one_turned() -> None:

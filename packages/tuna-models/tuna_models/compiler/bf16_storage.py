@@ -1,8 +1,9 @@
 """Decides which values of a model may be stored in bfloat16. Imports TVM.
 
 Factors of convolutions and products may, and what these hand to each other, residuals of their
-epilogues included; never a value computed from whole numbers alone, an argument of Sin or Cos, or
-a tensor that is only added to their answers, as a mask is. A bfloat16 has 8 bits: of a position
+epilogues included; never a value computed from whole numbers alone, an argument of Sin or Cos, a
+part of the sums of a recurrent layer's steps, or a tensor that is only added to their answers, as a
+mask is. A bfloat16 has 8 bits: of a position
 above 256 it is another position, and of the least number of fp32 the infinite one.
 
 Of a quantised model this is so of what is computed without bytes, but for values that are rounded
@@ -23,6 +24,7 @@ from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.packing import fit_transformed
+from tuna_models.compiler import recurrent_steps
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, variables
 from tuna_models.compiler.groups import VALUES, FusionGroup
 from tuna_models.compiler.integers import Integers
@@ -78,6 +80,8 @@ class Bf16Storage:
                 self._arguments.update(variables(node.value))
             if users and not graph.is_result(node.var) and all(map(self._goes_to_sine, users)):
                 self._only_arguments.add(node.var)
+        #: parts of the inputs in the sums of recurrent steps, to which the state's is added
+        self._parts = {recurrent_steps.product_of(node, graph.functions) for node in graph.nodes}
         self._factors = dict[Any, bool]()
         #: answers of the model, and values of which they are other shapes
         self._results = set(variables(graph.result))
@@ -87,7 +91,7 @@ class Bf16Storage:
 
     def stores(self, var: Any) -> bool:
         """Whether a variable may be stored in bfloat16."""
-        if self._whole[var] or var in self._arguments or var in self._exact:
+        if self._whole[var] or var in self._arguments or var in self._exact | self._parts:
             return False
         if var in self._integers.bases or self._is_rounded(var):
             return False

@@ -20,7 +20,13 @@ from tuna.configs import ConvConfig
 from tuna.configs.task import RESIDUAL, TaskConfig
 from tuna.libraries.tvm.kernels import machine, signature
 from tuna.libraries.tvm.kernels.types import TYPES
-from tuna_models.compiler import block_operators, elementwise, small_functions, whole_sums
+from tuna_models.compiler import (
+    block_operators,
+    elementwise,
+    recurrent_steps,
+    small_functions,
+    whole_sums,
+)
 from tuna_models.compiler.bf16_storage import MOVING
 from tuna_models.compiler.block_operators import BlockFunction
 from tuna_models.compiler.blocked import BF16, BYTE, FP32, blocked_extents
@@ -72,6 +78,7 @@ class Emitter:
         if not bytes_of.groups:
             bytes_of = IntegerGroups()
         self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
+        self._machine = machine.from_target(analysis.target)
         self._storage, self._integers = analysis.storage, bytes_of.integers
         cores = machine.from_target(analysis.target).cores
         self._writer = Writer(analysis.functions, cores)
@@ -291,10 +298,17 @@ class Emitter:
             self._forms.values[node.var, PLAIN] = value
             return
         value = substitute(node.value, self._leaf)
-        if node.op == "call_tir":  # a function that TVM's importer, or `recurrent`, wrote
-            called, *args = value.args
-            called = self._writer.builder.add_func(self._graph.functions[called], called.name_hint)
-            value = tvm.ir.Call(value.op, [called, *args], value.attrs, value.ty_args)
+        if node.op == "call_tir":  # a function that TVM's importer, or `recurrent_steps`, wrote
+            called, operands = value.args
+            function, name = self._graph.functions[called], called.name_hint
+            in_bf16 = self._storage is not None
+            steps = recurrent_steps.specialised(
+                function, operands.fields, self._machine, in_bf16=in_bf16
+            )
+            if steps is not None:
+                function, operands = steps[0], relax.Tuple(steps[1])
+            called = self._writer.builder.add_func(function, name)
+            value = tvm.ir.Call(value.op, [called, operands], value.attrs, value.ty_args)
         self._forms.values[node.var, PLAIN] = self._fenced(node.var, self._writer.emit(value))
 
     def _moves_narrow(self, node: Node) -> bool:

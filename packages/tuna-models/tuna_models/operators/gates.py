@@ -1,7 +1,9 @@
-"""Weights of a recurrent layer as its steps read them: gates side by side, each filled up to whole
-vectors with units whose weights are 0. Imports TVM.
+"""Weights of a recurrent layer as its steps read them (`recurrent_steps.Steps`): units in blocks,
+the last filled up with units whose weights are 0, and all gates of a block side by side. Imports
+TVM.
 
-What is made of constants is a constant; of variables, Relax computes it when the model runs.
+What is made of constants is a constant; of variables, Relax computes it when the model runs. The
+first axis of all has the directions.
 """
 
 from __future__ import annotations
@@ -13,56 +15,60 @@ import numpy as np
 from tvm import relax
 
 from tuna_models.compiler.graph import extents
+from tuna_models.compiler.recurrent_steps import BLOCK, Steps
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Writes the weights of one direction; a value is an array or a variable."""
+    """Writes the weights of a layer; a value is an array or a variable."""
 
     builder: Any
-    number: int  #: index of the direction: 0 forward, 1 reverse
-    units: int
-    wide: int  #: units of a gate that is filled up
-
-    def own(self, value: Any) -> Any:
-        """This direction's part of a value whose first axis has the directions."""
-        if isinstance(value, np.ndarray):
-            return value[self.number]
-        ends = [self.number], [self.number + 1]
-        part = self.builder.emit(relax.op.strided_slice(value, [0], *ends))
-        return self._shaped(part, _shape(value)[1:])
+    steps: Steps
 
     def filled(self, value: Any) -> Any:
-        """The value with gates side by side along its last axis, filled up."""
+        """The value with the units of each part of its last axis filled up."""
         *others, last = _shape(value)
-        parts = self._shaped(value, (*others, last // self.units, self.units))
-        return self._shaped(self._padded(parts), (*others, last // self.units * self.wide))
+        count = last // self.steps.units
+        parts = self._padded(self._shaped(value, (*others, count, self.steps.units)))
+        return self._shaped(parts, (*others, count * self.steps.wide))
 
     def of_input(self, value: Any) -> Any:
-        """Weights of gates x inputs: inputs x gates."""
-        return self.filled(self._turned(value, [1, 0]))
+        """Weights of gates x inputs: inputs x columns of all directions."""
+        _, _, inputs = _shape(value)
+        parts = self._turned(self._in_blocks(self._turned(value, [0, 2, 1])), [2, 0, 1, 3])
+        return self._shaped(parts, (inputs, -1))
 
-    def of_state(self, value: Any, columns: int) -> Any:
-        """Weights of gates x units, in blocks of columns: block, unit, column."""
-        parts = self._shaped(self.of_input(value), (self.units, -1, columns))
-        return self._turned(parts, [1, 0, 2])
+    def of_state(self, value: Any) -> Any:
+        """Weights of gates x units: blocks x units x columns."""
+        return self._in_blocks(self._turned(value, [0, 2, 1]))
 
     def biases(self, value: Any, *, apart: bool) -> tuple[Any, Any]:
         """Return what is added to the part of the inputs, and to that of the state in the last
         gate if it is kept `apart`, of the biases of inputs and state side by side."""
-        count = _shape(value)[0] // 2
+        directions, count = _shape(value)[0], _shape(value)[1] // 2
         last = np.zeros(count, np.float32)
-        last[-self.units if apart else count :] = 1.0
+        last[-self.steps.units if apart else count :] = 1.0
         if isinstance(value, np.ndarray):
-            one, other = np.split(value, 2)
-            return self.filled(one + other * (1 - last)), self.filled(other * last)
-        one, other = (
-            self.builder.emit(relax.op.strided_slice(value, [0], [first], [first + count]))
-            for first in (0, count)
-        )
-        rest = self.builder.emit(relax.op.multiply(other, relax.const(1 - last)))
-        kept = self.builder.emit(relax.op.multiply(other, relax.const(last)))
-        return self.filled(self.builder.emit(relax.op.add(one, rest))), self.filled(kept)
+            one, other = np.split(value, 2, axis=1)
+            added, kept = one + other * (1 - last), other[:, -self.steps.units :]
+        else:
+            one, other = (self._part(value, first, first + count) for first in (0, count))
+            rest = self.builder.emit(relax.op.multiply(other, relax.const(1 - last)))
+            added = self.builder.emit(relax.op.add(one, rest))
+            kept = self._part(other, count - self.steps.units, count)
+        blocks = self._in_blocks(self._shaped(added, (directions, 1, count)))
+        return self._shaped(blocks, (-1,)), self.filled(kept)
+
+    def _in_blocks(self, value: Any) -> Any:
+        """Values x gates and units: blocks x values x columns."""
+        directions, count, last = _shape(value)
+        gates, blocks = last // self.steps.units, self.steps.blocks
+        parts = self._shaped(self.filled(value), (directions, count, gates, blocks, BLOCK))
+        parts = self._turned(parts, [0, 3, 1, 2, 4])
+        return self._shaped(parts, (directions, blocks, count, gates * BLOCK))
+
+    def _part(self, value: Any, first: int, end: int) -> Any:
+        return self.builder.emit(relax.op.strided_slice(value, [1], [first], [end]))
 
     def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
         if isinstance(value, np.ndarray):
@@ -77,7 +83,7 @@ class Gates:
     def _padded(self, value: Any) -> Any:
         """The value with zeros behind the units of its last axis."""
         *others, _ = _shape(value)
-        zeros = np.zeros((*others, self.wide - self.units), np.float32)
+        zeros = np.zeros((*others, self.steps.wide - self.steps.units), np.float32)
         if isinstance(value, np.ndarray):
             return np.concatenate([value, zeros], axis=-1)
         if not zeros.size:
