@@ -106,17 +106,17 @@ def _name(found: IntegerGroups, names: Mapping[Any, str], var: Any) -> str:
 def test_steps_follow_from_what_stands_behind_a_layer() -> None:
     fused, _ = found_in(residual())
     assert steps(fused) == ["dequantize quantize", "dequantize quantize residual quantize"]
-    assert not fused.additions
+    assert not fused.pairs
     apart = fused.apart()
     assert steps(apart) == ["dequantize quantize"] * 2
-    assert apart.additions == [fused.groups[1].addition]
+    assert apart.pairs == [fused.groups[1].addition]
     assert len(fused.taken) == len(apart.taken) + 2  # the real values between
 
 
 def test_a_sum_whose_bytes_something_else_reads_stands_alone() -> None:
     found, _ = found_in(stem())
     assert steps(found) == ["dequantize quantize"] * 5
-    assert len(found.additions) == 1
+    assert len(found.pairs) == 1
 
 
 def test_operators_with_quantised_arguments_are_the_same_groups() -> None:

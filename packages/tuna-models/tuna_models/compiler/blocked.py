@@ -25,7 +25,7 @@ FP32, BF16, BYTE = "float32", "bfloat16", "uint8"
 _OUT, _SUMS = "out", "sums"
 #: Annotation of a loop whose iterations cores may share: steps of all loops within, and the least
 #: number of these that is worth it
-_SHARED, _MIN_SHARED_STEPS = "tuna_shared", 1 << 14
+SHARED, _MIN_SHARED_STEPS = "tuna_shared", 1 << 14
 #: Number of images of a block of channels up to which cores share their rows
 _FEW_IMAGES = 4
 
@@ -300,7 +300,7 @@ def concatenation(extents: tuple[int, ...], parts: tuple[int, ...], kind: str = 
         for number, count in enumerate(parts)
     ]
 
-    shared = {_SHARED: math.prod(extents)}
+    shared = {SHARED: math.prod(extents)}
 
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
         (out,) = outs
@@ -398,17 +398,17 @@ def share(sch: Schedule, block: Any, loops: int) -> None:
     """Let cores share the outermost loops of a block: see `in_parallel`."""
     every = sch.get_loops(block)
     steps = math.prod(int(sch.get(loop).extent) for loop in every)
-    sch.annotate(sch.fuse(*every[:loops]), _SHARED, steps)
+    sch.annotate(sch.fuse(*every[:loops]), SHARED, steps)
 
 
 def in_parallel(function: Any, cores: int) -> Any:
     """The function with loops that several `cores` share where these are worth it."""
 
     def shared(loop: Any) -> Any:
-        if _SHARED not in loop.annotations:
+        if SHARED not in loop.annotations:
             return loop
-        kept = {name: value for name, value in loop.annotations.items() if name != _SHARED}
-        is_long = int(loop.annotations[_SHARED]) >= _MIN_SHARED_STEPS
+        kept = {name: value for name, value in loop.annotations.items() if name != SHARED}
+        is_long = int(loop.annotations[SHARED]) >= _MIN_SHARED_STEPS
         kind = tirx.ForKind.PARALLEL if cores > 1 and is_long else loop.kind
         return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=kept)
 

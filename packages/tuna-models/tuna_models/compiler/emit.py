@@ -7,7 +7,6 @@ fact of a tensor: bytes where whole numbers are recognised, bfloat16 where it ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,16 +19,11 @@ from tuna.configs import ConvConfig
 from tuna.configs.task import RESIDUAL, TaskConfig
 from tuna.libraries.tvm.kernels import machine, signature
 from tuna.libraries.tvm.kernels.types import TYPES
-from tuna_models.compiler import (
-    block_operators,
-    elementwise,
-    recurrent_steps,
-    small_functions,
-    whole_sums,
-)
+from tuna_models.compiler import block_operators, elementwise, recurrent_steps
 from tuna_models.compiler.bf16_storage import MOVING
 from tuna_models.compiler.block_operators import BlockFunction
 from tuna_models.compiler.blocked import BF16, BYTE, FP32, blocked_extents
+from tuna_models.compiler.byte_operators import ByteOperators
 from tuna_models.compiler.forms import (
     BLOCKS,
     BYTE_BLOCKS,
@@ -41,18 +35,18 @@ from tuna_models.compiler.forms import (
     Forms,
     TensorForm,
     Writer,
-    as_bytes,
 )
 from tuna_models.compiler.graph import (
     RESHAPES,
     Node,
     constant_of,
     extents,
+    needed,
     substitute,
     variables,
 )
 from tuna_models.compiler.groups import ZEROED, FusionGroup
-from tuna_models.compiler.integer_groups import Addition, IntegerGroups
+from tuna_models.compiler.integer_groups import IntegerGroups
 from tuna_models.compiler.kernel_arguments import Chosen, Group, answer_extents, arguments
 from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.segments import Form
@@ -80,13 +74,14 @@ class Emitter:
         self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
         self._machine = machine.from_target(analysis.target)
         self._storage, self._integers = analysis.storage, bytes_of.integers
-        cores = machine.from_target(analysis.target).cores
-        self._writer = Writer(analysis.functions, cores)
+        cpu = machine.from_target(analysis.target)
+        self._writer = Writer(analysis.functions, cpu.cores)
         may_round = self._storage.stores if self._storage else lambda _: True
         self._forms = Forms(self._writer, self._block, self._integers, may_round)
         every: list[Group] = [*groups, *bytes_of.groups]
         self._groups = {group.answer: group for group in every}
-        self._additions = {addition.answer: addition for addition in bytes_of.additions}
+        self._pairs = {pair.answer: pair for pair in bytes_of.pairs}
+        self._tables = {table.answer: table for table in bytes_of.tables}
         self._inside = {node.var for group in groups for node in group.nodes} | bytes_of.taken
         cuts = () if shipped and not analysis.tuned else analysis.cuts
         #: variables whose values are rounded, whatever reads them
@@ -96,6 +91,7 @@ class Emitter:
             for place, cut in enumerate(() if shipped else cuts)
         }
         self._segments, self._ends = form is Form.SEGMENTS, dict[Any, Any]()
+        self._bytes = ByteOperators(self._graph, self._forms, cpu.look_up)
         self.calls = self._writer.calls
 
     def run(self) -> tvm.IRModule:
@@ -106,7 +102,9 @@ class Emitter:
         taken = self._cuts.values() if self._segments else ()
         with builder.function("main", [*self._graph.params, *taken]):
             with builder.dataflow():
-                for node in self._graph.nodes:
+                results = relax.Tuple([self._graph.result, *self._cuts])
+                sources = {answer: table.source for answer, table in self._tables.items()}
+                for node in needed(self._graph.nodes, results, sources):
                     self._emit(node)
                     if node.var in self._cuts:
                         self._cut(node.var)
@@ -123,12 +121,14 @@ class Emitter:
             if not self._kernel_call(group):
                 for member in group.nodes:
                     self._operator(member)
-        elif var in self._additions:
-            self._byte_sum(self._additions[var])
+        elif var in self._tables:
+            self._bytes.look_up(self._tables[var])
+        elif var in self._pairs:
+            self._bytes.pair(self._pairs[var])
         elif var in self._integers.moving:
             self._move_bytes(node)
-        elif node.op in _OF_BYTES and _OF_BYTES[node.op](self, node):
-            return
+        elif (written := self._bytes.operator(node)) is not None:
+            self._inside |= written
         elif var not in self._inside and var not in self._forms.derived:
             self._operator(node)
             if self._integers.bases.get(var) is var:
@@ -195,22 +195,6 @@ class Emitter:
                     return in_bf16, chosen
         return group, self._kernel(group.task, exact=group.exact)
 
-    def _byte_sum(self, addition: Addition) -> None:
-        forms, shape = self._forms, extents(addition.answer)
-        assert shape is not None
-        bases = (self._integers.bases[var] for var in (addition.first, addition.second))
-        has_blocks = any((base, BYTE_BLOCKS) in forms.values for base in bases)
-        in_blocks = has_blocks and len(shape) in elementwise.IMAGES
-        form = BYTE_BLOCKS if in_blocks else BYTES
-        sizes = blocked_extents(shape, self._block) if in_blocks else shape
-        make = partial(small_functions.byte_sum, sizes)
-        function = self._writer.add(("byte_sum", sizes), make, "byte_sum")
-        args = [forms.get(addition.first, form), forms.get(addition.second, form)]
-        numbers = small_functions.byte_sum_scalars(addition.grids[0].stored_zero, addition.numbers)
-        args.append(relax.const(np.array(numbers, np.float32)))
-        forms.values[addition.answer, form] = self._writer.call(function, args, sizes, BYTE)
-        forms.derive(addition.answer)
-
     def _move_bytes(self, node: Node) -> None:
         """Write an operator that moves bytes."""
         shape, find, function = extents(node.var), _OF_IMAGES.get(node.op), None
@@ -241,49 +225,6 @@ class Emitter:
         else:
             value = emit(substitute(node.value, stored))
         self._forms.values[node.var, form] = value
-
-    def _byte_concat(self, node: Node) -> bool:
-        """Write channels put together that are rounded behind, each tensor before."""
-        user = self._graph.sole_user(node.var)
-        rounding = user and self._integers.roundings.get(user.var)
-        function, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
-        if not rounding or not function or not shape or not self._reads_blocks(function.sources):
-            return False
-        *before, last = rounding.nodes
-        parts = list[Any]()
-        for source in function.sources:
-            if self._integers.grids.get(source) == rounding.grid:
-                parts.append(self._forms.get(source, BYTE_BLOCKS))
-                continue
-            value = self._operand(source)
-            for each in rounding.nodes:
-                args = [value, *map(self._operand, each.args[1:])]
-                call = tvm.ir.Call(each.value.op, args, each.value.attrs, each.value.ty_args)
-                value = self._writer.emit(call)
-            parts.append(as_bytes(self._forms, last.var, value))
-        self._forms.values[last.var, BYTE_BLOCKS] = self._block_call(function, shape, BYTE, parts)
-        self._inside |= {each.var for each in before}
-        self._forms.derive(last.var)
-        return True
-
-    def _byte_mean(self, node: Node) -> bool:
-        """Write the mean of images of bytes, and its quotients by the scales of roundings."""
-        source, shape = node.args[0], extents(node.var)
-        grid, base = self._integers.grids.get(source), self._integers.bases.get(source)
-        if grid is None or shape is None or (base, BYTE_BLOCKS) not in self._forms.values:
-            return False
-        function = block_operators.mean(node, shape, self._block)
-        if function is None:
-            return False
-        op, emit, count = relax.op, self._writer.emit, math.prod((extents(source) or ())[2:])
-        total = self._block_call(function, shape, BYTE)
-        centered = emit(op.subtract(total, _scalar(count * grid.stored_zero)))
-        reads = whole_sums.multiples(node.var, grid, self._graph.users, self._integers)
-        for var, factor in reads.items():
-            multiplied = emit(op.multiply(centered, _scalar(factor / count)))
-            self._forms.values[var, PLAIN] = self._writer.shaped(multiplied, shape)
-            self._inside.add(var)
-        return True
 
     def _operator(self, node: Node) -> None:
         """Write an operator in blocks if an input is in blocks and the operator supports it."""
@@ -384,10 +325,6 @@ class Emitter:
         return any(isinstance(arg, relax.Var) and self._forms.in_blocks(arg) for arg in args)
 
 
-#: Operators that may read bytes and write whole numbers, or real values of which these are made
-_OF_BYTES = {"mean": Emitter._byte_mean, "concat": Emitter._byte_concat}
-
-
 def name_of(task: TaskConfig) -> str:
     """The name of a task's function."""
     kind = "conv" if isinstance(task.core, ConvConfig) else str(getattr(task.core, "kind", ""))
@@ -398,7 +335,3 @@ def _is_constant_tensor(arg: Any) -> bool:
     parts = getattr(arg, "fields", [arg])
     arrays = [constant_of(part) for part in parts]
     return any(values is not None and values.dtype == np.float32 for values in arrays)
-
-
-def _scalar(value: float) -> Any:
-    return relax.const(value, FP32)

@@ -5,7 +5,7 @@ TVM's own folding compiles a function for each constant, which takes most of a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -280,12 +280,16 @@ def scale_and_shift(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
     return scale, (beta if attrs.center else 0.0) - mean * scale
 
 
-def needed(nodes: Sequence[Node], result: Any) -> list[Node]:
-    """The operators whose values the result depends on."""
+def needed(
+    nodes: Sequence[Node], result: Any, sources: Mapping[Any, Any] | None = None
+) -> list[Node]:
+    """The operators whose values the result depends on. Some variables are made of `sources` of
+    their own, and not as the graph has it."""
     wanted, found = set(variables(result)), []
     for node in reversed(nodes):
         if node.var in wanted:
-            wanted.update(variables(node.value))
+            source = (sources or {}).get(node.var)
+            wanted.update(variables(node.value if source is None else source))
             found.append(node)
     return found[::-1]
 

@@ -14,10 +14,16 @@ from tvm import relax
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import BIAS, TaskConfig
 from tuna.configs.values import DataType
-from tuna_models.compiler import convolutions, groups, integers, rules
+from tuna_models.compiler import byte_tables, convolutions, groups, integers, rules
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 from tuna_models.compiler.groups import FusionGroup
-from tuna_models.compiler.integer_groups import Addition, IntegerGroup, IntegerGroups, Rounded
+from tuna_models.compiler.integer_groups import (
+    Addition,
+    IntegerGroup,
+    IntegerGroups,
+    Product,
+    Rounded,
+)
 from tuna_models.compiler.integers import Integers, Rounding
 
 #: The reason why there is no kernel for a task, empty where there is one
@@ -33,7 +39,9 @@ def find(graph: Graph, block: int, refusal: Refusal) -> IntegerGroups:
     for node in graph.nodes:
         finder.core(node)
     for node in graph.nodes:
-        finder.addition_alone(node)
+        finder.pair_alone(node)
+    found.tables = byte_tables.find(graph, found, through=True)
+    found.steps = byte_tables.find(graph, found, through=False)
     return found
 
 
@@ -67,14 +75,14 @@ class _Finder:
         self.taken.update(member.var for member in group.nodes)
         self.found.groups.append(group)
 
-    def addition_alone(self, node: Node) -> None:
-        """Add a sum of two tensors of bytes that is part of no group."""
-        if node.op != "add" or node.var in self.taken:
+    def pair_alone(self, node: Node) -> None:
+        """Add a sum or a product of two tensors of bytes that is part of no group."""
+        if node.op not in ("add", "multiply") or node.var in self.taken:
             return
-        addition = self._addition(node)
-        if addition is not None and addition.nodes[-1].var not in self.taken:
-            self.taken.update(member.var for member in addition.nodes)
-            self.found.additions.append(addition)
+        pair = self._addition(node) if node.op == "add" else self._product_of_bytes(node)
+        if pair is not None and pair.answer not in self.taken:
+            self.taken.update(member.var for member in pair.nodes)
+            self.found.pairs.append(pair)
 
     def _convolution(self, node: Node, centered: tuple[Any, Any] | None) -> IntegerGroup | str:
         if node.op.endswith("transpose"):
@@ -235,6 +243,22 @@ class _Finder:
         rounded, nodes = ended
         return Addition(first, second, (real[first], real[second]), rounded, [node, *nodes])
 
+    def _product_of_bytes(self, node: Node) -> Product | None:
+        real = self.found.integers.grids
+        if not all(isinstance(arg, relax.Var) and arg in real for arg in node.args):
+            return None
+        first, second = sorted(node.args, key=lambda arg: extents(arg) != extents(node.var))
+        sizes, others = extents(first), extents(second)
+        if sizes is None or others is None or sizes != extents(node.var):
+            return None
+        if others != sizes and others != (*sizes[:2], *[1] * (len(sizes) - 2)):
+            return None
+        ended = self._limited(node.var)
+        if ended is None:
+            return None
+        rounded, nodes = ended
+        return Product(first, second, (real[first], real[second]), rounded, [node, *nodes])
+
 
 #: Largest sum of products that 32 bits hold
 _LARGEST_SUM = (1 << 31) - 1
@@ -304,4 +328,4 @@ def _limits(node: Node) -> tuple[float, float] | None:
 
 def _within(rounding: Rounding, low: float, high: float) -> Rounded:
     grid = rounding.grid
-    return Rounded(rounding.grid, grid.stored(low), grid.stored(high))
+    return Rounded(rounding.grid, float(grid.stored(low)), float(grid.stored(high)))

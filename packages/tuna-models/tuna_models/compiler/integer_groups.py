@@ -35,6 +35,7 @@ from tuna.configs.task import (
     TaskConfig,
     scalar_values,
 )
+from tuna_models.compiler import byte_functions
 from tuna_models.compiler.blocked import Window
 from tuna_models.compiler.graph import Node
 from tuna_models.compiler.integers import Grid, Integers
@@ -74,6 +75,11 @@ class Addition:
         return self.nodes[-1].var
 
     @property
+    def scalars(self) -> list[float]:
+        """The scalars of the function that is none of a kernel."""
+        return byte_functions.sum_scalars(self.grids[0].stored_zero, self.numbers)
+
+    @property
     def numbers(self) -> list[dict[str, float]]:
         """The numbers of the steps `residual` and `quantize`."""
         scale = np.float32(self.rounded.grid.scale)
@@ -81,6 +87,54 @@ class Addition:
         offset = -self.grids[1].stored_zero * other
         added = {"factor": factor, "residual_factor": other, "offset": offset}
         return [added, self.rounded.numbers]
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of two tensors of bytes, rounded to bytes: an image and its gates, or an
+    activation and its argument. The second one may have one value for each channel."""
+
+    first: Any  #: variable of real values
+    second: Any
+    grids: tuple[Grid, Grid]
+    rounded: Rounded
+    nodes: list[Node]
+
+    @property
+    def answer(self) -> Any:
+        """The variable of the whole numbers."""
+        return self.nodes[-1].var
+
+    @property
+    def factor(self) -> float:
+        """The factor by which the product of the whole numbers is multiplied, before rounding."""
+        one, other = (np.float64(np.float32(grid.scale)) for grid in self.grids)
+        return float(np.float32(one * other / np.float64(np.float32(self.rounded.grid.scale))))
+
+    @property
+    def scalars(self) -> list[float]:
+        """The scalars of its function."""
+        zeros = [grid.stored_zero for grid in self.grids]
+        return byte_functions.product_scalars(zeros, self.factor, self.rounded.numbers)
+
+    def of(self, first: Any, second: Any) -> Any:
+        """The bytes of a product of two arrays of bytes, as its function computes them."""
+        whole, other = (
+            stored.astype(np.float32) - np.float32(grid.stored_zero)
+            for stored, grid in zip((first, second), self.grids, strict=True)
+        )
+        numbers = self.rounded.numbers
+        steps = np.clip(whole * other * np.float32(self.factor), numbers["low"], numbers["high"])
+        return (np.rint(steps) + np.float32(numbers["zero"])).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The bytes of a rounding as a function of those of one tensor."""
+
+    source: Any  #: variable of whole numbers, the base of its bytes
+    answer: Any  #: that of the rounding
+    entries: Any  #: the answer's byte for each byte of the source
 
 
 @dataclass
@@ -182,7 +236,10 @@ class IntegerGroups:
 
     integers: Integers = field(default_factory=Integers)
     groups: list[IntegerGroup] = field(default_factory=list)
-    additions: list[Addition] = field(default_factory=list)
+    pairs: list[Addition | Product] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    #: tables of the last rounding alone, of tensors that are all results
+    steps: list[Table] = field(default_factory=list)
     #: convolutions and products of quantised tensors that are computed in fp32, and why
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
@@ -195,12 +252,13 @@ class IntegerGroups:
     def taken(self) -> set[Any]:
         """The variables of all operators that are part of a group."""
         lists = [group.nodes for group in self.groups]
-        lists += [addition.nodes for addition in self.additions]
+        lists += [pair.nodes for pair in self.pairs]
         return {node.var for nodes in lists for node in nodes}
 
     def apart(self) -> IntegerGroups:
-        """The same with sums as functions of their own, so that all roundings are results: of the
-        same numbers, bit by bit."""
+        """The same with sums and tables as functions of their own, so that all roundings are
+        results: of the same numbers, bit by bit."""
         groups = [group.alone or group for group in self.groups]
         sums = [group.addition for group in self.groups if group.addition is not None]
-        return replace(self, groups=groups, additions=[*self.additions, *sums])
+        pairs = [*self.pairs, *sums]
+        return replace(self, groups=groups, pairs=pairs, tables=self.steps)

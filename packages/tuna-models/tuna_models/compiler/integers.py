@@ -53,11 +53,16 @@ class Grid:
         """The byte that stands for zero."""
         return self.zero + self.offset
 
-    def stored(self, value: float) -> float:
-        """The byte of a real value."""
+    def stored(self, value: Any) -> Any:
+        """The byte of a real value, or those of an array."""
         low, high = self.limits
-        found = np.rint(np.float32(value) / np.float32(self.scale)) + self.zero
-        return float(np.clip(found, low, high)) + self.offset
+        whole = np.rint(np.float32(value) / np.float32(self.scale)) + np.float32(self.zero)
+        return np.clip(whole, low, high) + self.offset
+
+    def real(self, stored: Any) -> Any:
+        """The real values of an array of bytes."""
+        centered = stored.astype(np.float32) - np.float32(self.stored_zero)
+        return centered * np.float32(self.scale)
 
 
 @dataclass(frozen=True)

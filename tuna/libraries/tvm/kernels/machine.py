@@ -19,6 +19,7 @@ from tuna.libraries.tvm.kernels.instructions import (
     DotProduct,
     dots_of,
 )
+from tuna.libraries.tvm.kernels.look_up import LOOK_UPS, LookUp
 from tuna.libraries.tvm.kernels.types import Types
 
 #: Bytes of L1 where /sys does not say (another system, a target that is not this machine): the
@@ -72,6 +73,7 @@ class Machine:
     cores: int = 1
     broadcast: Broadcast = "memory"
     words: frozenset[str] = frozenset()  #: names of its dot products (`instructions.DOTS`)
+    look_up: LookUp | None = None  #: its instruction for functions of bytes
 
     @property
     def floats(self) -> int:
@@ -190,4 +192,6 @@ def _from_text(text: str) -> Machine:
     words = frozenset(dot.name for dot in DOTS if dot.isa is isa and dot.feature in features)
     found, cores = data_caches(), int(target.attrs.get("num-cores", 1))
     l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-    return Machine(isa.width, isa.registers, l1_bytes, l2_bytes, cores, isa.broadcast, words)
+    look_up = next((row for row in LOOK_UPS if row.feature in features), None)
+    caches = l1_bytes, l2_bytes
+    return Machine(isa.width, isa.registers, *caches, cores, isa.broadcast, words, look_up)
