@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,12 @@ RELU, RELU6, SIGMOID, TANH, SILU = "relu", "relu6", "sigmoid", "tanh", "silu"
 GELU, GELU_TANH = "gelu", "gelu_tanh"
 HARD_SIGMOID, HARD_SWISH = "hard_sigmoid", "hard_swish"
 DEQUANTIZE, QUANTIZE, COMPENSATION = "dequantize", "quantize", "compensation"
+#: Rows and columns of a pixel that steps write as channels of their own
+DEPTH_TO_SPACE = {
+    f"depth_to_space_{high}x{wide}": (high, wide)
+    for high, wide in itertools.product(range(1, 5), repeat=2)
+    if high * wide > 1
+}
 #: NumPy's name of the type that a step writes
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16", "to_fp32": "float32"}
 #: Forms of a step's arguments: a value for each channel (of a product: each column); one for each
@@ -99,6 +106,18 @@ def _gelu_tanh(np: Any, x: Any) -> Any:
     return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def _depth_to_space(name: str, high: int, wide: int) -> EpilogueStep:
+    """Channels of one pixel to high x wide pixels, in the order (row, column, channel)."""
+
+    def definition(np: Any, x: Any) -> Any:
+        batch, channels, rows, columns = x.shape
+        parts = x.reshape(batch, high, wide, channels // high // wide, rows, columns)
+        return parts.transpose(0, 3, 4, 1, 5, 2).reshape(batch, -1, rows * high, columns * wide)
+
+    after = (SUM, BIAS, _ACTIVATION, _CAST, DEQUANTIZE, QUANTIZE)
+    return EpilogueStep(name, after, definition)
+
+
 STEPS = (
     EpilogueStep(BIAS, (SUM,), lambda np, x, bias: x + bias, (Argument(BIAS, "B"),)),
     EpilogueStep(
@@ -142,6 +161,7 @@ STEPS = (
         renews=True,
     ),
     _quantize((ADDITION,), _ROUNDED_SUM),
+    *(_depth_to_space(name, *sizes) for name, sizes in DEPTH_TO_SPACE.items()),
     # The only step of a layer of signed bytes that is not a task
     EpilogueStep(
         COMPENSATION,
@@ -191,6 +211,11 @@ def arguments_of(epilogue: Sequence[str], *, padded: bool) -> list[Argument]:
     if DEQUANTIZE in epilogue and (padded or QUANTIZE in epilogue):
         added[0].append(SCALARS)
     return [argument for arguments in added for argument in arguments]
+
+
+def interleaving(epilogue: Sequence[str]) -> tuple[int, int]:
+    """Return the rows and columns that the channels of a pixel become."""
+    return DEPTH_TO_SPACE.get(epilogue[-1], (1, 1)) if epilogue else (1, 1)
 
 
 def pads(core: Config) -> bool:

@@ -107,7 +107,7 @@ def task(config: TaskConfig, seed: int) -> Problem:
 
 def _cast(core: Problem, epilogue: Sequence[str]) -> Problem:
     """The problem with an answer of the type that the epilogue ends with, if it is a cast."""
-    cast = CASTS.get(epilogue[-1]) if epilogue else None
+    cast = next((CASTS[name] for name in epilogue if name in CASTS), None)
     if cast is None:
         return core
     kinds = {kind: data_type for data_type, (kind, *_) in DTYPES.items()}

@@ -284,6 +284,18 @@ def tokens(batch: int | str = 2, length: int | str = 6) -> Any:
     return net.model(net.relu(x), inputs=inputs)
 
 
+def upsampled() -> Any:
+    """Transposed convolutions whose taps are as many as their strides: to 20 channels with batch
+    normalisation, and to two with a bias."""
+    net = Net((2, 8, 5, 7))
+    weights = net.constant(net.random.normal(0, 0.2, (20, 20, 2, 2)))
+    y = net.add("ConvTranspose", net.conv("x", 8, 20, 1), weights, strides=[2, 2])
+    parts = [*net.random.normal(1.0, 0.2, (3, 20)), net.random.uniform(0.5, 1.5, 20)]
+    y = net.relu(net.add("BatchNormalization", y, *map(net.constant, parts)))
+    given = [net.constant(net.random.normal(0, 0.2, shape)) for shape in ((20, 2, 3, 2), (2,))]
+    return net.model(net.add("Sigmoid", net.add("ConvTranspose", y, *given, strides=[3, 2])))
+
+
 def enlarged() -> Any:
     """Transposed convolutions: with batch normalisation; depthwise with an output padding; in
     groups with a bias; and alone."""
@@ -306,6 +318,7 @@ def enlarged() -> Any:
 NETS = {
     "tokens": tokens,
     "enlarged": enlarged,
+    "upsampled": upsampled,
     "activated": activated,
     "attention": attention,
     "old": old,

@@ -56,7 +56,7 @@ def functions_of(found: Planned) -> list[tuple[str, Any]]:
     return [(name, found.module[name]) for name in found.functions]
 
 
-@pytest.mark.parametrize("name", ["residual", "squeezed", "odd", "attention"])
+@pytest.mark.parametrize("name", ["residual", "squeezed", "odd", "attention", "upsampled"])
 def test_a_model_in_bf16_answers_within_its_bound(name: str) -> None:
     if "bf16" not in machine.from_target(tvm.target.Target(HERE)).words:
         need(None, "a CPU with avx512_bf16")

@@ -126,6 +126,16 @@ def test_transposed_convolutions_are_backward_data_with_an_epilogue() -> None:
     assert [task.epilogue for task in tasks] == [("bias", "relu"), ("sigmoid",), ("bias",), ()]
 
 
+def test_transposed_convolutions_without_overlaps_are_of_one_pixel() -> None:
+    found = planned(nets.upsampled())
+    assert [task.label for task, _ in found.tasks() if isinstance(task.core, ConvConfig)] == [
+        "conv 2x8x5x7 k20 1x1 s1 p0 NCHW fp32 F +bias native",
+        "conv 2x20x5x7 k128 1x1 s1 p0 NCHW fp32 F +bias+relu+depth_to_space_2x2 native",
+        "conv 2x20x10x14 k12 1x1 s1 p0 NCHW fp32 F +bias+sigmoid+depth_to_space_3x2 native",
+    ]
+    assert [name for name in found.calls if "blocks" in name] == ["to_blocks"]
+
+
 def test_a_transformer_is_products_and_attention() -> None:
     tasks = {
         task.label: count

@@ -201,11 +201,27 @@ def test_bytes_are_resized_put_together_and_taken_apart(
         _check(model, tmp_path)
 
 
+def test_transposed_convolutions_without_overlaps_sum_bytes(tmp_path: Path) -> None:
+    net = Quantised((1, 16, 5, 6), 13)
+    y = net.add("ConvTranspose", net.rounded("x", 0.03), *_upsampling(net, 16, 20), strides=[2, 2])
+    y = net.rounded(net.relu(y), 0.02, 0)
+    y = net.add("ConvTranspose", y, *_upsampling(net, 20, 1), strides=[2, 2])
+    model = net.model(net.rounded(y, 0.03))
+    steps = [task.epilogue for task, _ in planned(model).tasks() if task.core is not None]
+    assert steps == [("dequantize", "quantize", "depth_to_space_2x2")] * 2
+    _check(model, tmp_path)
+
+
+def _upsampling(net: Quantised, ins: int, channels: int) -> tuple[str, str]:
+    bias = net.constant(net.random.normal(0, 0.3, channels))
+    return net.quantised_weights(ins, channels, 2, 2, axis=1), bias
+
+
 def test_segments_begin_at_what_they_are_given_where_sums_read_whole_numbers() -> None:
     """A transposed convolution sums these, and is multiplied by the scale behind."""
     net = Quantised((1, 16, 9, 9), 13)
     y = net.rounded(net.relu(net.quantised_conv(net.rounded("x", 0.03), 32, 16)), 0.02, 0)
-    weights = net.quantised_weights(32, 16, 2, 2, axis=1)
+    weights = net.quantised_weights(32, 16, 3, 3, axis=1)  # whose taps overlap
     y = net.rounded(net.add("ConvTranspose", y, weights, strides=[2, 2]), 0.03)
     model = net.model(net.rounded(net.quantised_conv(y, 16, 16), 0.05))
     text = planned(model, form=Form.SEGMENTS).module["main"].script(show_meta=False)

@@ -18,7 +18,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tuna.configs import AttentionConfig, Config, ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.task import Argument
+from tuna.configs.task import Argument, interleaving
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.reference import np_type
 from tuna.libraries.tvm.decisions import OWN
@@ -194,7 +194,7 @@ def layer_of(config: Config, mode: Mode, target: Any) -> AnyLayer | None:
         return None
     cpu = machine.from_target(target)
     dot = cpu.dot_of(core.data_type)
-    sizes = shape.of(core, cpu.floats, dot.weights if dot else "")
+    sizes = shape.of(core, cpu.floats, dot.weights if dot else "", interleaving(steps))
     return Layer(sizes, mode, cpu, steps, TYPES[core.data_type])
 
 

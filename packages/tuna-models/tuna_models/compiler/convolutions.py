@@ -8,10 +8,14 @@ are frames, N times D of them, and the taps along the depth become further input
 
 Taps that read padding alone are cut off. What a `ConvConfig` cannot say, another padding before
 than after, is done by a copy of the input (`blocked.Window`), and so are the frames.
+
+A transposed one whose taps are as many as its strides computes each pixel of the answer from one of
+the input: it is one of 1 x 1, whose channels become rows and columns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +24,7 @@ import numpy as np
 from tvm import relax
 
 from tuna.configs import ConvConfig
+from tuna.configs.task import DEPTH_TO_SPACE
 from tuna.configs.values import Direction
 from tuna.libraries.tvm.kernels.shape import IMAGE_CHANNELS
 from tuna_models.compiler import pads
@@ -38,6 +43,25 @@ LAYOUTS = {
 
 
 @dataclass(frozen=True)
+class Interleaving:
+    """Channels of a convolution that become rows and columns of its answer."""
+
+    step: str  #: the last step of the epilogue, one of `DEPTH_TO_SPACE`
+    filled: int  #: channels of a row and column, of which the last are filled up with zeros
+
+    def repeated(self, values: Any) -> Any:
+        """Values for each channel of the answer, for each of the convolution."""
+        filled = np.pad(values, [(0, self.filled - len(values)), *[(0, 0)] * (values.ndim - 1)])
+        return np.concatenate([filled] * math.prod(DEPTH_TO_SPACE[self.step]))
+
+    def weights(self, values: Any) -> Any:
+        """Weights of 1 x 1 from those of the transposed convolution, C, K, R, S."""
+        inputs, channels, *_ = values.shape
+        filled = np.pad(values, [(0, 0), (0, self.filled - channels), (0, 0), (0, 0)])
+        return filled.transpose(2, 3, 1, 0).reshape(-1, inputs, 1, 1)
+
+
+@dataclass(frozen=True)
 class Convolution:
     """A convolution of images, and where its input comes from."""
 
@@ -46,6 +70,7 @@ class Convolution:
     weights: Any  #: K, C/groups, R, S of the forward convolution
     window: Window | None  #: the copy of the input that the kernel reads; None: it reads the input
     nodes: list[Node]  #: a padding that became part of it, and itself
+    interleaving: Interleaving | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +128,39 @@ def find(node: Node, graph: Graph, block: int, numbers: Any = None) -> Convoluti
     if extents(node.args[0]) is None or extents(node.var) is None:
         return UNKNOWN_SHAPE
     if node.op.endswith("transpose"):
-        return _transposed(node, weights)
+        return _interleaved(node, block, weights) or _transposed(node, weights)
     return _forward(node, graph, block, weights)
+
+
+def _interleaved(node: Node, block: int, weights: Any) -> Convolution | None:
+    """A transposed one without overlaps, padding and groups, as one of 1 x 1."""
+    attrs, shape, answer = node.attrs, extents(node.args[0]), extents(node.var)
+    assert shape is not None
+    assert answer is not None
+    batch, inputs, *size = shape
+    strides = tuple(map(int, attrs.strides))
+    step = f"depth_to_space_{strides[0]}x{strides[1]}"
+    if step not in DEPTH_TO_SPACE or weights.shape[2:] != strides or int(attrs.groups) != 1:
+        return None
+    whole = tuple(extent * stride for extent, stride in zip(size, strides, strict=True))
+    if answer[2:] != whole or any(map(int, attrs.padding)) or {*map(int, attrs.dilation)} != {1}:
+        return None
+    channels = answer[1]
+    filled = channels if channels <= IMAGE_CHANNELS else -(-channels // block) * block
+    interleaving = Interleaving(step, filled)
+    flat = interleaving.weights(weights)
+    if len(flat) > block and len(flat) % block:
+        return None
+    core = ConvConfig(
+        batchsize=batch,
+        in_channels=inputs,
+        in_h=size[0],
+        in_w=size[1],
+        out_channels=len(flat),
+        fil_h=1,
+        fil_w=1,
+    )
+    return Convolution(core, node.args[0], flat, None, [node], interleaving)
 
 
 def _transposed(node: Node, weights: Any) -> Convolution | str:

@@ -171,7 +171,11 @@ class Emitter:
         stored = kind if kind in (BYTE, BF16) and kind != str(group.answer.ty.dtype) else OWN
         form = TensorForm(isinstance(core, ConvConfig), stored)
         if chosen.shape is not None:
-            value = self._writer.call(function, args, chosen.shape.native_output(), kind)
+            value = self._writer.call(function, args, chosen.shape.native_answer(), kind)
+            if chosen.shape.interleaved != (1, 1):
+                form = form._replace(in_blocks=not chosen.shape.planar)
+                sizes = blocked_extents(shape, self._block) if form.in_blocks else shape
+                value = self._writer.shaped(value, sizes)
             residual = self._forms.bounds.get(group.added.get(RESIDUAL), 0.0)
             self._forms.bounds[group.answer] = max(1.0, residual)
         else:

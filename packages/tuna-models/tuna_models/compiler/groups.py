@@ -17,7 +17,7 @@ from tuna.configs import GemmConfig
 from tuna.configs.task import Core, TaskConfig
 from tuna_models.compiler import convolutions
 from tuna_models.compiler.blocked import Window
-from tuna_models.compiler.convolutions import UNKNOWN_SHAPE
+from tuna_models.compiler.convolutions import UNKNOWN_SHAPE, Interleaving
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
 
 #: Values of a constant first factor that are written for a whole batch, at most.
@@ -45,6 +45,7 @@ class FusionGroup:
     added: dict[str, Any] = field(default_factory=dict)
     #: Nodes of the model, in order; the last one's variable is the answer
     nodes: list[Node] = field(default_factory=list)
+    interleaving: Interleaving | None = None
     adds: Callable[[Any], bool] | None = None  #: whether a variable may be the residual; None: any
     #: True where no kernel of Winograd's will do: for sums of whole numbers, which it would round,
     #: and in bf16 for weights that its fp16 does not hold
@@ -61,7 +62,12 @@ class FusionGroup:
     def task(self) -> TaskConfig:
         """The group as a config, for a model whose tensors are in blocks."""
         layouts = "layer" if self.weights is None else "native"
-        return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
+        last = [] if self.interleaving is None else [self.interleaving.step]
+        return TaskConfig(core=self.core, layouts=layouts, epilogue=(*self.epilogue, *last))
+
+    def repeated(self, values: Any) -> Any:
+        """Values for each channel of the answer, for each channel of the core."""
+        return values if self.interleaving is None else self.interleaving.repeated(values)
 
 
 def find(
@@ -96,7 +102,12 @@ def _convolution(node: Node, graph: Graph, block: int) -> FusionGroup | str:
     if isinstance(layer, str):
         return layer
     return FusionGroup(
-        layer.core, layer.input, layer.weights, window=layer.window, nodes=layer.nodes
+        layer.core,
+        layer.input,
+        layer.weights,
+        window=layer.window,
+        nodes=layer.nodes,
+        interleaving=layer.interleaving,
     )
 
 

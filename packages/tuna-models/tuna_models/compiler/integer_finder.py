@@ -85,16 +85,17 @@ class _Finder:
             self.found.pairs.append(pair)
 
     def _convolution(self, node: Node, centered: tuple[Any, Any] | None) -> IntegerGroup | str:
-        if node.op.endswith("transpose"):
-            return "it is transposed"
         if constant_of(node.args[1]) is None:
             return "both factors are variables"
-        whole = integers.weights_of(self.graph.whole, node.args[1], 0)
+        transposed = node.op.endswith("transpose")
+        whole = integers.weights_of(self.graph.whole, node.args[1], int(transposed))
         if isinstance(whole, str):
             return whole
         layer = convolutions.find(node, self.graph, self.block, whole[0])
         if isinstance(layer, str):
             return layer
+        if transposed and layer.interleaving is None:
+            return "it is transposed, and its taps overlap"
         scale, grid = 1.0, self.found.integers.grids.get(layer.input)
         if centered is None and grid is not None:
             centered, scale = (layer.input, grid.stored_zero), grid.scale
@@ -108,10 +109,11 @@ class _Finder:
             replace(layer.core, data_type=DataType.INT8),
             source,
             layer.weights.astype(np.int8),
-            scale * whole[1],
+            scale * (layer.interleaving.repeated(whole[1]) if layer.interleaving else whole[1]),
             zero,
             window=window,
             nodes=list(layer.nodes),
+            interleaving=layer.interleaving,
         )
 
     def _product(self, node: Node, centered: tuple[Any, Any] | None) -> IntegerGroup | str:
@@ -287,7 +289,13 @@ def _in_real_values(group: IntegerGroup) -> FusionGroup:
     is all that operators change of them."""
     channels = (-1, 1, 1, 1) if isinstance(group.core, ConvConfig) else (1, -1)
     scales = group.scales.reshape(channels)
-    return FusionGroup(group.core, group.input, scales, nodes=list(group.nodes))
+    return FusionGroup(
+        group.core,
+        group.input,
+        scales,
+        nodes=list(group.nodes),
+        interleaving=group.interleaving,
+    )
 
 
 def _whole_again(

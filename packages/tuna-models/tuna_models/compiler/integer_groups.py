@@ -37,6 +37,7 @@ from tuna.configs.task import (
 )
 from tuna_models.compiler import byte_functions
 from tuna_models.compiler.blocked import Window
+from tuna_models.compiler.convolutions import Interleaving
 from tuna_models.compiler.graph import Node
 from tuna_models.compiler.integers import Grid, Integers
 
@@ -150,6 +151,7 @@ class IntegerGroup:
     zero: float | Any  #: the byte that stands for zero, or an int32 variable of the zero point
     scale: Any = None  #: a variable by which M is multiplied when the model runs
     window: Window | None = None
+    interleaving: Interleaving | None = None
     rounded: Rounded | None = None
     addition: Addition | None = None  #: follows the rounding
     alone: IntegerGroup | None = None  #: the same group without the addition
@@ -171,6 +173,8 @@ class IntegerGroup:
             parts += (QUANTIZE,)
         if self.addition is not None:
             parts += (RESIDUAL, QUANTIZE)
+        if self.interleaving is not None:
+            parts += (self.interleaving.step,)
         return TaskConfig(core=self.core, layouts="native", epilogue=parts)
 
     def dequantized(self) -> dict[str, Any]:

@@ -81,9 +81,10 @@ class Normalise(Rule):
         numbers = scale_and_shift(operand) if isinstance(group.core, ConvConfig) else None
         if numbers is None:
             raise Unfit("its parameters are no constants for each channel of a convolution")
-        weights, bias = _scaled(group, numbers[0])
+        scale, shift = map(group.repeated, numbers)
+        weights, bias = _scaled(group, scale)
         before = 0.0 if bias is None else bias.astype(np.float64)
-        return Change(BIAS, (before + numbers[1]).astype(weights.dtype), weights)
+        return Change(BIAS, (before + shift).astype(weights.dtype), weights)
 
 
 class Activate(Rule):
@@ -159,6 +160,8 @@ class Residual(Rule):
         """The residual."""
         if RESIDUAL in group.added:
             raise Unfit("a residual is added already")
+        if group.interleaving is not None:
+            raise Unfit("its channels become rows and columns behind the epilogue")
         if operand.same_as(group.answer) or extents(operand) != extents(group.answer):
             raise Unfit("what it adds has another shape")
         if group.adds is not None and not group.adds(operand):
@@ -264,7 +267,7 @@ def _other(node: Node, group: FusionGroup) -> Any:
 
 
 def _by_channel(group: FusionGroup, node: Node, values: Any) -> Any:
-    """An operand with one value for each channel; raises Unfit for any other."""
+    """An operand with one value for each channel of the core; raises Unfit for any other."""
     shape = extents(group.answer)
     if shape is None or extents(node.var) != shape:
         raise Unfit("it changes the shape")
@@ -272,7 +275,7 @@ def _by_channel(group: FusionGroup, node: Node, values: Any) -> Any:
     given = (1,) * (len(shape) - values.ndim) + values.shape
     if any(extent != 1 for position, extent in enumerate(given) if position != axis):
         raise Unfit("its constant has several values for a channel")
-    return np.array(np.broadcast_to(values.reshape(-1), (shape[axis],)))
+    return group.repeated(np.array(np.broadcast_to(values.reshape(-1), (shape[axis],))))
 
 
 def _scaled(group: FusionGroup, scale: Any) -> tuple[Any, Any]:

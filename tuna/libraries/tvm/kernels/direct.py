@@ -196,7 +196,7 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
         sch.set_scope(weights, 0, "local")
         stages.unroll_and_vectorize(sch, weights, len(sch.get_loops(weights)) - 2)
     if params.order == CHANNELS_OUTSIDE:
-        answer = stages.answer_block(sch, merged)
+        answer = stages.answer_block(sch, layer, merged)
         sch.reverse_compute_at(answer, k, preserve_unit_loops=True)
         cleared = sch.decompose_reduction(sums, c)
         for block in (answer, *([cleared] if lanes else [])):

@@ -160,7 +160,7 @@ def rows_of(layer: Layer) -> Rows:
     """
     shape = layer.shape
     height, width = shape.out_size
-    most = _WIDE_ROW if shape.pointwise else _NARROW_ROW
+    most = 1 if shape.planar else _WIDE_ROW if shape.pointwise else _NARROW_ROW
     choices = []
     for merged in divisors(height, max(1, most // width)):
         pixels = merged * width

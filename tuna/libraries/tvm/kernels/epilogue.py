@@ -21,6 +21,7 @@ from tuna.configs.task import (
     BIAS,
     CASTS,
     COMPENSATION,
+    DEPTH_TO_SPACE,
     DEQUANTIZE,
     GELU,
     GELU_TANH,
@@ -97,12 +98,13 @@ def applied(
     start of a sum that began with it. `rounding`: see `rounded`."""
     scalars = iter(given(SCALARS.role)[1:] if QUANTIZE in epilogue else ())
     steps = steps_of(epilogue)
+    written = next((step for step in reversed(steps) if step.name not in DEPTH_TO_SPACE), None)
     for step in steps:
         arguments = [given(argument.role) for argument in step.arguments]
         numbers = {name: next(scalars) for name in step.numbers}
         value = TIR[_key(step)](value, *arguments, **numbers)
         if step.name == QUANTIZE:
-            value = nearest(value) if step is not steps[-1] else _byte(value, numbers["zero"])
+            value = nearest(value) if step is not written else _byte(value, numbers["zero"])
     return rounded(value, signature.answer_type(epilogue, types), rounding)
 
 
@@ -329,7 +331,8 @@ TIR: dict[str, Callable[..., Any]] = {
     QUANTIZE: _limited,
     ADDITION: _added_byte,
     COMPENSATION: lambda x, compensation: x + compensation,
-    **{name: lambda x: x for name in CASTS},  # by `rounded`
+    # by `rounded`, and by `stages.answer`
+    **{name: lambda x: x for name in (*CASTS, *DEPTH_TO_SPACE)},
 }
 if set(TIR) != {_key(step) for step in STEPS}:
     raise LookupError("the steps of configs/task.py and their definitions here differ")

@@ -91,13 +91,20 @@ class Family:
 
 
 def _direct(shape: ConvShape, mode: Mode) -> bool:
-    """Any convolution whose channels, or an image's taps, are whole words."""
+    """Any convolution whose channels, or an image's taps, are whole words; interleaved channels
+    fill blocks, or are few."""
+    if shape.interleaved != (1, 1):
+        channels = shape.out_channels if shape.planar else shape.answer_channels
+        few = shape.planar and channels < shape.block
+        if mode is not Mode.NATIVE or not (few or channels % shape.block == 0):
+            return False
     return shape.row_words > 0 or shape.in_block % shape.word == 0
 
 
 def _depthwise(shape: ConvShape, mode: Mode) -> bool:
     """Every group has one input channel; native also needs an input in blocks."""
-    return shape.groups == shape.in_channels > 1 and (mode is Mode.LAYER or not shape.image)
+    native = mode is Mode.LAYER or not shape.image
+    return shape.groups == shape.in_channels > 1 and native and shape.interleaved == (1, 1)
 
 
 def _pointwise(shape: ConvShape, mode: Mode) -> bool:
@@ -112,12 +119,12 @@ def _winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
     """3x3, stride 1, no groups, no dilation, and at least one tile wide and high."""
     plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
     tiled = shape.filter == (packing.TAPS, packing.TAPS) and min(shape.out_size) >= outputs
-    return plain and tiled and not shape.image
+    return plain and tiled and not shape.image and shape.interleaved == (1, 1)
 
 
 def _backward_data(shape: ConvShape, mode: Mode) -> bool:
     """Backward data that is not a forward convolution (`shape.turned`)."""
-    return shape.direction is Direction.BACKWARD_DATA
+    return shape.direction is Direction.BACKWARD_DATA and shape.interleaved == (1, 1)
 
 
 def _backward_weights(shape: ConvShape, mode: Mode) -> bool:

@@ -166,6 +166,18 @@ def in_blocks(extents: Sequence[int], layout: str = "NCHW") -> Steps:
     }
 
 
+def interleaved(shape: ConvShape) -> Steps:
+    """Return the steps from an interleaved answer NCHW to that of a kernel."""
+    batch, blocks, rows, high, columns, wide, *lanes = shape.native_answer()
+    channels = [blocks, *lanes]
+    order = [0, 1, 3, 4, 5, 6, 2] if lanes else [*range(6)]
+    return {
+        "filled": [batch, math.prod(channels), rows * high, columns * wide],
+        "split": [batch, *channels, rows, high, columns, wide],
+        "permuted": order,
+    }
+
+
 def channels_in_blocks(blocks: int, size: int) -> Steps:
     """Return the steps from a value for each channel to K/b, b."""
     return {"filled": [blocks * size], "split": [blocks, size], "permuted": [0, 1]}

@@ -58,6 +58,8 @@ class ConvShape:
     direction: Direction = Direction.FORWARD
     #: type of the weights of which words are multiplied (`kernels.dots`), empty for single values
     word_type: str = ""
+    #: rows and columns of the answer that the channels of a pixel become
+    interleaved: tuple[int, int] = (1, 1)
 
     @property
     def word(self) -> int:
@@ -148,6 +150,17 @@ class ConvShape:
         return self.in_channels <= IMAGE_CHANNELS
 
     @property
+    def answer_channels(self) -> int:
+        """Channels of the answer, of which those of a pixel may be several pixels."""
+        return self.out_channels // math.prod(self.interleaved)
+
+    @property
+    def planar(self) -> bool:
+        """Whether the native answer is the layer's own: interleaved, with too few channels for a
+        block."""
+        return self.interleaved != (1, 1) and self.answer_channels <= IMAGE_CHANNELS
+
+    @property
     def pointwise(self) -> bool:
         """Whether the filter is 1 x 1."""
         return self.filter == (1, 1)
@@ -165,8 +178,19 @@ class ConvShape:
         return (self.batch, math.ceil(self.in_channels / self.block), *self.in_size, self.block)
 
     def native_output(self) -> tuple[int, ...]:
-        """Shape of the answer in `Mode.NATIVE`; channels past the layer's are zero."""
+        """Shape of the sums in `Mode.NATIVE`; channels past the layer's are zero."""
         return (self.batch, self.out_blocks, *self.out_size, self.block)
+
+    def native_answer(self) -> tuple[int, ...]:
+        """Shape of the answer in `Mode.NATIVE`, with axes of their own for the rows and columns
+        that channels become."""
+        if self.interleaved == (1, 1):
+            return self.native_output()
+        (high, wide), (rows, columns) = self.interleaved, self.out_size
+        pixels = (rows, high, columns, wide)
+        if self.planar:
+            return (self.batch, self.answer_channels, *pixels)
+        return (self.batch, self.answer_channels // self.block, *pixels, self.block)
 
     def layer_input(self) -> tuple[int, ...]:
         """Shape of the input in `Mode.LAYER`."""
@@ -174,7 +198,9 @@ class ConvShape:
 
     def layer_output(self) -> tuple[int, ...]:
         """Shape of the answer in `Mode.LAYER`."""
-        return _laid_out(self.batch, self.out_channels, self.out_size, self.out_layout)
+        (high, wide), (rows, columns) = self.interleaved, self.out_size
+        size = (high * rows, wide * columns)
+        return _laid_out(self.batch, self.answer_channels, size, self.out_layout)
 
 
 def divisors(number: int, most: int) -> list[int]:
@@ -200,7 +226,12 @@ def turned(config: ConvConfig) -> bool:
     return config.conv_stride_h == config.conv_stride_w == 1 and min(_turned_pad(config)) >= 0
 
 
-def of(config: ConvConfig, block: int, word_type: str = "") -> ConvShape:
+def of(
+    config: ConvConfig,
+    block: int,
+    word_type: str = "",
+    interleaved: tuple[int, int] = (1, 1),
+) -> ConvShape:
     """The shape of a supported `config` in blocks of `block` channels, with weights in words of
     `word_type`; forward, for what is `turned`."""
     height, width = config.output_size
@@ -228,6 +259,7 @@ def of(config: ConvConfig, block: int, word_type: str = "") -> ConvShape:
         out_layout=config.out_layout,
         direction=Direction.FORWARD if turned(config) else config.direction,
         word_type=word_type,
+        interleaved=interleaved,
     )
 
 

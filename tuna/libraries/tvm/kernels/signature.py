@@ -20,6 +20,7 @@ from tuna.configs.task import (
     WEIGHT_SUMS,
     Argument,
     arguments_of,
+    interleaving,
     pads,
     steps_of,
 )
@@ -106,7 +107,7 @@ def of(
         steps[LANES] = packing.channels_in_blocks(blocks, width)
         summed |= {} if core.trans_b else {"order": [1, 0]}
     elif family.packing is not None:
-        sizes = shapes.of(core, width, word_type)
+        sizes = shapes.of(core, width, word_type, interleaving(epilogue))
         order = {"order": packing.CHANNELS_FIRST} if core.fil_layout.endswith("C") else {}
         backward = core.direction is Direction.BACKWARD_DATA
         turned = {"turned": core.group_count} if backward else {}
@@ -117,6 +118,8 @@ def of(
             in_blocks = packing.channels_in_blocks(sizes.out_blocks, width)
             steps[CHANNELS] = steps[LANES] = in_blocks
             steps[ANSWER] = packing.in_blocks(sizes.native_output(), core.in_layout)
+            if sizes.interleaved != (1, 1):
+                steps[ANSWER] = packing.interleaved(sizes)
             summed |= in_blocks
     steps[WEIGHT_SUMS] = summed
     if COMPENSATION in epilogue:
@@ -142,7 +145,7 @@ def packing_for(
     if not family or not isinstance(core, ConvConfig | GemmConfig):
         return None
     (*_, first), (*_, kind, weights), *_, (*_, answer) = arguments
-    packed = len(answer) == 5
+    packed = len(answer) > 4
     if isinstance(core, GemmConfig):
         packed = len(weights) > len(first)
     mode = Mode.NATIVE if packed else Mode.LAYER

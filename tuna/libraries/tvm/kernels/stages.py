@@ -21,7 +21,7 @@ from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.types import FP32, SIGN, Types
 
 #: Names of the blocks that a schedule looks for
-PAD, OUT, FLAT = "pad", "out", "flat"
+PAD, OUT, FLAT, APPLIED = "pad", "out", "flat", "applied"
 #: Maximum of multiply-adds in a step of a reduction with a prefetch: LLVM keeps sums in registers
 #: only in loops of fewer than 250 loads and stores, and counts those that it has yet to remove
 STEP_SUMS = 48
@@ -240,8 +240,8 @@ def answer(
     """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block,
     which may have `started` with an argument.
 
-    `merged` rows of the answer are one row of the sums. The epilogue then is applied in that form,
-    and `Y` is another view of it.
+    `merged` rows of the answer are one row of the sums, and channels may be rows and columns. The
+    epilogue then is applied in the form of the sums, and `Y` is another view of it.
     """
     shape, size, (height, width) = layer.shape, layer.shape.block, layer.shape.out_size
     native, last = layer.mode is Mode.NATIVE, layer.shape.out_layout.endswith("C")
@@ -264,9 +264,18 @@ def answer(
         return value(split(index), total)
 
     rows = (*extents[:at], height // merged, width * merged, *extents[at + 2 :])
-    flat = te.compute(rows, written, name=OUT if merged == 1 else FLAT)
-    if merged == 1:
+    is_view = merged > 1 or shape.interleaved != (1, 1)
+    name = FLAT if is_view else OUT
+    if shape.planar:  # vectors first, then their lanes
+        applied = te.compute(rows, written, name=APPLIED)
+        few = (*rows[:-1], min(size, shape.out_channels))
+        flat = te.compute(few, lambda *index: applied[index], name=name)
+    else:
+        flat = te.compute(rows, written, name=name)
+    if not is_view:
         return [*inputs, flat]
+    if shape.interleaved != (1, 1):
+        return [*inputs, _interleaved(flat, shape, merged)]
 
     def view(*index: Any) -> Any:
         before, (h, w), after = index[:at], index[at : at + 2], index[at + 2 :]
@@ -274,6 +283,22 @@ def answer(
         return flat[(*before, tirx.floordiv(h, merged), column, *after)]
 
     return [*inputs, te.compute(extents, view, name=OUT)]
+
+
+def _interleaved(flat: Any, shape: ConvShape, merged: int) -> Any:
+    """The view of the answer whose channels are rows and columns of `merged` rows."""
+    (_, wide), (_, columns) = shape.interleaved, shape.out_size
+    per_pixel = shape.answer_channels if shape.planar else shape.answer_channels // shape.block
+
+    def view(n: Any, k: Any, h: Any, a: Any, w: Any, b: Any, *lane: Any) -> Any:
+        own = (a * wide + b) * per_pixel + k
+        if not lane:
+            own, lane = tirx.floordiv(own, shape.block), (tirx.floormod(own, shape.block),)
+        if merged > 1:
+            h, w = tirx.floordiv(h, merged), tirx.floormod(h, merged) * columns + w
+        return flat[(n, own, h, w, *lane)]
+
+    return te.compute(shape.native_answer(), view, name=OUT)
 
 
 def module_of(arguments: Sequence[Any], change: Callable[[Any], Any] | None = None) -> tvm.IRModule:
@@ -297,9 +322,9 @@ def unroll_and_vectorize(sch: Any, block: Any, depth: int, *, of_lanes: bool = F
     (sch.unroll if of_lanes else sch.vectorize)(last)
 
 
-def answer_block(sch: Any, merged: int = 1) -> Any:
+def answer_block(sch: Any, layer: Layer, merged: int = 1) -> Any:
     """The block that writes the answer, with `merged` rows in one."""
-    if merged == 1:
+    if merged == 1 and layer.shape.interleaved == (1, 1):
         return sch.get_sblock(OUT)
     sch.reverse_compute_inline(sch.get_sblock(OUT))
     return sch.get_sblock(FLAT)
@@ -311,8 +336,15 @@ def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int, merged: int =
 
     A tile that goes to NCHW is written pixel by pixel: each channel of a vector to another row.
     """
-    out = answer_block(sch, merged)
+    out = answer_block(sch, layer, merged)
+    if layer.shape.planar:
+        planes, out = out, sch.get_sblock(APPLIED)
     sch.reverse_compute_at(out, loop, preserve_unit_loops=True)
+    if layer.shape.planar:
+        sch.set_scope(out, 0, "local")
+        sch.reverse_compute_at(planes, loop, preserve_unit_loops=True)
+        for each in sch.get_loops(planes)[depth:]:
+            sch.unroll(each)
     if layer.mode is Mode.LAYER:
         _, *loops = sch.get_loops(out)[depth:]
         channels = loops.pop(2 if layer.shape.out_layout.endswith("C") else 0)
