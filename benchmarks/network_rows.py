@@ -44,6 +44,7 @@ class Row:
     errors: dict[str, float] = field(default_factory=dict)
     #: Label, share of the time and reason of each function, the slowest first
     functions: list[tuple[str, float, str]] = field(default_factory=list)
+    run_ms: float = 0.0  #: A run when its functions were timed
     build_s: float = 0.0  #: Import and build
     load: float = 0.0  #: Load of the machine when it began
 

@@ -38,7 +38,8 @@ from benchmarks.network_rows import TYPES, Row
 from benchmarks.network_table import EXPORTED, NETWORKS
 from benchmarks.peers import Runner, running
 from tuna.errors import TunaError
-from tuna.sandbox.cores import measuring_with
+from tuna.libraries import probe
+from tuna.sandbox.cores import measuring_with, some_cpus
 from tuna_models import api
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -118,7 +119,7 @@ def build(work: _Work, row: Row, library: Path) -> bool:
     except TunaError as error:
         row.refused = " ".join(f"{error} {error.hint}".split())
         return False
-    whole = sum(built.functions_ms.values()) / (1.0 - built.runtime_share)
+    row.run_ms = whole = sum(built.functions_ms.values()) / (1.0 - built.runtime_share)
     shares = {label: ms / whole for label, ms in built.functions_ms.items()}
     shares["the runtime"] = built.runtime_share
     slowest = sorted(shares, key=lambda label: -shares[label])[:_FUNCTIONS]
@@ -128,14 +129,22 @@ def build(work: _Work, row: Row, library: Path) -> bool:
 
 
 def explain(row: Row) -> None:
-    """Give the functions of a built network their reasons, as `tuna model show` has them."""
+    """Give the functions of a built network their reasons, as `tuna model show` has them, and what
+    share of the machine's peak they reach."""
     check = api.check_import(f"{row.network}-{row.type}")
     reasons = {each.task: each.reason for each in check.without_kernel}
     reasons["the runtime"] = "calls and allocations"
-    row.functions = [
-        (label, share, reasons.get(label, "a kernel or schedule of Tuna's"))
-        for label, share, _ in row.functions
-    ]
+    counts = {entry.task.label: entry.count for entry in check.tasks}
+    peak = probe.peak_gflops(some_cpus(row.threads))
+
+    def reason(label: str, share: float) -> str:
+        why, roofline = reasons.get(label), check.rooflines.get(label)
+        if roofline is None:
+            return why or "a kernel or schedule of Tuna's"
+        reached = roofline.said(share * row.run_ms / counts[label], peak)
+        return f"{reached}; {why}" if why else reached
+
+    row.functions = [(label, share, reason(label, share)) for label, share, _ in row.functions]
 
 
 def measure(work: _Work, rows: Mapping[str, Row], options: argparse.Namespace) -> None:

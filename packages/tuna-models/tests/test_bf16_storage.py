@@ -14,7 +14,7 @@ from shared_data import need
 from test_bf16 import in_bf16, kinds, names
 
 from tuna.configs.values import DataType
-from tuna.libraries.tvm import function_texts, functions
+from tuna.libraries.tvm import function_costs, function_texts
 from tuna.libraries.tvm.kernels import machine
 from tuna_models.judging.inputs import largest_error
 from tuna_models.reading import onnx_reference
@@ -198,7 +198,8 @@ def test_an_image_of_bytes_and_its_pooled_features_are_bfloat16() -> None:
     assert types == [DataType.BF16, DataType.BF16]
     assert kinds(planned, "max_pool") == [["bfloat16", "bfloat16"]]
     bodies = [planned.bodies[task.body] for task, _ in planned.tasks() if task.core is None]
-    assert len([functions.cycles(function_texts.module_of(body)) for body in bodies]) > 1
+    functions = [function_texts.module_of(body)["main"] for body in bodies]
+    assert len([function_costs.of_function(function) for function in functions]) > 1
 
 
 def test_a_value_that_sin_and_others_read_is_written_in_fp32() -> None:

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quantised_nets import Quantised
 
 from tuna_models import child
+from tuna_models.child_answers import FileCheck, Roofline
 from tuna_models.compiler import elementwise
 
 TARGET = '{"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}'
@@ -125,6 +126,19 @@ def test_what_runs_as_scalars_is_named_and_shown_of_an_import(
     assert "no kernel for conv2d of 1x16x8x8 and 32x16x3x3: its weights are float64" in shown
     (row,) = json.loads(type_in("tuna", "model", "show", "net", "--json").out)["without_kernel"]
     assert (row["count"], 0.5 < row["share"] <= 1) == (1, True)
+
+
+def test_a_task_is_compared_with_the_peak_that_bounds_it(tmp_path: Path) -> None:
+    onnx.save(residual(), tmp_path / "net.onnx")
+    asked = {"path": str(tmp_path / "net.onnx"), "target": TARGET}
+    check = FileCheck.model_validate(child.check_file(asked=asked))
+    cores = [entry.task for entry in check.tasks if entry.task.core is not None]
+    assert [check.rooflines[task.label].arithmetic for task in cores] == [
+        task.core.flops for task in cores if task.core is not None
+    ]
+    assert check.rooflines.keys() == {entry.task.label for entry in check.tasks}
+    assert Roofline(arithmetic=2e9, memory=1e9).said(10.0, 400.0) == "50% of arithmetic"
+    assert Roofline(arithmetic=2e9, memory=4e9).said(10.0, 400.0) == "100% of memory"
 
 
 def conv_of_doubles() -> Any:

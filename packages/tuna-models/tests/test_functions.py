@@ -16,7 +16,7 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 
 from tuna.configs.task import DEFINITIONS
 from tuna.libraries.task_reference import FUNCTIONS
-from tuna.libraries.tvm import functions
+from tuna.libraries.tvm import function_costs, functions
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.epilogue import TIR
 from tuna_models.compiler import blocked
@@ -218,7 +218,10 @@ def answer(function: Any, given: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "cores"), [*((name, 2) for name in CASES), ("softmax", 1), ("mean", 1)]
 )
-def test_a_function_with_a_schedule_answers_as_without_one(name: str, cores: int) -> None:
+def test_a_function_with_a_schedule_answers_as_without_one(
+    name: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_REGION_CYCLES", 0.0)
     plain, sign = CASES[name][0](), CASES[name][1]
     sch = functions.schedule(plain, machine.from_target(target(cores)))
     assert sch is not None
@@ -312,3 +315,19 @@ def chained(value: Any, operator: Any) -> Any:
     for _ in range(12):
         value = operator(value)
     return value
+
+
+@pytest.mark.parametrize(("rows", "shared"), [(2, False), (2000, True)])
+def test_cores_share_what_takes_long_alone(rows: int, shared: bool) -> None:
+    plain = softmax(rows, 48)
+    sch = functions.schedule(plain, machine.from_target(target(2)))
+    assert sch is not None
+    made = functions.in_vectors(sch.mod["main"])
+    assert ("T.parallel" in str(made.script())) == shared
+    assert np.array_equal(answer(made, target(2)), answer(functions.in_sequence(made), target()))
+
+
+def test_a_table_counts_as_the_rows_that_are_read() -> None:
+    table, ids = x(30_000, 64), te.placeholder((8,), "int64", "I")
+    cost = function_costs.of_function(function([table, ids, topi.take(table, ids, axis=0)]))
+    assert cost.moved_bytes == 8 * 8 + 2 * 8 * 64 * 4

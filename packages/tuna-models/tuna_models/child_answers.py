@@ -81,6 +81,19 @@ class PlainTask(Data):
     scalars: bool  #: True: most of its machine code computes single values, not vectors
 
 
+class Roofline(Data):
+    """The least that a task's call takes on all cores, in operations of fp32 at their peak."""
+
+    arithmetic: float  #: What it computes
+    memory: float  #: What it reads and writes, from memory
+
+    def said(self, time_ms: float, peak_gflops: float) -> str:
+        """Say what share of the peak a call of this time reaches, and of what: that which takes
+        longer."""
+        share = max(self.arithmetic, self.memory) / (1e6 * time_ms * peak_gflops)
+        return f"{share:.0%} of {'arithmetic' if self.arithmetic >= self.memory else 'memory'}"
+
+
 class FileCheck(ChildAnswer):
     """The outcome that an import of a model's file would have."""
 
@@ -89,6 +102,7 @@ class FileCheck(ChildAnswer):
     inputs: tuple[ModelTensor, ...] = ()
     tasks: tuple[ManifestTask, ...] = ()
     without_kernel: tuple[PlainTask, ...] = ()
+    rooflines: dict[str, Roofline] = {}  #: By the label of a task
     left_in_fp32: dict[str, int] = {}  #: see `Manifest.left_in_fp32`
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuna_models import api
@@ -14,15 +14,20 @@ def model_document(model: api.StoredModel) -> dict[str, Any]:
 
 
 def tasks_document(
-    model: api.StoredModel, tasks: Sequence[api.ModelTask], checked: api.FileCheck | None = None
+    model: api.StoredModel,
+    tasks: Sequence[api.ModelTask],
+    checked: api.FileCheck | None = None,
+    shares: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a model as `tuna model show --json` has it; the service has no `checked`."""
+    """Return a model as `tuna model show --json` has it; the service has neither `checked`
+    nor `shares` of the peak."""
     reasons = checked.model_dump(mode="json")["without_kernel"] if checked else None
     return model_document(model) | {
         "without_kernel": reasons,
         "tasks": [
             {"task": task.label, "key": task.key, "count": task.count}
             | {name: getattr(task.winner, name, None) for name in ("solver", "time_ms")}
+            | {"of_peak": (shares or {}).get(task.label)}
             for task in tasks
         ],
     }

@@ -4,7 +4,7 @@ their text, which of them can be tuned, the right answer, and a schedule by rule
 The text is TVM's JSON of the TIR function. Nothing is executed to read it, as TVMScript would be.
 The schedule:
 
-    for row, all axes that every stage has, as one loop                             parallel
+    for row, all axes that every stage has, as one loop           parallel, if that is worth it
         each stage that was not inlined into its only reader, along the last axis that it
         writes                                                                        vector
 
@@ -26,13 +26,13 @@ import tvm_ffi
 import tvm_ffi.serialization
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
-from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.schedule import _type_checker
 
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 from tuna.libraries.reference import TOLERANCE, Problem
+from tuna.libraries.tvm import function_costs
 from tuna.libraries.tvm.kernels import epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.reductions import in_parts
@@ -40,9 +40,6 @@ from tuna.libraries.tvm.rows import in_whole_vectors
 
 # TVM takes the types of a primitive's arguments apart at each call, in a fifth of a schedule's time
 _type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
-
-#: Bytes and operations of a cycle, of code that is in vectors and reads what another function wrote
-_BYTES, _OPERATIONS = 8.0, 8.0
 
 #: Arithmetic of functions of single values, and names of all that take so long that a value is kept
 #: until its second reader
@@ -72,7 +69,7 @@ def schedule(function: Any, machine: Machine) -> Schedule | None:
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
     try:
-        _schedule(sch, machine)
+        _schedule(sch, machine, function_costs.of_function(function).least_cycles)
     except ScheduleError:  # a primitive does not follow an access; the default is right for all
         return None
     return sch
@@ -155,6 +152,18 @@ def in_vectors(function: Any) -> Any:
     return function.with_body(in_parts(body, function.params))
 
 
+def in_sequence(function: Any) -> Any:
+    """The function without parallel regions."""
+
+    def serial(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        parts = loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body
+        return tirx.For(*parts, annotations=loop.annotations)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, serial)))
+
+
 def _quantises(extreme: Any) -> bool:
     """Whether it limits a rounded value to a type of whole numbers."""
     lower, inner = extreme.b, extreme.a
@@ -174,7 +183,7 @@ def _quantises(extreme: Any) -> bool:
     return any(found)
 
 
-def _schedule(sch: Any, machine: Machine) -> None:
+def _schedule(sch: Any, machine: Machine, cycles: float) -> None:
     lanes = machine.floats
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     stages = [block for block in blocks if not _inlined(sch, block)]
@@ -187,7 +196,7 @@ def _schedule(sch: Any, machine: Machine) -> None:
     outer = sch.get_loops(last)[:depth]
     if outer:
         row = sch.fuse(*outer)
-        if machine.cores > 1:
+        if machine.shares(cycles):
             sch.parallel(row)
         for block in reversed(earlier):
             sch.compute_at(block, row, preserve_unit_loops=True)
@@ -350,20 +359,6 @@ def can_be_tuned(module: tvm.IRModule) -> bool:
     )
     outputs = [any(param.same_as(buffer) for buffer in written) for param in function.params]
     return outputs == [False] * (len(outputs) - 1) + [True] and len(outputs) > 1
-
-
-def cycles(module: tvm.IRModule) -> float:
-    """Rough estimate of what a call takes: what it moves and what it computes."""
-    moved = sum(np.dtype(kind).itemsize * np.prod(shape) for shape, kind in _arguments(module))
-    # TVM's estimate raises InternalError for a Let, as bf16 is rounded with: its value and its body
-    # count once each
-    function = module["main"]
-    summed = tvm_ffi.structural_map(
-        function.body,
-        (tirx.Let, lambda let: let.body + tirx.Cast(let.body.ty, let.value)),
-    )
-    operations = estimate_tir_flops(tvm.IRModule({"main": function.with_body(summed)}))
-    return float(moved / _BYTES + operations / _OPERATIONS)
 
 
 def problem(module: tvm.IRModule, target: Any) -> Problem:

@@ -10,6 +10,7 @@ from tuna_models.api.building import build_model as build_model
 from tuna_models.api.building import check_model as check_model
 from tuna_models.api.file_checks import check_file as check_file
 from tuna_models.api.file_checks import check_import as check_import
+from tuna_models.api.file_checks import peak_shares as peak_shares
 from tuna_models.api.importing import ImportedModel as ImportedModel
 from tuna_models.api.importing import ModelTask as ModelTask
 from tuna_models.api.importing import forgotten_if_refused as forgotten_if_refused

@@ -10,15 +10,17 @@ from pathlib import Path
 from tuna.api import get_settings
 from tuna.api.rows import open_database, reading
 from tuna.errors import BadInput, TunaError
+from tuna.libraries import probe
 from tuna.libraries.boards import board_settings
 from tuna.libraries.tvm import toolchain
-from tuna.sandbox.cores import eval_cpus, usable_count
-from tuna_models.api.importing import lay_out, read_model
+from tuna.sandbox.cores import eval_cpus, some_cpus, usable_count
+from tuna_models.api.importing import ModelTask, lay_out, read_model
 from tuna_models.child_answers import AskedFile, FileCheck, Obstacle
 from tuna_models.manifest import Precision
 from tuna_models.work import store
 from tuna_models.work.files import BuildCache, key_of
 from tuna_models.work.session import Workspace
+from tuna_models.work.store import StoredModel
 
 
 def check_file(
@@ -68,7 +70,7 @@ def check_import(name: str) -> FileCheck:
         model = store.find(connection, name)
     manifest = model.manifest
     cache = BuildCache(get_settings().home / "cache" / "checks", ".txt")
-    key = key_of({"check": manifest.digest})
+    key = key_of({"check with rooflines": manifest.digest})
     with Workspace() as workspace:
         file = workspace.folder / "check.txt"
         kept = cache.find(key, file)
@@ -93,6 +95,36 @@ def check_import(name: str) -> FileCheck:
         with contextlib.suppress(TunaError, OSError):  # a full disk: the next one takes as long
             cache.keep(key, file, check.model_dump(mode="json"))
     return check
+
+
+def peak_shares(
+    model: StoredModel, tasks: Sequence[ModelTask], check: FileCheck | None
+) -> dict[str, str]:
+    """Return what share of this machine's peak the fastest kernel of each task reaches, by label,
+    and whether of arithmetic or memory; nothing for tasks without a time, and for the target of
+    another machine."""
+    rooflines = {} if check is None else check.rooflines
+    timed = [task for task in tasks if task.winner is not None and task.label in rooflines]
+    peak = _peak_gflops(model.manifest.target) if timed else None
+    if peak is None:
+        return {}
+    return {
+        task.label: rooflines[task.label].said(task.winner.time_ms, peak)
+        for task in timed
+        if task.winner is not None
+    }
+
+
+def _peak_gflops(target: str) -> float | None:
+    """The fp32 peak of as many cores of this machine as a target has, measured now; None for the
+    target of another machine, or a CPU whose peak is not known."""
+    asked, here = json.loads(target), json.loads(toolchain.host_environment().target)
+    if asked.get("mcpu") != here["mcpu"] or "mtriple" in asked:
+        return None
+    try:
+        return probe.peak_gflops(some_cpus(int(asked.get("num-cores", 1))))
+    except (BadInput, probe.NoFmaLoop):  # of more cores than there are, or without the loop
+        return None
 
 
 def _target() -> str:

@@ -88,8 +88,8 @@ def list_models(as_json: bool) -> None:
 )
 @options.as_json
 def show(name: str, workloads: Path | None, as_json: bool) -> None:
-    """Show the tasks of a model: how often it calls each, and its fastest kernel; and why a task
-    has no kernel of Tuna's, or runs as scalars."""
+    """Show the tasks of a model: how often it calls each, its fastest kernel, and the share of this
+    machine's peak that it reaches; and why a task has no kernel of Tuna's, or runs as scalars."""
     if workloads is not None:
         lines = [workload.text() for workload in api.model_workloads(name)]
         with atomic_file(workloads) as temporary:
@@ -97,24 +97,27 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         say(f"{workloads}: {counted(len(lines), 'task')}")
         return
     imported, tasks = api.show_model(name)
+    checked = _checked(imported)
+    shares = api.peak_shares(imported, tasks, checked)
     if as_json:
-        print_json(api.tasks_document(imported, tasks, _checked(imported)))
+        print_json(api.tasks_document(imported, tasks, checked, shares))
         return
     rows = [
         (
             *(task.label, task.count, task.models),
-            *((task.winner.solver, f"{task.winner.time_ms:.4f}") if task.winner else "--"),
+            *((task.winner.solver, f"{task.winner.time_ms:.4f}") if task.winner else ("--", "--")),
+            shares.get(task.label, "--"),
         )
         for task in tasks
     ]
     print_table(
-        ("task", "calls", "other models", "fastest", "ms"),
+        ("task", "calls", "other models", "fastest", "ms", "of the peak"),
         rows,
         (1, 2, 4),
         title=f"{imported.name} {imported.version[:12]}",
     )
     show_whole_numbers(imported.manifest.whole_numbers, imported.manifest.left_in_fp32)
-    if (checked := _checked(imported)) is not None:  # last: it takes seconds the first time
+    if checked is not None:
         show_without_kernel(checked)
 
 

@@ -337,4 +337,9 @@ def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None
 def _made(problem: problems.FamilyProblem, module: Any) -> Chosen:
     pack = None if problem.packing()[1] is None else problem.packed_weights
     sizes = problem.layer.shape if isinstance(problem.layer, Layer) else None
-    return Chosen(module["main"], pack, sizes, winograd=problem.family.outputs > 0)
+    function, cpu = module["main"], problem.layer.machine
+    best = problem.family.kernel.space(problem.layer)[0]
+    cycles = problems.estimate(problem.family, problem.layer, best, cold_weights=True)
+    if not cpu.shares(cycles * cpu.cores):
+        function = functions.in_sequence(function)
+    return Chosen(function, pack, sizes, winograd=problem.family.outputs > 0)

@@ -16,7 +16,7 @@ import tvm_ffi
 
 from tuna.configs import TaskConfig
 from tuna.errors import BadInput
-from tuna.libraries.tvm import function_texts, functions, problems
+from tuna.libraries.tvm import function_costs, function_texts, functions, problems
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.solvers import FUNCTION, TILED
 from tuna_models.compiler import build
@@ -60,7 +60,9 @@ def _of_function(body: str) -> dict[str, float]:
         module = function_texts.module_of(body)
     except BadInput:
         return {}
-    return {FUNCTION.name: functions.cycles(module)} if functions.can_be_tuned(module) else {}
+    if not functions.can_be_tuned(module):
+        return {}
+    return {FUNCTION.name: function_costs.of_function(module["main"]).cycles}
 
 
 def variants(

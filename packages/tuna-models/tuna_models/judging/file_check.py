@@ -20,10 +20,12 @@ import onnx
 import tvm
 
 from tuna.configs import TaskConfig
+from tuna.configs.values import DataType
 from tuna.errors import BadInput
-from tuna.libraries.tvm import function_texts, functions
+from tuna.libraries.tvm import function_costs, function_texts, functions
+from tuna.libraries.tvm.kernels import machine
 from tuna_models.arguments import Obstacles
-from tuna_models.child_answers import AskedFile, FileCheck, Obstacle, PlainTask
+from tuna_models.child_answers import AskedFile, FileCheck, Obstacle, PlainTask, Roofline
 from tuna_models.compiler import build, choosing, graph, passes, precisions
 from tuna_models.compiler.build import Planned, TaskKernels
 from tuna_models.compiler.passes import Analysis
@@ -188,8 +190,27 @@ def _described(
         inputs=tuple(ModelTensor(**value) for value in importer.inputs_of(found.model)),
         tasks=tuple(ManifestTask(config=task.to_json(), count=n) for task, n in planned.tasks()),
         without_kernel=_without_kernel(found, target),
+        rooflines=_rooflines(found, target),
         left_in_fp32=dict(planned.left_in_fp32),
     )
+
+
+def _rooflines(read: ReadFile, target: Any) -> dict[str, Roofline]:
+    """The rooflines of the tasks by label; of convolutions the direct count of operations."""
+    cpu, found = machine.from_target(target), {}
+    per_byte = cpu.cores * cpu.peak(DataType.FP32) / machine.memory_bytes(cpu.cores)
+    for name, task in read.planned.functions.items():
+        function, times = read.planned.module[name], 1.0
+        if task.core is not None:
+            operations = float(task.core.flops)
+            times = cpu.peak(DataType.FP32) / cpu.peak(task.core.data_type)
+        else:
+            plain = read.kernels.plain.get(task.key, function)
+            operations = function_costs.of_function(plain).operations
+            times = 2.0  # no multiply-adds
+        memory = function_costs.moved_bytes(function) * per_byte
+        found[task.label] = Roofline(arithmetic=operations * times, memory=memory)
+    return found
 
 
 def _without_kernel(read: ReadFile, target: Any) -> tuple[PlainTask, ...]:
@@ -237,7 +258,8 @@ def _cycles(found: ReadFile, task: TaskConfig, target: Any) -> float:
     """The estimate of a call of a task's best kernel; of plain code the least that it may take."""
     if task.core is not None:
         return min(choosing.estimates(task, target).values(), default=0.0)
-    return functions.cycles(function_texts.module_of(found.planned.bodies[task.body]))
+    module = function_texts.module_of(found.planned.bodies[task.body])
+    return function_costs.of_function(module["main"]).cycles
 
 
 def runs_as_scalars(function: Any, target: Any) -> bool:

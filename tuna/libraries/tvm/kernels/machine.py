@@ -34,6 +34,10 @@ _LINE_BYTES = 64
 #: Bytes a cycle that one core streams from memory, and cores that stream so many each: measured on
 #: two cores of a Zen 5, 37 and 70 GB/s; a socket has about twice that for all of its cores.
 _MEMORY_BYTES, _MEMORY_CORES = 8.0, 4
+#: Cycles of one core below which two are no faster: between two and three times what a parallel
+#: region takes, 0.6 to 1.1 µs on two quiet cores of a Zen 5. Where another program holds a core, it
+#: takes as long as the scheduler does.
+_REGION_CYCLES = 10_000.0
 #: Bytes a cycle that a core streams from beyond its L2.
 L3_BYTES = 12.0
 #: Share of the shorter one of sums and stream that the longer one does not hide, measured: between
@@ -85,6 +89,11 @@ class Machine:
         own = (dot for dot in dots_of(data_type) if dot.isa.width == self.vector_bytes)
         return next((dot for dot in own if dot.name in self.words), None)
 
+    def peak(self, data_type: DataType) -> float:
+        """Operations that a core does in a cycle at most, of sums of products of a type."""
+        dot = self.dot_of(data_type)
+        return 4.0 * self.floats * (dot.word / dot.time if dot else 1.0)
+
     def fits(self, pixels: int, blocks: int, free: int = 0) -> bool:
         """Whether the sums of a register tile fit, beside a vector of weights for each block, a
         broadcast value, and so many registers."""
@@ -102,6 +111,10 @@ class Machine:
         """Share of the work that the busiest core has, of a parallel loop with that many equal
         items."""
         return math.ceil(items / self.cores) / items
+
+    def shares(self, cycles: float) -> bool:
+        """Whether cores share what takes so many cycles of one."""
+        return self.cores > 1 and cycles >= _REGION_CYCLES
 
     def tile_cycles(self, pixels: int, blocks: int, steps: int, time: float = 1.0) -> float:
         """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the
