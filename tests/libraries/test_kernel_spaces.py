@@ -177,6 +177,7 @@ def test_on_two_cores_sums_stay_in_registers_beside_a_prefetch(
         ("direct", conv(**RESNET, **STRIDE)),
         ("winograd2", conv(**FEW)),
         ("winograd4", conv(**RESNET)),
+        ("depthwise", conv(in_channels=48, out_channels=48, group_count=48)),
     ],
 )
 def test_cores_share_a_convolution_in_one_parallel_region(kind: str, config: ConvConfig) -> None:
@@ -185,6 +186,14 @@ def test_cores_share_a_convolution_in_one_parallel_region(kind: str, config: Con
     layer = on_cores(target_of("avx512"), config, 2)
     text = str(FamilyProblem(config, FAMILIES[kind], layer).candidate(0).mod)
     assert text.count("T.parallel") == 1
+
+
+def test_cores_share_the_rows_of_few_images() -> None:
+    config = conv(in_channels=16, out_channels=16, group_count=16, in_h=56, in_w=56)
+    kernel = FAMILIES["depthwise"].kernel
+    one, two = (on_cores(target_of("avx512"), config, cores) for cores in (1, 2))
+    cycles = [kernel.work(layer, kernel.space(layer)[0]).cycles() for layer in (one, two)]
+    assert cycles[0] == 2 * cycles[1]
 
 
 def test_a_core_asks_for_the_weights_that_it_reads_next() -> None:

@@ -1,7 +1,7 @@
 """Depthwise convolution: one vector of channels at a time, a tile of pixels in registers, its
 inputs loaded once.
 
-    for n, block of channels:                                                       parallel
+    for n, block of channels:                      parallel; with the rows where images are few
         D = padded copy of the block's image, H W b      (only where X is not native)  L1, L2
         for row group, column group:            (those at a border are code of their own)
             acc[rows][columns][b] = 0                                               registers
@@ -41,6 +41,8 @@ _MAX_UNROLLED = 512
 _ROWS = (1, 2, 3, 4, 7)
 #: Maximum of products of bytes whose sums fp32 holds exactly
 _EXACT_TAPS = (1 << 24) // (255 * 128)
+#: Images for each core from which on it does not matter that one has an image more
+_EVEN = 8
 #: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels,
 #: taps.
 _TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE = range(3)
@@ -104,11 +106,12 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
         sch.unroll(loop)
     for lane in lanes:
         sch.vectorize(lane)
-    image = sch.fuse(n, k)
+    shared = (n, k, h) if _shares_rows(layer) else (n, k)
+    image = sch.fuse(*shared)
     if layer.machine.cores > 1:
         sch.parallel(image)
     cleared = sch.decompose_reduction(sums, inner[0])
-    stages.unroll_and_vectorize(sch, cleared, 3, of_lanes=not lanes)
+    stages.unroll_and_vectorize(sch, cleared, 5 - len(shared), of_lanes=not lanes)
     if copies(layer):
         sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])
@@ -119,6 +122,13 @@ def copies(layer: Layer) -> bool:
     blocks."""
     many = layer.shape.out_channels > layer.shape.groups
     return layer.mode is Mode.LAYER or many or layer.shape.tap_words > 0
+
+
+def _shares_rows(layer: Layer) -> bool:
+    """Whether cores share the rows of an image, as images of a block are too few for even parts and
+    none has to be copied first."""
+    images, cores = layer.shape.batch * layer.shape.out_blocks, layer.machine.cores
+    return images % cores > 0 and images < _EVEN * cores and not copies(layer)
 
 
 def pads(shape: ConvShape) -> bool:
@@ -146,7 +156,8 @@ def work(layer: Layer, params: DepthwiseParams) -> Work:
     sums = shape.batch * shape.out_blocks * math.prod(shape.out_size) * math.prod(shape.filter)
     spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0
     cycles = sums * (0.5 + 0.2 * _loads(params, shape)) * spilled + (0.3 if params.order else 0.0)
-    part = layer.machine.part(shape.batch * shape.out_blocks)
+    rows = shape.out_size[0] // params.rows if _shares_rows(layer) else 1
+    part = layer.machine.part(shape.batch * shape.out_blocks * rows)
     return Work(cycles * part, stages.conversion_cycles(layer) * part)
 
 
