@@ -18,10 +18,12 @@ _POINTS = 8
 #: Most rows and vectors of a tile, and most queries of a group
 _MAX_ROWS, _MAX_VECTORS, _MAX_QUERIES = 14, 8, 32
 #: Cycles of a vector's exponential, with the passes over a row that are around it, measured
-_EXP_CYCLES = 14.0
-#: Queries from which a causal attention leaves keys out, and what then remains of the work, of
-#: words and in fp32, measured
-_MANY_QUERIES, _SEEN = 512, (0.85, 0.6)
+_EXP_CYCLES = 11.0
+#: Queries from which a causal attention leaves keys out, and the part of the work that remains of
+#: very many, measured
+_MANY_QUERIES, _SEEN = 128, 0.55
+#: Fewest steps of a sum over keys that are worth asking whether they are left out
+_FEW_STEPS = 8
 #: Cycles of a value, or a word, of the keys that is copied across an axis, measured
 KEY_CYCLES = 1.0
 #: Part of the work beyond which cores are not as busy as each other
@@ -100,6 +102,13 @@ class Attention(Summed):
         (high, blocks), (value_rows, _) = _tiles(self.rows, self)[0]
         return _groups(self, math.lcm(high, value_rows))[0], blocks
 
+    @cached_property
+    def causal_steps(self) -> int:
+        """Steps of a run of a sum over keys that it leaves out together: up to as many keys."""
+        most = self.causal_unit[1] * self.machine.floats // self.word
+        steps = divisors(self.run_length, most)[-1]
+        return steps if steps >= _FEW_STEPS else self.run_length
+
 
 @dataclass(frozen=True)
 class AttentionParams:
@@ -158,7 +167,8 @@ def work(attention: Attention, params: AttentionParams) -> Work:
     around = _EXP_CYCLES * rows * attention.key_blocks + copied * params.parts
     around += 2.0 * rows * config.width / attention.machine.floats
     own = config.batch_count * config.heads * _share(attention, params.parts)
-    seen = _SEEN[attention.dot is None] if attention.leaves_out else 1.0
+    unit = params.blocks * attention.machine.floats
+    seen = _SEEN + unit / config.keys / 2.0 if attention.leaves_out else 1.0
     return Work(own * seen * _sum_cycles(rows, tiles, attention), own * seen * around)
 
 
