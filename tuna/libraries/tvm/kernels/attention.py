@@ -227,21 +227,30 @@ def _answer(attention: Attention, weights: Any, total: Any, v: Any) -> Any:
 
 def _limited(function: Any, attention: Attention) -> Any:
     """The function of a causal attention without what is of keys behind the last query of a
-    group, in units of `causal_unit`: loops run over them, and do nothing."""
+    group, in units of `causal_unit` and `causal_steps`: loops run over them, and do nothing."""
     queries, blocks = attention.causal_unit
     size, word, length = attention.machine.floats, attention.word, attention.run_length
-    unit = blocks * size
+    unit, few = blocks * size, attention.causal_steps
+    #: keys behind the last one seen whose weights are read, unless units begin together
+    behind = few * word - 1 if unit % (few * word) else 0
+
+    def unit_of(key: Any) -> Any:
+        return tirx.floordiv(key, unit) * unit - behind
+
+    def of_step(step: Any, run: Any = 0) -> Any:
+        return (run * length + tirx.floordiv(step, few) * few) * word
+
     #: the places of the query and the key among a stage's axes, and the key's number of a step
     steps: dict[str, tuple[int, Callable[[list[Any]], Any]]] = {
-        _SUMS: (2, lambda v: tirx.floordiv(v[3], blocks) * unit),
-        _SCORES: (2, lambda v: tirx.floordiv(v[3], blocks) * unit),
-        _MOST: (2, lambda v: tirx.floordiv(v[4], blocks) * unit),
-        _WEIGHTS: (2, lambda v: tirx.floordiv(v[3], unit) * unit),
-        _PARTS: (2, lambda v: tirx.floordiv(v[4], blocks) * unit),
-        _RUNS: (3, lambda v: (v[2] * length + v[6]) * word),
+        _SUMS: (2, lambda v: unit_of(v[3] * size)),
+        _SCORES: (2, lambda v: unit_of(v[3] * size)),
+        _MOST: (2, lambda v: unit_of(v[4] * size)),
+        _WEIGHTS: (2, lambda v: unit_of(v[3])),
+        _PARTS: (2, lambda v: unit_of(v[4] * size)),
+        _RUNS: (3, lambda v: of_step(v[6], v[2])),
     }
     if length == attention.key_steps:
-        steps[_PRODUCTS] = (2, lambda v: v[5] * word)
+        steps[_PRODUCTS] = (2, lambda v: of_step(v[5]))
 
     def replaced(block: Any) -> Any:
         if block.name_hint not in steps:
@@ -329,8 +338,9 @@ def schedule(sch: Any, attention: Attention, params: AttentionParams) -> None:
     if length < attention.key_steps:
         _in_registers(sch, block(_PRODUCTS), _BELOW_RUNS, words=False)
     last = _PRODUCTS if length == attention.key_steps else _RUNS
-    for name, steps in ((last, length), (_SUMS, attention.steps)):
-        _schedule_tile(sch, block(name), math.gcd(steps, params.unroll), words=words)
+    few = attention.causal_steps if attention.leaves_out else length
+    for name, steps in ((last, few), (_SUMS, attention.steps)):
+        _schedule_tile(sch, block(name), steps, params.unroll, words=words)
     for name in (_MOST, _PARTS):
         *_, lane, reduced = sch.get_loops(block(name))
         sch.reorder(reduced, lane)
@@ -365,19 +375,21 @@ def _schedule_answer(sch: Any, attention: Attention, params: AttentionParams) ->
     return [b, h, part, i]
 
 
-def _schedule_tile(sch: Any, block: Any, unroll: int, *, words: bool) -> None:
-    """Order the loops of a block's sums, rows times vectors, for registers."""
+def _schedule_tile(sch: Any, block: Any, steps: int, unroll: int, *, words: bool) -> None:
+    """Order the loops of a block's sums, rows times vectors, for registers: in a loop of `steps`,
+    of which a causal attention leaves out all or none, so that LLVM asks outside of it."""
     *_, row, column, lane, r = sch.get_loops(block)
-    r, step = sch.split(r, [None, unroll])
-    sch.reorder(r, step, row, column, lane)
-    _in_registers(sch, block, _BELOW_STEPS, words=words)
+    unroll = math.gcd(steps, unroll)
+    r, inside, step = sch.split(r, [None, steps // unroll, unroll])
+    sch.reorder(r, inside, step, row, column, lane)
+    _in_registers(sch, block, _BELOW_STEPS, words=words, inside=1)
 
 
-def _in_registers(sch: Any, block: Any, below: int, *, words: bool) -> None:
-    """Keep sums in registers: the `below` innermost loops are unrolled, in the one of the sum's
-    steps or runs; of `words` a vector is no loop."""
+def _in_registers(sch: Any, block: Any, below: int, *, words: bool, inside: int = 0) -> None:
+    """Keep sums in registers: the `below` innermost loops are unrolled, in that of the sum's runs,
+    or those of its steps, of which `inside` are in the first; of `words` a vector is no loop."""
     sch.set_scope(block, 0, "local")
-    *outer, reduced = sch.get_loops(block)[:-below]
-    stages.unroll_and_vectorize(sch, block, len(outer) + 1, of_lanes=words)
-    init = sch.decompose_reduction(block, reduced)
-    stages.unroll_and_vectorize(sch, init, len(outer), of_lanes=words)
+    loops = sch.get_loops(block)[:-below]
+    stages.unroll_and_vectorize(sch, block, len(loops), of_lanes=words)
+    init = sch.decompose_reduction(block, loops[-1 - inside])
+    stages.unroll_and_vectorize(sch, init, len(loops) - 1 - inside, of_lanes=words)
