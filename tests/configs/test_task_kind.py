@@ -81,7 +81,7 @@ def test_json_that_is_no_task_is_refused(wrong: dict[str, object]) -> None:
         ("dequantize",),
         ("dequantize", "residual", "relu"),
         ("dequantize", "quantize"),
-        ("dequantize", "quantize", "residual", "quantize"),
+        ("weight_zero", "dequantize", "quantize", "residual", "quantize"),
     ],
 )
 def test_a_layer_of_bytes_has_steps_of_its_own(steps: tuple[str, ...]) -> None:

@@ -19,7 +19,15 @@ tvm = pytest.importorskip("tvm", reason="TVM is not installed: pip install '.[tv
 from tvm.target import codegen
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig, from_json
-from tuna.configs.task import ACTIVATIONS, DEQUANTIZE, QUANTIZE, RELU, RELU6, RESIDUAL
+from tuna.configs.task import (
+    ACTIVATIONS,
+    DEQUANTIZE,
+    QUANTIZE,
+    RELU,
+    RELU6,
+    RESIDUAL,
+    WEIGHT_ZERO,
+)
 from tuna.configs.values import DataType
 from tuna.libraries import reference
 from tuna.libraries.base import Environment
@@ -41,7 +49,9 @@ CPUS = {
 PLAIN = st.sampled_from([(), (RELU,), (RESIDUAL, RELU), (RESIDUAL,), (RELU, RESIDUAL)])
 OF_BYTES = st.one_of(
     st.just(()),
-    st.tuples(PLAIN, st.sampled_from([(), (QUANTIZE,)])).map(lambda p: (DEQUANTIZE, *p[0], *p[1])),
+    st.tuples(st.sampled_from([(), (WEIGHT_ZERO,)]), PLAIN, st.sampled_from([(), (QUANTIZE,)])).map(
+        lambda p: (*p[0], DEQUANTIZE, *p[1], *p[2])
+    ),
     st.just((DEQUANTIZE, QUANTIZE, RESIDUAL, QUANTIZE)),
     st.sampled_from([RELU6, *ACTIVATIONS]).map(lambda name: (DEQUANTIZE, name)),
 )

@@ -28,6 +28,7 @@ RELU, RELU6, SIGMOID, TANH, SILU = "relu", "relu6", "sigmoid", "tanh", "silu"
 GELU, GELU_TANH = "gelu", "gelu_tanh"
 HARD_SIGMOID, HARD_SWISH = "hard_sigmoid", "hard_swish"
 DEQUANTIZE, QUANTIZE, COMPENSATION = "dequantize", "quantize", "compensation"
+WEIGHT_ZERO, WINDOW_SUMS = "weight_zero", "window_sums"
 #: Rows and columns of a pixel that steps write as channels of their own
 DEPTH_TO_SPACE = {
     f"depth_to_space_{high}x{wide}": (high, wide)
@@ -37,9 +38,10 @@ DEPTH_TO_SPACE = {
 #: NumPy's name of the type that a step writes
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16", "to_fp32": "float32"}
 #: Forms of a step's arguments: a value for each channel (of a product: each column); one for each
-#: that is computed, with those that fill up a vector; sums of weights; a tensor of the answer's
-#: shape
-CHANNELS, LANES, WEIGHT_SUMS, ANSWER = "channels", "lanes", "weight sums", "answer"
+#: that is computed, with those that fill up a vector; one for each pixel (of a product: each row);
+#: sums of weights; a tensor of the answer's shape
+CHANNELS, LANES, PIXELS = "channels", "lanes", "pixels"
+WEIGHT_SUMS, ANSWER = "weight sums", "answer"
 #: Kinds of values that an epilogue begins with, and kinds of steps beside their names: the sum of
 #: two tensors of bytes is rounded in any case
 SUM, WHOLE_SUM = "sum", "integer sum"
@@ -140,10 +142,21 @@ STEPS = (
         EpilogueStep(name, (SUM, BIAS, RESIDUAL, _ACTIVATION), kind=_CAST, writes=kind)
         for name, kind in CASTS.items()
     ),
+    # The part of a number that is taken off all weights of a channel, which eight bits do not hold
+    # together, of the sum of what a pixel reads less the input's zero point
+    EpilogueStep(
+        WEIGHT_ZERO,
+        (WHOLE_SUM,),
+        lambda np, x, window_sums, weight_zero: x - window_sums * weight_zero,
+        (
+            Argument(WINDOW_SUMS, "O", PIXELS, "sums"),
+            Argument(WEIGHT_ZERO, "V", CHANNELS, "sums"),
+        ),
+    ),
     # From sums of whole numbers to real values
     EpilogueStep(
         DEQUANTIZE,
-        (WHOLE_SUM,),
+        (WHOLE_SUM, WEIGHT_ZERO),
         lambda np, x, start, factor, offset: (x + start) * factor + offset,
         (START, Argument("factor", "M"), Argument("offset", "B")),
         writes="float32",
@@ -209,7 +222,7 @@ def arguments_of(epilogue: Sequence[str], *, padded: bool) -> list[Argument]:
     steps = steps_of(epilogue)
     added = [[*step.arguments] for step in steps]
     if DEQUANTIZE in epilogue and (padded or QUANTIZE in epilogue):
-        added[0].append(SCALARS)
+        added[list(epilogue).index(DEQUANTIZE)].append(SCALARS)
     return [argument for arguments in added for argument in arguments]
 
 

@@ -17,6 +17,7 @@ from tuna.configs.task import (
     CASTS,
     DEQUANTIZE,
     HARD_SIGMOID,
+    PIXELS,
     PRELU,
     QUANTIZE,
     RELU,
@@ -25,6 +26,8 @@ from tuna.configs.task import (
     SIGMOID,
     START,
     TANH,
+    WEIGHT_ZERO,
+    WINDOW_SUMS,
     Argument,
     EpilogueStep,
     arguments_of,
@@ -116,8 +119,9 @@ def _cast(core: Problem, epilogue: Sequence[str]) -> Problem:
 
 
 def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> Problem:
-    """The unsigned input, signed weights, and where the epilogue has them a start, a factor and an
-    offset for each channel, the scalars and the residual (`configs.task.arguments_of`).
+    """The unsigned input, signed weights, and where the epilogue has them sums of windows, a zero
+    point of the weights, a start, a factor and an offset for each channel, the scalars and the
+    residual (`configs.task.arguments_of`).
 
     Factors are powers of two and offsets small multiples of them, so that fp32 holds every digit of
     a value until it is rounded, ties too, and nothing but equality is right. An answer after a
@@ -143,6 +147,12 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
         **{START.role: start, "factor": factor, "offset": offset},
         SCALARS.role: np.array(scalars, np.float32),
     }
+    if WEIGHT_ZERO in parts:  # any numbers, since a kernel reads both
+        reach, pixels = 1 + int(spread) // 16, np.delete(sums.shape, _channel_axis(core))
+        tensors |= {
+            WINDOW_SUMS: generator.integers(-reach, reach + 1, pixels).astype(np.int32),
+            WEIGHT_ZERO: generator.integers(-2, 3, count).astype(np.int32),
+        }
 
     def drawn(argument: Argument) -> Any:
         if argument.form != ANSWER:
@@ -159,10 +169,12 @@ def _of_bytes(config: TaskConfig, core: ConvConfig | GemmConfig, seed: int) -> P
     for step in steps_of(parts):
         answer = _after(core, step, answer, tensors, **(next(remaining) if step.numbers else {}))
     totals = sums + _by_channel(core, start, sums)
-    exact = np.max(np.abs(totals)) + np.max(np.abs(offset / factor)) < _INEXACT
+    largest = np.max(np.abs(totals)) + np.max(np.abs(offset / factor))
+    if WEIGHT_ZERO in parts:
+        largest += np.max(np.abs(tensors[WINDOW_SUMS])) * np.max(np.abs(tensors[WEIGHT_ZERO]))
     if QUANTIZE in parts:
         answer = answer + _LAST["zero"]
-    if exact and not set(parts) & set(ACTIVATIONS) - {RELU, RELU6, PRELU}:
+    if largest < _INEXACT and not set(parts) & set(ACTIVATIONS) - {RELU, RELU6, PRELU}:
         tolerance = 0.0
     else:
         tolerance = 1.0 / float(np.max(answer)) if QUANTIZE in parts else TOLERANCE[DataType.FP32]
@@ -178,12 +190,16 @@ def _after(
     **numbers: float,
 ) -> Any:
     """The answer after a step, whose arguments are among the tensors."""
-    arguments = [
-        tensors[argument.role].astype(np.float64)
-        if argument.form == ANSWER
-        else _by_channel(core, tensors[argument.role], answer)
-        for argument in step.arguments
-    ]
+
+    def value(argument: Argument) -> Any:
+        values = tensors[argument.role].astype(np.float64)
+        if argument.form == ANSWER:
+            return values
+        if argument.form == PIXELS:
+            return np.expand_dims(values, _channel_axis(core))
+        return _by_channel(core, values, answer)
+
+    arguments = [value(argument) for argument in step.arguments]
     return step.definition(FUNCTIONS, answer, *arguments, **numbers)
 
 
@@ -235,7 +251,11 @@ def _slopes(generator: np.random.Generator, count: int) -> Any:
 
 
 def _channels(core: ConvConfig | GemmConfig, answer: Any) -> int:
-    return int(answer.shape[-1 if _answer_layout(core).endswith("C") else 1])
+    return int(answer.shape[_channel_axis(core)])
+
+
+def _channel_axis(core: ConvConfig | GemmConfig) -> int:
+    return -1 if _answer_layout(core).endswith("C") else 1
 
 
 def _answer_layout(core: ConvConfig | GemmConfig) -> str:

@@ -249,7 +249,7 @@ def averages() -> Graph:
 
 
 def sums_without_kernels() -> Graph:
-    """What no kernel of bytes takes: weights whose zero points leave more than eight bits, two
+    """Weights whose zero points leave more than eight bits; and what no kernel of bytes takes: two
     variables, and transposed convolutions."""
     net = Graph()
     sw = net.random.uniform(0.001, 0.01, 24).astype(np.float32)
@@ -356,23 +356,32 @@ def test_ranges_below_the_least_number_are_of_zeros() -> None:
 
 
 def test_zero_points_and_scales_may_be_known_when_the_model_runs() -> None:
-    """Of signed and unsigned bytes, around images too; the kernels of bytes take them."""
+    """Of signed and unsigned bytes, around images too, and of weights that need nine bits less
+    their zero point; the kernels of bytes take them."""
     net = Graph()
     scale = net.given(np.asarray(0.0123, np.float32))
-    for kind, zero in ((np.uint8, 201), (np.int8, -77)):
-        middle = net.given(np.asarray(zero, kind))
+    for kind, zero, weight_zero in (
+        (np.uint8, 201, np.int8(0)),
+        (np.int8, -77, np.int8(0)),
+        (np.uint8, 0, np.uint8(217)),
+        (np.int8, -9, np.uint8(40)),
+    ):
+        middle, taken_off = net.given(np.asarray(zero, kind)), net.constant(weight_zero)
         image = bytes_of(net.random, kind, 1, 24, 6, 7)
-        w = net.random.integers(-128, 128, (40, 24, 3, 3)).astype(np.int8)
+        w = bytes_of(net.random, weight_zero.dtype, 40, 24, 3, 3)
+        whole = w.astype(np.int64) - int(weight_zero)
         bias = net.random.normal(size=(40, 1, 1)).astype(np.float32)
-        y = net.add("ConvInteger", net.given(image), net.constant(w), middle, pads=[1] * 4)
+        given = net.given(image), net.constant(w), middle, taken_off
+        y = net.add("ConvInteger", *given, pads=[1] * 4)
         y = net.add("Mul", net.add("Cast", y, to=TensorProto.FLOAT), scale)
         y = net.add("Add", y, net.constant(bias))
-        exact = convolved(image, w, zero, 1) * np.float64(np.float32(0.0123)) + bias
+        exact = convolved(image, whole, zero, 1) * np.float64(np.float32(0.0123)) + bias
         net.answer(y, TensorProto.FLOAT, exact)
-        a, b = bytes_of(net.random, kind, 7, 60), w.reshape(-1, 24)[:60]
-        y = net.add("MatMulInteger", net.given(a), net.constant(b), middle)
+        a, rows = bytes_of(net.random, kind, 7, 60), slice(60)
+        b = net.constant(w.reshape(-1, 24)[rows])
+        y = net.add("MatMulInteger", net.given(a), b, middle, taken_off)
         y = net.add("Mul", scale, net.add("Cast", y, to=TensorProto.FLOAT))
-        exact = (a.astype(np.int64) - zero) @ b.astype(np.int64)
+        exact = (a.astype(np.int64) - zero) @ whole.reshape(-1, 24)[rows]
         net.answer(y, TensorProto.FLOAT, exact * np.float64(np.float32(0.0123)))
     plan = planned(net.model, target=HERE)
     assert not plan.left_in_fp32

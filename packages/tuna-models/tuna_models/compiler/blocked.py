@@ -83,7 +83,8 @@ class Window:
     columns: tuple[int, int] = (0, 0)
     depth: Depth | None = None  #: None: each frame is an image
     blocked: bool = True  #: True if the source is in blocks
-    value: float = 0.0  #: fill value around the images
+    #: fill value around the images; None: the function's second argument
+    value: float | None = 0.0
 
 
 def blocked_extents(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
@@ -144,6 +145,7 @@ def window(
     frames = cut.depth or Depth(depth)
     source = blocked_extents(shape, block) if cut.blocked else shape
     x = te.placeholder(source, name="X", dtype=kind)
+    z = te.placeholder((1,), name="Z", dtype=kind)
     per_tap = source[1] if cut.blocked else channels
     total = frames.taps * per_tap
 
@@ -167,7 +169,8 @@ def window(
             everything = (n, own, d, row, column)
             read = x[tuple(everything[axis] for axis in _AXES[len(shape)])]
         if inside:
-            read = tirx.if_then_else(tirx.all(*inside), read, _const(cut.value, kind))
+            around = z[0] if cut.value is None else _const(cut.value, kind)
+            read = tirx.if_then_else(tirx.all(*inside), read, around)
         return _as(result or kind, read)
 
     rows, columns = height + sum(cut.rows), width + sum(cut.columns)
@@ -175,7 +178,8 @@ def window(
     if not image:
         blocks = total if cut.blocked else -(-total // block)
         extents = (batch * frames.out, blocks, rows, columns, block)
-    return _copy([x, te.compute(extents, value, name=_OUT)])
+    filled = [z] if cut.value is None else []
+    return _copy([x, *filled, te.compute(extents, value, name=_OUT)])
 
 
 def _between(place: Any, size: int, before: int, after: bool) -> list[Any]:

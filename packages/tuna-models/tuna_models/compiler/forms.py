@@ -105,6 +105,8 @@ class Forms:
         self.values: dict[tuple[Any, TensorForm], Any] = {}
         self.bounds: dict[Any, float] = {}  #: of values beyond the channels, by variable
         self.derived = set[Any]()  #: variables whose values are made from bytes
+        #: sums of windows of bytes (`window_sums.py`), by what they read
+        self.window_sums = dict[Any, Any]()
         self._aliases = defaultdict[Any, list[Any]](list)
         for var, base in integers.bases.items():
             self._aliases[base].append(var)

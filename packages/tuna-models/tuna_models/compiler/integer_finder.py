@@ -91,26 +91,33 @@ class _Finder:
         whole = integers.weights_of(self.graph.whole, node.args[1], int(transposed))
         if isinstance(whole, str):
             return whole
-        layer = convolutions.find(node, self.graph, self.block, whole[0])
+        layer = convolutions.find(node, self.graph, self.block, whole.numbers)
         if isinstance(layer, str):
             return layer
         if transposed and layer.interleaving is None:
             return "it is transposed, and its taps overlap"
+        frames = layer.window is not None and layer.window.depth is not None
+        if whole.zero is not None and (frames or layer.core.group_count > 1):
+            return "it has groups or a depth, and its weights less their zero point need nine bits"
+        scales, taken_off = whole.scales, whole.zero
+        if layer.interleaving is not None:
+            scales = layer.interleaving.repeated(scales)
+            taken_off = None if taken_off is None else layer.interleaving.repeated(taken_off)
         scale, grid = 1.0, self.found.integers.grids.get(layer.input)
         if centered is None and grid is not None:
             centered, scale = (layer.input, grid.stored_zero), grid.scale
         if centered is None or (grid is None and not layer.input.same_as(node.args[0])):
             return "its input is no tensor of bytes"
         source, zero = centered
-        if layer.window is not None and isinstance(zero, relax.Var):
-            return "what is around its input is no constant"
-        window = layer.window and replace(layer.window, value=zero)
+        around = None if isinstance(zero, relax.Var) else zero
+        window = layer.window and replace(layer.window, value=around)
         return IntegerGroup(
             replace(layer.core, data_type=DataType.INT8),
             source,
             layer.weights.astype(np.int8),
-            scale * (layer.interleaving.repeated(whole[1]) if layer.interleaving else whole[1]),
+            scale * scales,
             zero,
+            weight_zero=taken_off,
             window=window,
             nodes=list(layer.nodes),
             interleaving=layer.interleaving,
@@ -125,15 +132,17 @@ class _Finder:
         whole = integers.weights_of(self.graph.whole, node.args[1], 1)
         if isinstance(whole, str):
             return whole
-        numbers, scales = whole[0].astype(np.int8), whole[1]
+        numbers, scales = whole.numbers.astype(np.int8), whole.scales
         k, n = weights.shape
         core = GemmConfig(m=math.prod(shape[:-1]), n=n, k=k, data_type=DataType.INT8)
         if centered is not None:
             source, zero = centered
-            return IntegerGroup(core, source, numbers, scales, zero=zero, nodes=[node])
-        grid = self.found.integers.grids[node.args[0]]
-        given = numbers, grid.scale * scales, grid.stored_zero
-        return IntegerGroup(core, node.args[0], *given, nodes=[node])
+        else:
+            grid, source = self.found.integers.grids[node.args[0]], node.args[0]
+            zero, scales = grid.stored_zero, grid.scale * scales
+        return IntegerGroup(
+            core, source, numbers, scales, zero, weight_zero=whole.zero, nodes=[node]
+        )
 
     def _complete(self, group: IntegerGroup, *, dynamic: bool) -> IntegerGroup | str:
         """Add the operators that follow; the reason where no kernel takes the group."""

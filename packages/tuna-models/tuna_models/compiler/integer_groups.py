@@ -32,6 +32,7 @@ from tuna.configs.task import (
     RESIDUAL,
     SCALARS,
     START,
+    WEIGHT_ZERO,
     TaskConfig,
     scalar_values,
 )
@@ -149,6 +150,7 @@ class IntegerGroup:
     weights: Any  #: int8; a convolution: K, C/groups, R, S; a product: K x N
     scales: Any  #: M for each channel without `scale`, in double precision
     zero: float | Any  #: the byte that stands for zero, or an int32 variable of the zero point
+    weight_zero: Any = None  #: what is taken off the weights of each channel; None: nothing
     scale: Any = None  #: a variable by which M is multiplied when the model runs
     window: Window | None = None
     interleaving: Interleaving | None = None
@@ -168,7 +170,7 @@ class IntegerGroup:
     @property
     def task(self) -> TaskConfig:
         """The group as a config, for a model whose tensors are in blocks."""
-        parts = (DEQUANTIZE, *self.others)
+        parts = (*(() if self.weight_zero is None else (WEIGHT_ZERO,)), DEQUANTIZE, *self.others)
         if self.rounded is not None:
             parts += (QUANTIZE,)
         if self.addition is not None:
@@ -183,6 +185,8 @@ class IntegerGroup:
         start, factor, offset = self.factors()
         dequantize = {START.role: start, "factor": factor, "offset": offset}
         other = {} if self.addition is None else {RESIDUAL: self.addition.second}
+        if self.weight_zero is not None:
+            other[WEIGHT_ZERO] = self.weight_zero.astype(np.int32)
         return {**dequantize, **other, SCALARS.role: self.scalars()}
 
     @cached_property
@@ -193,9 +197,12 @@ class IntegerGroup:
 
     @cached_property
     def largest_sum(self) -> int:
-        """The largest sum of products less the zero point's part that there may be."""
+        """The largest sum of products less the zero points' parts that there may be."""
         axes = (1, 2, 3) if isinstance(self.core, ConvConfig) else (0,)
-        return 255 * int(np.max(np.abs(self.weights.astype(np.int64)).sum(axes), initial=0))
+        sums = np.abs(self.weights.astype(np.int64)).sum(axes)
+        if self.weight_zero is not None:
+            sums += np.abs(self.weight_zero).astype(np.int64) * (self.weights.size // sums.size)
+        return 255 * int(np.max(sums, initial=0))
 
     def factors(self) -> tuple[Any, Any, Any]:
         """Return Z, in int32, M and B, in fp32, for each channel; M is yet to be multiplied by a

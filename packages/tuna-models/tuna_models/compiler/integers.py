@@ -175,9 +175,18 @@ def _moved(found: Integers, node: Node, source: Any) -> None:
     found.moving[node.var] = node
 
 
-def weights_of(wholes: Mapping[Any, Whole], leaf: Any, axis: int) -> tuple[Any, Any] | str:
-    """Return the whole numbers of eight bits of a constant, as fp32, and the scale of each extent
-    of an axis, in double precision; the reason where there are none.
+@dataclass(frozen=True)
+class WholeWeights:
+    """The whole numbers of weights (number - zero) * scale."""
+
+    numbers: Any  #: of eight bits, as fp32
+    scales: Any  #: one for each extent of an axis, in double precision
+    zero: Any = None  #: one for each extent; None: all are zero
+
+
+def weights_of(wholes: Mapping[Any, Whole], leaf: Any, axis: int) -> WholeWeights | str:
+    """Return the whole numbers of a constant with a scale for each extent of an axis; the reason
+    where there are none.
 
     Both are the numbers of the file. Of a constant that is not made of whole numbers there, but is
     a multiple of them, both are derived from its values, so that the scale may be an ulp off.
@@ -189,13 +198,19 @@ def weights_of(wholes: Mapping[Any, Whole], leaf: Any, axis: int) -> tuple[Any, 
         scales = whole.along(axis)
         if scales is None:
             return "its weights have scales along another axis"
-        if not np.array_equal(whole.numbers.astype(np.int8), whole.numbers):
-            return "its weights less their zero point are beyond eight bits"
-        return whole.numbers.astype(np.float32), scales.astype(np.float64)
+        numbers, scales = whole.numbers.astype(np.float32), scales.astype(np.float64)
+        others = tuple(place for place in range(numbers.ndim) if place != axis)
+        low, high = numbers.min(others, initial=0.0), numbers.max(others, initial=0.0)
+        if np.max(high - low) > 255:
+            return "its weights less their zero point are beyond nine bits"
+        zero = np.minimum(127 - high, 0) + np.maximum(-128 - low, 0)
+        if not np.any(zero):
+            return WholeWeights(numbers, scales)
+        return WholeWeights(numbers + np.expand_dims(zero, others), scales, zero)
     derived = None if values is None else whole_numbers(values, axis)
     if derived is None:
         return "its weights are no multiples of eight bits"
-    return derived[0].astype(np.float32), derived[1]
+    return WholeWeights(derived[0].astype(np.float32), derived[1])
 
 
 def whole_numbers(weights: Any, axis: int) -> tuple[Any, Any] | None:

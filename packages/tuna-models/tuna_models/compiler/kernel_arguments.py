@@ -13,13 +13,23 @@ from tvm import relax
 
 from tuna.configs import AttentionConfig, ConvConfig, GemmConfig
 from tuna.configs.attention import SCORES
-from tuna.configs.task import ANSWER, CHANNELS, LANES, SCALARS, START, Argument, arguments_of, pads
+from tuna.configs.task import (
+    ANSWER,
+    CHANNELS,
+    LANES,
+    PIXELS,
+    SCALARS,
+    START,
+    Argument,
+    arguments_of,
+    pads,
+)
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.packing import channels_in_blocks, column_blocks
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.signature import mask_extents
 from tuna.libraries.tvm.problems import packed
-from tuna_models.compiler import blocked
+from tuna_models.compiler import blocked, window_sums
 from tuna_models.compiler.blocked import BF16, BYTE, FP32
 from tuna_models.compiler.forms import OWN, PLAIN, Forms, TensorForm
 from tuna_models.compiler.graph import constant_of, extents
@@ -53,7 +63,8 @@ def arguments(group: Group, chosen: Chosen, forms: Forms) -> list[Any]:
     else:
         assert isinstance(group, FusionGroup)
         second = _second_factor(group, forms)
-    return [_input(group, chosen.shape, forms), second, *_added(group, forms)]
+    first = _input(group, chosen.shape, forms)
+    return [first, second, *_added(group, first, chosen.shape, forms)]
 
 
 def answer_extents(core: Any) -> tuple[int, ...]:
@@ -120,14 +131,15 @@ def _input(group: Group, shape: ConvShape | None, forms: Forms) -> Any:
     if shape is None:
         return forms.writer.shaped(forms.leaf(group.input, kind), rows(core)["a"])
     if group.window is not None:
-        return _window(group.input, group.window, kind, shape, forms)
+        return _window(group, group.window, kind, shape, forms)
     if not shape.image:
         return forms.get(group.input, TensorForm(True, kind))
     return forms.writer.shaped(forms.leaf(group.input, kind), shape.native_input())
 
 
-def _window(var: Any, window: blocked.Window, kind: str, sizes: ConvShape, forms: Forms) -> Any:
-    """A copy of a window of a variable's value, in blocks or an image."""
+def _window(group: Group, window: blocked.Window, kind: str, sizes: ConvShape, forms: Forms) -> Any:
+    """A copy of a window of a group's input, in blocks or an image."""
+    var = group.input
     form, shape, image = TensorForm(window.blocked, kind), extents(var), sizes.image
     assert shape is not None
     own = form._replace(type=OWN)
@@ -136,7 +148,12 @@ def _window(var: Any, window: blocked.Window, kind: str, sizes: ConvShape, forms
     value, source, to = forms.get(var, form), form.type or FP32, kind or FP32
     make = partial(blocked.window, shape, forms.block, window, image=image, kind=source, result=to)
     function = forms.writer.add(("window", shape, window, image, source, to), make, "window")
-    return forms.writer.call(function, [value], sizes.native_input(), to)
+    values = [value]
+    if window.value is None:
+        assert isinstance(group, IntegerGroup)
+        zero = forms.writer.emit(relax.op.astype(_stored_zero(group, forms), BYTE))
+        values.append(forms.writer.shaped(zero, (1,)))
+    return forms.writer.call(function, values, sizes.native_input(), to)
 
 
 def _second_factor(group: FusionGroup, forms: Forms) -> Any:
@@ -147,7 +164,7 @@ def _second_factor(group: FusionGroup, forms: Forms) -> Any:
     return forms.writer.shaped(other, rows(group.core)["b"])
 
 
-def _added(group: Group, forms: Forms) -> list[Any]:
+def _added(group: Group, first: Any, shape: ConvShape | None, forms: Forms) -> list[Any]:
     """The operands that are read between the weights and the answer."""
     core, tensors, scale = group.core, dict(group.added), None
     if isinstance(group, IntegerGroup):
@@ -155,6 +172,10 @@ def _added(group: Group, forms: Forms) -> list[Any]:
         scale = _variable_scale(group, forms)
     values = []
     for argument in arguments_of(group.task.epilogue, padded=pads(core)):
+        if argument.form == PIXELS:
+            assert isinstance(group, IntegerGroup)
+            values.append(_window_sums(group, first, shape, forms))
+            continue
         value = tensors[argument.role]
         if argument.form == ANSWER:
             values.append(_residual(group, value, forms))
@@ -177,6 +198,19 @@ def _residual(group: Group, var: Any, forms: Forms) -> Any:
     if isinstance(core, ConvConfig):
         return forms.get(var, TensorForm(True, kind))
     return forms.writer.shaped(forms.leaf(var, kind), rows(core)["c"])
+
+
+def _window_sums(group: IntegerGroup, first: Any, shape: ConvShape | None, forms: Forms) -> Any:
+    """The sums of what each pixel reads, made once for kernels that read the same."""
+    windows = None if shape is None else window_sums.windows(shape)
+    key = forms.integers.bases[group.input], group.zero, group.window, windows
+    if key not in forms.window_sums:
+        if isinstance(group.zero, relax.Var):
+            zero = forms.writer.shaped(_stored_zero(group, forms), (1,))
+        else:
+            zero = relax.const(np.array([group.zero], np.int32))
+        forms.window_sums[key] = window_sums.of(forms.writer, first, zero, shape)
+    return forms.window_sums[key]
 
 
 def _variable_scale(group: IntegerGroup, forms: Forms) -> Any:

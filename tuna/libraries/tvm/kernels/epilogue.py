@@ -37,6 +37,7 @@ from tuna.configs.task import (
     SILU,
     STEPS,
     TANH,
+    WEIGHT_ZERO,
     EpilogueStep,
     steps_of,
 )
@@ -171,6 +172,10 @@ def _dequantized(total: Any, start: Any, factor: Any, offset: Any) -> Any:
     if start is not None:
         total = total.astype(INT8.sums) + start
     return _fused(total.astype("float32"), factor, offset)
+
+
+def _less_weight_zero(total: Any, window_sums: Any, zero: Any) -> Any:
+    return total.astype(INT8.sums) - window_sums * zero
 
 
 def _limited(x: Any, low: Any, high: Any, zero: Any) -> Any:
@@ -342,6 +347,7 @@ TIR: dict[str, Callable[..., Any]] = {
     HARD_SIGMOID: _hard_sigmoid,
     HARD_SWISH: lambda x: _let(x, lambda value: value * _hard_sigmoid(value)),
     PRELU: prelu,
+    WEIGHT_ZERO: _less_weight_zero,
     DEQUANTIZE: _dequantized,
     QUANTIZE: _limited,
     ADDITION: _added_byte,

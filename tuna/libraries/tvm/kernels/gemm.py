@@ -146,11 +146,11 @@ def workload(product: Product) -> tvm.IRModule:
     in_vectors = blocks * size == config.n or _rounds_first(product)
     rounding = dot.rounding if dot and in_vectors else ""
     added, value = stages.epilogue_arguments(
-        epilogue, types, (config.n,), extents, scalars, started, rounding
+        epilogue, types, extents, (len(batch) + 1,), scalars, started, rounding
     )
 
     def bits(*at: Any) -> Any:
-        return tirx.reinterpret("uint16", value(sums[at], at, at[-1:]))
+        return tirx.reinterpret("uint16", value(sums[at], at))
 
     rounded = te.compute(sums.shape, bits, name=_ROUNDED) if _rounds_first(product) else None
 
@@ -158,7 +158,7 @@ def workload(product: Product) -> tvm.IRModule:
         at = (*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))
         if rounded is not None:
             return tirx.reinterpret(types.input, rounded[at])
-        return value(sums[at], index, index[-1:])
+        return value(sums[at], index)
 
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
     if dot is None:

@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
-from tuna.configs.task import ANSWER, COMPENSATION, LANES, SCALARS, scalar_count
+from tuna.configs.task import ANSWER, COMPENSATION, LANES, PIXELS, SCALARS, scalar_count
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels import signature
 from tuna.libraries.tvm.kernels.dots import copied
@@ -172,35 +172,41 @@ def padding_of(layer: Layer, scalars: Any, kind: str) -> Any:
 def epilogue_arguments(
     epilogue: Sequence[str],
     types: Types,
-    channels: Sequence[int],
     extents: Sequence[int],
+    channel_axes: Sequence[int],
     scalars: Any,
     started: Sequence[int],
     rounding: str,
 ) -> tuple[list[Any], Callable[..., Any]]:
-    """The placeholders of an epilogue, for `channels` and an answer of `extents`, and a function
-    that returns a value of the answer from its sum, its index, and that of its channel.
+    """The placeholders of an epilogue, for an answer of `extents`, some of whose axes are those of
+    channels, and a function that returns a value of the answer from its sum and its index.
 
     Sums that were `started` (`dots.in_vectors`) began with an argument of these extents.
     `rounding`: see `epilogue.rounded`.
     """
     arguments = dict[str, Any]()
-    axes = {ANSWER: tuple(extents), LANES: tuple(started or channels)}
+    channels = tuple(extents[axis] for axis in channel_axes)
+    pixel_axes = [axis for axis in range(len(extents)) if axis not in channel_axes]
+    pixels = tuple(extents[axis] for axis in pixel_axes)
+    axes = {ANSWER: tuple(extents), LANES: tuple(started or channels), PIXELS: pixels}
     added = signature.added(epilogue, types, padded=scalars is not None)
     for argument in added:
-        sizes = axes.get(argument.form, tuple(channels))
+        sizes = axes.get(argument.form, channels)
         tensor = te.placeholder(sizes, name=argument.letter, dtype=argument.type)
         arguments[argument.role] = scalars if argument == SCALARS else tensor
     forms = {argument.role: argument.form for argument in added}
 
-    def value(computed: Any, index: Sequence[Any], channel: Sequence[Any]) -> Any:
+    def value(computed: Any, index: Sequence[Any]) -> Any:
+        channel = tuple(index[axis] for axis in channel_axes)
+        places = {ANSWER: tuple(index), PIXELS: tuple(index[axis] for axis in pixel_axes)}
+
         def of(role: str) -> Any:
             tensor = arguments[role]
             if role == SCALARS.role:
                 return [tensor[place] for place in range(int(tensor.shape[0]))]
             if forms[role] == LANES and started:
                 return None
-            return tensor[tuple(index if forms[role] == ANSWER else channel)]
+            return tensor[places.get(forms[role], channel)]
 
         return applied(epilogue, computed, of, types, rounding=rounding)
 
@@ -215,18 +221,12 @@ def finished(
     shape = layer.shape
     native = layer.mode is Mode.NATIVE
     extents = shape.native_output() if native else shape.layer_output()
-    channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
-    last = shape.out_layout.endswith("C")
-    own = channels if started else ()
+    axes = (1, 4) if native else (3,) if shape.out_layout.endswith("C") else (1,)
+    own = (shape.out_blocks, shape.block) if started else ()
     inputs, of_sum = epilogue_arguments(
-        layer.epilogue, layer.types, channels, extents, scalars, own, layer.rounding
+        layer.epilogue, layer.types, extents, axes, scalars, own, layer.rounding
     )
-
-    def value(index: tuple[Any, ...], found: Any) -> Any:
-        at = (index[1], index[4]) if native else (index[3] if last else index[1],)
-        return of_sum(found, index, at)
-
-    return inputs, value
+    return inputs, lambda index, total: of_sum(total, index)
 
 
 def answer(
