@@ -23,7 +23,7 @@ Core = ConvConfig | GemmConfig | AttentionConfig
 #: or the core's own layout
 LAYOUTS = ("native", "layer")
 #: Names of steps of an epilogue, each a row of `STEPS`
-BIAS, RESIDUAL, PRELU = "bias", "residual", "prelu"
+BIAS, RESIDUAL, PRELU, AFFINE = "bias", "residual", "prelu", "affine"
 RELU, RELU6, SIGMOID, TANH, SILU = "relu", "relu6", "sigmoid", "tanh", "silu"
 GELU, GELU_TANH = "gelu", "gelu_tanh"
 HARD_SIGMOID, HARD_SWISH = "hard_sigmoid", "hard_swish"
@@ -82,7 +82,8 @@ class EpilogueStep:
 
 
 def _activation(name: str, definition: Callable[..., Any], *arguments: Argument) -> EpilogueStep:
-    return EpilogueStep(name, (SUM, BIAS, RESIDUAL, DEQUANTIZE), definition, arguments, _ACTIVATION)
+    after = (SUM, BIAS, RESIDUAL, AFFINE, DEQUANTIZE)
+    return EpilogueStep(name, after, definition, arguments, _ACTIVATION)
 
 
 def _quantize(after: tuple[str, ...], kind: str) -> EpilogueStep:
@@ -116,7 +117,7 @@ def _depth_to_space(name: str, high: int, wide: int) -> EpilogueStep:
         parts = x.reshape(batch, high, wide, channels // high // wide, rows, columns)
         return parts.transpose(0, 3, 4, 1, 5, 2).reshape(batch, -1, rows * high, columns * wide)
 
-    after = (SUM, BIAS, _ACTIVATION, _CAST, DEQUANTIZE, QUANTIZE)
+    after = (SUM, BIAS, _ACTIVATION, AFFINE, _CAST, DEQUANTIZE, QUANTIZE)
     return EpilogueStep(name, after, definition)
 
 
@@ -124,7 +125,7 @@ STEPS = (
     EpilogueStep(BIAS, (SUM,), lambda np, x, bias: x + bias, (Argument(BIAS, "B"),)),
     EpilogueStep(
         RESIDUAL,
-        (SUM, BIAS, _ACTIVATION, DEQUANTIZE),
+        (SUM, BIAS, _ACTIVATION, AFFINE, DEQUANTIZE),
         lambda np, x, residual: x + residual,
         (Argument(RESIDUAL, "R", ANSWER, "real"),),
     ),
@@ -138,8 +139,14 @@ STEPS = (
     _activation(HARD_SIGMOID, _hard_sigmoid),
     _activation(HARD_SWISH, lambda np, x: x * _hard_sigmoid(np, x)),
     _activation(PRELU, lambda np, x, slope: np.where(x > 0.0, x, x * slope), Argument(PRELU, "S")),
+    EpilogueStep(
+        AFFINE,
+        (SUM, BIAS, RESIDUAL, _ACTIVATION),
+        lambda np, x, scale, shift: x * scale + shift,
+        (Argument("scale", "F"), Argument("shift", "O")),
+    ),
     *(
-        EpilogueStep(name, (SUM, BIAS, RESIDUAL, _ACTIVATION), kind=_CAST, writes=kind)
+        EpilogueStep(name, (SUM, BIAS, RESIDUAL, _ACTIVATION, AFFINE), kind=_CAST, writes=kind)
         for name, kind in CASTS.items()
     ),
     # The part of a number that is taken off all weights of a channel, which eight bits do not hold

@@ -177,15 +177,17 @@ OTHERS: dict[tuple[str, ...], list[Form]] = {
     ("relu",): [
         clip(0.0, 255.0),
         chain(unary("Relu"), binary("Min", 20.0)),
-        chain(unary("Relu"), binary("Add", 1e-5)),
-        chain(unary("Relu"), binary("Add", 1e-12)),
         clip(0.0, 6.0001),
     ],
-    ("relu6",): [chain(PLUS_3, clip(0.0, 6.0), binary("Mul", 0.1667))],
+    ("relu", "affine"): [
+        chain(unary("Relu"), binary("Add", 1e-5)),
+        chain(unary("Relu"), binary("Add", 1e-12)),
+    ],
+    ("relu6", "affine"): [chain(PLUS_3, clip(0.0, 6.0), binary("Mul", 0.1667))],
+    ("sigmoid", "affine"): [chain(unary("Sigmoid"), binary("Mul", 1.00001))],
     ("sigmoid",): [
         chain(unary("Sigmoid"), clip(1e-5, 1.0 - 1e-5)),
         chain(unary("Sigmoid"), binary("Sub", 1.5e-5)),
-        chain(unary("Sigmoid"), binary("Mul", 1.00001)),
     ],
     (): [
         joined("Mul", same, chain(binary("Mul", 1.00001), unary("Sigmoid"))),
@@ -207,4 +209,4 @@ OTHERS: dict[tuple[str, ...], list[Form]] = {
     ("part", "number"), [(part, at) for part, forms in OTHERS.items() for at in range(len(forms))]
 )
 def test_a_bound_or_an_epsilon_of_any_size_stays(part: tuple[str, ...], number: int) -> None:
-    assert grouped(OTHERS[part][number]) == (part, False)
+    assert grouped(OTHERS[part][number]) == (part, "affine" in part)

@@ -118,6 +118,24 @@ def test_an_activation_whose_parts_are_read_elsewhere_stays_an_operator() -> Non
     assert epilogues(planned(net.model(net.add("Mul", gate, y), gate))) == [("bias",)]
 
 
+@pytest.mark.parametrize("rest", [1, 20])
+def test_factors_and_summands_behind_an_activation_are_a_step_of_the_kernel(rest: int) -> None:
+    net = Net((2, 8, 6, 6))
+
+    def affine(y: str) -> Any:
+        numbers = net.random.uniform(0.5, 1.5, (2, rest, 1, 1))
+        scale, shift = map(net.constant, numbers)
+        return net.add("Add", net.add("Mul", scale, y), shift)
+
+    x = affine(net.relu(net.conv("x", 8, 20, 1)))
+    y = affine(net.add("Add", net.conv(x, 20, 20, 3, norm=False), x))
+    model = net.model(net.conv(net.add("Mul", y, net.constant(2.0)), 20, 20, 1))
+    found = planned(model)
+    assert epilogues(found) == [("bias", "relu", "affine"), ("residual", "affine"), ("bias",)]
+    given = {"x": np.random.default_rng(2).normal(0, 1, (2, 8, 6, 6)).astype(np.float32)}
+    assert error_of(model, found, given) < 1e-5
+
+
 def test_transposed_convolutions_are_backward_data_with_an_epilogue() -> None:
     tasks = [
         task for task, _ in planned(nets.enlarged()).tasks() if isinstance(task.core, ConvConfig)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, PRELU, RESIDUAL
-from tuna.configs.values import Direction
+from tuna.configs.task import ACTIVATIONS, AFFINE, BIAS, CASTS, PRELU, RESIDUAL
+from tuna.configs.values import DataType, Direction
 from tuna_models.compiler import activations, slopes
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, scale_and_shift
 from tuna_models.compiler.groups import FusionGroup
@@ -140,8 +140,8 @@ class Bias(Rule):
 
     def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
         """The bias."""
-        if _is_active(group):
-            raise Unfit("an activation comes before it")
+        if _is_active(group) or AFFINE in group.epilogue:
+            raise Unfit("an activation or a factor comes before it")
         if operand.dtype != np.float32:
             raise Unfit(f"what it adds is {operand.dtype}")
         values = _by_channel(group, nodes[0], operand)
@@ -209,12 +209,43 @@ class Cast(Rule):
         return Change(steps[0])
 
 
+class Affine(Rule):
+    """A constant factor, a constant summand, or the one and then the other, of each channel behind
+    an activation or a residual."""
+
+    def operand(self, node: Node, group: FusionGroup) -> Any:
+        """The factor or summand."""
+        behind = not set(group.epilogue) <= {BIAS} and node.op in ("multiply", "add")
+        return constant_of(_other(node, group)) if behind else None
+
+    def check(self, group: FusionGroup, nodes: Sequence[Node], operand: Any) -> Change:
+        """The factor and the summand."""
+        (node,), kind = nodes, group.core.data_type
+        if kind is DataType.INT8 or operand.dtype != np.float32:
+            raise Unfit("no kernel applies it behind other steps")
+        values = _by_channel(group, node, operand)
+        if AFFINE not in group.epilogue:
+            plain = np.ones_like(values), np.zeros_like(values)
+            return Change(
+                AFFINE, (values, plain[1]) if node.op == "multiply" else (plain[0], values)
+            )
+        if node.op == "multiply" or group.epilogue[-1] != AFFINE or group.added["shift"].any():
+            raise Unfit("a factor or summand comes before it")
+        return Change(AFFINE, (group.added["scale"], values))
+
+    def apply(self, group: FusionGroup, change: Change) -> None:
+        """Add the step, or give it a summand."""
+        group.added["scale"], group.added["shift"] = change.operand
+        if AFFINE not in group.epilogue:
+            group.epilogue.append(AFFINE)
+
+
 NORMALISE, RESHAPE, SLOPES, BIASES = Normalise(), Reshape(), Rectify(), Bias()
 #: Rules of what becomes part of constants
 FOLDED = (NORMALISE, RESHAPE, BIASES)
 #: Rules of kernels that write fp32, and all rules, in the order in which they are tried: summands
 #: and factors may be the beginning of an activation
-IN_FP32 = (NORMALISE, Activate(), RESHAPE, SLOPES, BIASES, Residual(), Scale())
+IN_FP32 = (NORMALISE, Activate(), RESHAPE, SLOPES, BIASES, Residual(), Scale(), Affine())
 RULES = (*IN_FP32, Cast())
 
 
@@ -254,6 +285,8 @@ def applied(rule: Rule, group: FusionGroup, graph: Graph, taken: Set[Any]) -> bo
         return False
     rule.apply(group, change)
     group.nodes += nodes
+    for node in nodes:
+        group.reasons.pop(node.label, None)
     return True
 
 

@@ -18,6 +18,7 @@ from tvm.ir import TensorLoad
 from tuna.configs.task import (
     ACTIVATIONS,
     ADDITION,
+    AFFINE,
     BIAS,
     CASTS,
     COMPENSATION,
@@ -348,6 +349,7 @@ TIR: dict[str, Callable[..., Any]] = {
     HARD_SWISH: lambda x: _let(x, lambda value: value * _hard_sigmoid(value)),
     PRELU: prelu,
     WEIGHT_ZERO: _less_weight_zero,
+    AFFINE: lambda x, scale, shift: x * scale + shift,
     DEQUANTIZE: _dequantized,
     QUANTIZE: _limited,
     ADDITION: _added_byte,
