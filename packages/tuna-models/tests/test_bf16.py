@@ -28,7 +28,7 @@ from tuna_models import child
 from tuna_models.cli.tune import _name_of
 from tuna_models.compiler import blocked, precisions
 from tuna_models.compiler.build import Planned
-from tuna_models.judging import bounds, inputs, rounding
+from tuna_models.judging import bounds, inputs
 from tuna_models.judging.checks import Checked, Checks, judge
 from tuna_models.manifest import Manifest, Precision
 from tuna_models.reading import importer
@@ -297,25 +297,6 @@ def test_a_task_in_bf16_is_another_one_than_in_fp32() -> None:
         return {task.key for task, _ in found.tasks() if isinstance(task, TaskConfig) and task.core}
 
     assert not keys(plain) & keys(in_bf16(model))
-
-
-@pytest.mark.parametrize(("allowed", "said"), [(1e-6, "Alone are further off"), (1, "None of")])
-def test_a_refusal_names_the_layers_that_are_off_alone(allowed: float, said: str) -> None:
-    net = Net((2, 8, 6, 6))
-    model = net.model(net.conv(net.relu(net.conv("x", 8, 8, 3)), 8, 8, 1))
-    found = rounding.errors(model, {"x": normal(2, 8, 6, 6)})
-    assert len(found) == 2
-    assert all(5e-4 < error < 1e-2 for error in found.values())
-    sentence = rounding.sentence(model, {"x": normal(2, 8, 6, 6)}, allowed)
-    assert sentence.startswith(said)
-    assert "Conv v0" in sentence or "Conv v3" in sentence
-
-
-def test_a_refusal_does_not_name_a_product_that_is_in_fp32() -> None:
-    net = Net((1, 8, 1))
-    phases = net.add("MatMul", "x", net.constant([[0.3, 0.7]]))
-    model = net.model(net.add("MatMul", net.add("Sin", phases), net.constant(normal(2, 4))))
-    assert list(rounding.errors(model, {"x": 1e3 * normal(1, 8, 1)})) == ["MatMul v2"]
 
 
 def test_the_precision_makes_an_import_another_version_and_fp32_leaves_them_as_they_were() -> None:

@@ -138,7 +138,8 @@ class Scene:
     def judged(self, folder: Path = Path("folder")) -> Verdict:
         """The verdict on the model's answer, of a build in the folder."""
         facts = {"opset": "17", "tasks": (), "inputs": (), "shapes": {}, "values": {}}
-        manifest = SimpleNamespace(**facts, precision=Precision.FP32, digest="1")
+        known = {"in_fp32": (), "source": {}}
+        manifest = SimpleNamespace(**facts, **known, precision=Precision.FP32)
         workspace = SimpleNamespace(file_of=lambda _: folder / "net.onnx")
         work = SimpleNamespace(workspace=workspace)
         build = SimpleNamespace(

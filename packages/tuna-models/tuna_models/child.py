@@ -15,8 +15,10 @@ from typing import Any
 
 import tvm
 
+from tuna.common.cpu import cpu_model
 from tuna.common.messages import one_line
 from tuna.configs import TaskConfig, from_json
+from tuna.configs.model import TOLERANCE
 from tuna.libraries.tvm import toolchain
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.model_answers import Answers, Case, RightOutput
@@ -48,8 +50,8 @@ from tuna_models.judging import (
     file_check,
     inputs,
     not_finite,
+    promise,
     right_answers,
-    rounding,
     runtimes,
     timing,
 )
@@ -85,7 +87,7 @@ def inspect(asked: Mapping[str, Any], text: str) -> ReadModel:
     analysed = file_check.read(wanted, _target(wanted.target))
     planned, declared_inputs = analysed.planned, importer.inputs_of(analysed.model)
     sizes = {declared["name"]: declared["shape"] for declared in declared_inputs}
-    kept = wanted.model_dump(include={"path", "values", "precision"})
+    kept = wanted.model_dump(include={"path", "values", "precision", "in_fp32"})
     _ANALYSED.clear()
     _ANALYSED[_key(ModelFile(shapes=sizes, **kept), wanted.target)] = (
         analysed.analysis,
@@ -265,12 +267,42 @@ def _reason(error: Exception) -> str:
 
 
 @refusing
-def layers(model: Mapping[str, Any], given: Mapping[str, Any]) -> Sentence:
-    """Return a sentence on the errors of the layers of a model in bf16, each alone; `given` are
-    arguments of `inputs.values`."""
-    file = ModelFile.model_validate(model)
-    source, arrays = _read(file), inputs.values(**given)
-    return Sentence(sentence=rounding.sentence(source, arrays, file.max_error))
+def keep_error(
+    model: Mapping[str, Any],
+    target: str,
+    given: Mapping[str, Any],
+    answers: str,
+    facts: Mapping[str, Any],
+    built_error: float,
+) -> WrittenAnswers:
+    """Choose what a model in bf16 leaves in fp32 so that its error is kept, and add natural inputs
+    to a file of right answers; what is returned adds that to the `facts` on the file.
+
+    `given` are arguments of `inputs.values`. A model that was built so and was off by `built_error`
+    leaves more. Nothing is chosen for another CPU than this, nor for a quantised model.
+    """
+    written, code = WrittenAnswers.model_validate(facts), _target(target)
+    analysis, _ = _analysed(ModelFile.model_validate(model), target)
+    own_flags = cpu_model().flags.split()
+    if written.quantised or not set(machine.cpu_flags(code)).issubset(own_flags):
+        return written
+    right, roundings = Answers.read(Path(answers)), promise.Roundings(analysis, code)
+    if roundings.error(right.cases[0], ()) > max(TOLERANCE, right.tolerance / 4):
+        return written
+    if not given["recorded"] and not built_error:
+        right, count = promise.with_natural(right, roundings, given["inputs"])
+        right.write(Path(answers))
+        if count:
+            rule = f"{written.rule} and {count} natural inputs, compared with its answers in fp32"
+            written = written.model_copy(update={"rule": rule})
+    chosen = promise.choose(
+        right,
+        roundings,
+        promise.costs(roundings, analysis, code),
+        left=analysis.in_fp32,
+        built_error=built_error,
+    )
+    return written.model_copy(update={"promise": chosen})
 
 
 @refusing
@@ -327,7 +359,7 @@ def _analysed(file: ModelFile, target: str) -> tuple[Analysis, TaskKernels]:
     if key not in _ANALYSED:
         module, code = importer.to_relax(_read(file), Path(file.path).name), _target(target)
         _ANALYSED.clear()
-        analysis = passes.analyse(module, code, precision=file.precision)
+        analysis = passes.analyse(module, code, precision=file.precision, in_fp32=file.in_fp32)
         _ANALYSED[key] = analysis, TaskKernels(code, {})
     return _ANALYSED[key]
 
@@ -359,7 +391,7 @@ HANDLERS = {
     "begin_answer": begin_answer,
     "answer": answer,
     "difference": difference,
-    "layers": layers,
+    "keep_error": keep_error,
     "operators": operators,
     "link": link,
     "compare": compare,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from tuna.configs.model import BF16_TOLERANCE, TOLERANCE
-from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision
+from tuna_models.manifest import Class, ManifestTask, ModelTensor, Precision, Promise
 
 #: Files of a planned model: the functions to compile, and the program that calls them.
 BODY, PROGRAM = "body.json.gz", "program.vm"
@@ -27,6 +27,7 @@ class ModelFile(Data):
     shapes: dict[str, list[int]]  #: See `Manifest.shapes`
     values: dict[str, list[float]]  #: See `Manifest.values`
     precision: Precision = Precision.FP32
+    in_fp32: tuple[int, ...] = ()  #: See `Manifest.in_fp32`
     max_error: float = BF16_TOLERANCE  #: See `Checks.max_error`
 
 
@@ -39,6 +40,7 @@ class AskedFile(Data):
     values: Mapping[str, Sequence[float]] = {}  #: Of inputs that become constants
     batch: int | None = None  #: First extent of the inputs that `shapes` does not name
     precision: Precision = Precision.FP32
+    in_fp32: tuple[int, ...] = ()  #: See `Manifest.in_fp32`
 
 
 class ChildAnswer(Data):
@@ -142,6 +144,8 @@ class WrittenAnswers(ChildAnswer):
     rule: str = ""  #: How a built model is compared with the answers, in one line
     tolerance: float = TOLERANCE  #: Largest relative error of floating-point outputs
     quantised: int = 0  #: Number of quantised tensors
+    #: What keeps the error of a model in bf16; None: it was not measured
+    promise: Promise | None = None
 
 
 class Sentence(ChildAnswer):

@@ -40,7 +40,7 @@ class Precision(str, enum.Enum):
 
 
 #: Later fields, left out where they are empty, so that imports keep their versions.
-_LATER = {"bounds", "parameter", "data", "values", "left_in_fp32", "precision"}
+_LATER = {"bounds", "parameter", "data", "values", "left_in_fp32", "precision", "promise"}
 
 
 class _Data(BaseModel):
@@ -78,6 +78,28 @@ class ManifestTask(_Data):
         return found
 
 
+class LeftInFp32(_Data):
+    """A convolution, product or attention of a model in bf16 that stays in fp32."""
+
+    place: int  #: Number of convolutions and products before it in the model
+    label: str  #: Its task in fp32
+    cost: float  #: Estimated time beside that in bf16, of the time of the model in bf16
+
+
+class Promise(_Data):
+    """What keeps the error of a model in bf16."""
+
+    max_error: float  #: Largest error of its answers, of the largest value of each
+    error: float  #: Its error as it is, in fp32 that is rounded as bf16 is
+    whole_error: float  #: The same with everything in bf16
+    left: tuple[LeftInFp32, ...] = ()  #: What stays in fp32
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of what stays in fp32."""
+        return tuple(each.place for each in self.left)
+
+
 class Manifest(_Data):
     """Outcome of `tuna model import`; equal imports have equal manifests."""
 
@@ -96,6 +118,7 @@ class Manifest(_Data):
     #: reasons why convolutions and products of quantised tensors are computed in fp32, with numbers
     left_in_fp32: dict[str, int] = {}
     precision: Precision = Precision.FP32
+    promise: Promise | None = None  #: What stays in fp32 of a model in bf16; None: nothing
 
     def to_bytes(self) -> bytes:
         """The JSON form."""
@@ -137,6 +160,19 @@ class Manifest(_Data):
     def whole_numbers(self) -> int:
         """Number of calls of convolutions and products that sum whole numbers."""
         return whole_numbers(self.tasks)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What the right answers depend on, and nothing of its kernels."""
+        fields = {"file", "data", "opset", "shapes", "values", "inputs", "precision"}
+        return {
+            name: value for name, value in self.model_dump(mode="json").items() if name in fields
+        }
+
+    @property
+    def in_fp32(self) -> tuple[int, ...]:
+        """Places of what a model in bf16 leaves in fp32."""
+        return () if self.promise is None else self.promise.places
 
     def weights(self) -> Mapping[str, int]:
         """The number of calls of each task, by its key."""

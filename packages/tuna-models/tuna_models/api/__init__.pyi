@@ -30,6 +30,7 @@ from tuna_models.documents import tasks_document as tasks_document
 from tuna_models.judging.checks import Checks as Checks
 from tuna_models.limits import ModelLimits as ModelLimits
 from tuna_models.reading.onnx_files import check_upload as check_upload
+from tuna_models.work.promises import keep_error as keep_error
 from tuna_models.work.session import ModelWork as ModelWork
 from tuna_models.work.session import open_work as open_work
 from tuna_models.work.store import StoredModel as StoredModel

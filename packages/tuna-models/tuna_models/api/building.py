@@ -10,7 +10,7 @@ import shutil
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,21 @@ from tuna.api.rows import benchmarks, open_database, reading, writing
 from tuna.common.files import atomic_file
 from tuna.errors import BadInput
 from tuna.libraries.repeats import timing
-from tuna_models.judging.checks import Checks
+from tuna_models.judging.checks import Checks, Imprecise
 from tuna_models.manifest import Class
 from tuna_models.work import known_kernels
 from tuna_models.work.checked_build import Build, BuildFacts
 from tuna_models.work.known_kernels import Winner
 from tuna_models.work.model_job import MeasuredModel
+from tuna_models.work.promises import keep_error
 from tuna_models.work.session import ModelWork, find_model, open_work, planned_for
 from tuna_models.work.store import StoredModel
 
 #: Parts of a measured model: its run as a whole, and TVM's of it (`whole_models`).
 _TIMED, _UNTUNED = "timed_0", "untuned"
 _CHECKS = Checks()
+#: Builds of a model in bf16 that may be beyond its bound, each with more in fp32
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class BuiltModel:
 class CheckedModel:
     """A model whose answer is right."""
 
+    model: StoredModel  #: The import that was checked: in bf16 the one that keeps the error
     error: float  #: Largest error of an output, relative to its largest magnitude
     rule: str  #: Rule of the comparison, in one line
     report: str  #: how many whole numbers differ within their rules
@@ -111,25 +115,32 @@ def build_model(
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")
     with _opened(work, name, session_id, output) as opened:
-        model = find_model(name, opened)
+        known: Mapping[str, Sequence[Winner]] = {}
+        lookup_s = 0.0
+
+        def run(model: StoredModel) -> BuildFacts:
+            nonlocal known, lookup_s
+            manifest = planned_for(model.manifest, opened)
+            with reading(open_database()) as connection:
+                release = None if golden is None else find(connection, golden, "tvm").id
+                source = opened.scope(winograd=winograd, session_id=session_id, golden_id=release)
+                started = time.perf_counter()
+                known = known_kernels.finalists(connection, manifest, source)
+                alike = known_kernels.nearest(connection, manifest, source, known)
+                lookup_s = time.perf_counter() - started
+            records = {
+                key: [(winner.solver, winner.params, False) for winner in winners]
+                for key, winners in known.items()
+            }
+            records |= {key: [(one.solver, one.params, True)] for key, one in alike.items()}
+            with opened.workspace.new_folder() as folder:
+                temporary = Path(folder) / "new.so"
+                facts = Build(opened, model, manifest, records, winograd, checks).run(temporary)
+                _move(temporary, output)
+            return facts
+
+        model, facts = _kept(find_model(name, opened), opened, checks, run)
         manifest = planned_for(model.manifest, opened)
-        with reading(open_database()) as connection:
-            release = None if golden is None else find(connection, golden, "tvm").id
-            source = opened.scope(winograd=winograd, session_id=session_id, golden_id=release)
-            started = time.perf_counter()
-            known = known_kernels.finalists(connection, manifest, source)
-            alike = known_kernels.nearest(connection, manifest, source, known)
-            lookup_s = time.perf_counter() - started
-        records = {
-            key: [(winner.solver, winner.params, False) for winner in winners]
-            for key, winners in known.items()
-        }
-        records |= {key: [(winner.solver, winner.params, True)] for key, winner in alike.items()}
-        with opened.workspace.new_folder() as folder:
-            temporary = Path(folder) / "new.so"
-            build = Build(opened, model, manifest, records, winograd, checks)
-            facts = build.run(temporary)
-            _move(temporary, output)
     built = _described(output, model, facts, known, lookup_s=lookup_s, cores=manifest.cores)
     if not facts.cached:
         _store_time(built, facts.verdict.measured)
@@ -153,13 +164,35 @@ def check_model(
     What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
     """
     with _opened(work, name, session_id) as opened, opened.workspace.new_folder() as folder:
-        model = find_model(name, opened)
         checks = replace(checks, untuned=False)
-        manifest = planned_for(model.manifest, opened)
-        build = Build(opened, model, manifest, {}, winograd, checks)
-        facts = build.run(Path(folder) / "new.so")
+
+        def run(model: StoredModel) -> BuildFacts:
+            manifest = planned_for(model.manifest, opened)
+            return Build(opened, model, manifest, {}, winograd, checks).run(Path(folder) / "new.so")
+
+        model, facts = _kept(find_model(name, opened), opened, checks, run)
     error, verdict = next(iter(facts.errors.values())), facts.verdict
-    return CheckedModel(error, verdict.rule, verdict.report, facts.remark)
+    return CheckedModel(model, error, verdict.rule, verdict.report, facts.remark)
+
+
+def _kept(
+    model: StoredModel,
+    work: ModelWork,
+    checks: Checks,
+    run: Callable[[StoredModel], BuildFacts],
+) -> tuple[StoredModel, BuildFacts]:
+    """Build a model as the import that keeps the error of bf16; one that does not after all leaves
+    more in fp32."""
+    model = keep_error(model, work, checks)
+    for _ in range(_ATTEMPTS):
+        try:
+            return model, run(model)
+        except Imprecise as error:
+            wider = keep_error(model, work, checks, built_error=error.error)
+            if wider.version == model.version:
+                raise
+            model = wider
+    return model, run(model)
 
 
 @contextlib.contextmanager

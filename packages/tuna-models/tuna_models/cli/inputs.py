@@ -25,8 +25,9 @@ class Inputs:
         metavar="INPUT=N[,N...]",
     )
     precision: str = options.option(
-        "bf16: convolutions and products in bfloat16, with sums in fp32, an error of 1e-2 at most,"
-        " and a CPU that has avx512_bf16; default: the types of the file.",
+        "bf16: convolutions and products in bfloat16, with sums in fp32, but for those that stay in"
+        " fp32 to keep an error of 1e-2, on a CPU that has avx512_bf16; default: the types of the"
+        " file.",
         type=click.Choice([str(each) for each in Precision]),
         default="fp32",
         show_default=False,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -18,11 +20,13 @@ from tuna.cli.report import NOISY, noisy_times
 from tuna.common.files import atomic_file
 from tuna.common.messages import counted, size
 from tuna.configs.model import BF16_TOLERANCE
+from tuna.configs.values import DataType
 from tuna.errors import TunaError
 from tuna_models import api
 from tuna_models.cli.benchmark import benchmarks
 from tuna_models.cli.file_check import check, show_whole_numbers, show_without_kernel
 from tuna_models.cli.inputs import Inputs, batches_of
+from tuna_models.manifest import Manifest
 
 
 @click.group(cls=Group)
@@ -117,6 +121,7 @@ def show(name: str, workloads: Path | None, as_json: bool) -> None:
         title=f"{imported.name} {imported.version[:12]}",
     )
     show_whole_numbers(imported.manifest.whole_numbers, imported.manifest.left_in_fp32)
+    show_promise(imported.manifest)
     if checked is not None:
         show_without_kernel(checked)
 
@@ -152,7 +157,8 @@ class Kernels:
     )
     recorded: Path | None = options.option("A .npz file with the inputs to run it on.", "--input")
     max_error: float = options.option(
-        "Largest error of a model in bf16, of the largest value of an answer.",
+        "Largest error of a model in bf16, of the largest value of an answer; what would be further"
+        " off stays in fp32. 1: nothing does.",
         type=options.POSITIVE,
         default=BF16_TOLERANCE,
     )
@@ -233,6 +239,29 @@ def show_import(imported: api.ImportedModel) -> None:
     show_whole_numbers(found.manifest.whole_numbers, found.manifest.left_in_fp32)
 
 
+def show_promise(
+    manifest: Manifest, functions_ms: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Print what a model in bf16 leaves in fp32, and why; with its time in the model where that was
+    measured."""
+    promise = manifest.promise
+    if promise is None:
+        return
+    cores = ((entry.task.core, entry.count) for entry in manifest.tasks)
+    narrow = sum(count for core, count in cores if core and core.data_type is DataType.BF16)
+    left, cost = promise.left, sum(each.cost for each in promise.left)
+    say(
+        f"{len(left)} of {len(left) + narrow} convolutions, products and attentions stay in fp32,"
+        f" so that the error is {promise.max_error:g} at most: {promise.error:.1e} instead of"
+        f" {promise.whole_error:.1e} with all in bf16 (--max-error 1);"
+        f" by estimate they take {100 * cost:.1f} % longer for it"
+    )
+    for label, count in Counter(each.label for each in left).items():
+        share = sum(each.cost for each in left if each.label == label)
+        time = f", {functions_ms[label]:.3f} ms in the model" if label in functions_ms else ""
+        say(f"in fp32: {count} x {label} (+{100 * share:.1f} %{time})")
+
+
 def show_built(built: api.BuiltModel) -> None:
     """Print how good a built model is, and where its kernels come from."""
     print_table(
@@ -248,6 +277,7 @@ def show_built(built: api.BuiltModel) -> None:
     )
     manifest = built.model.manifest
     show_whole_numbers(manifest.whole_numbers, manifest.left_in_fp32)
+    show_promise(manifest, built.functions_ms)
     for label, reason in built.refused.items():
         say(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:

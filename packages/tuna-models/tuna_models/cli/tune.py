@@ -16,7 +16,7 @@ from tuna.cli.show import failed
 from tuna.common.messages import counted
 from tuna_models import api
 from tuna_models.cli.inputs import Inputs
-from tuna_models.cli.model import Kernels, progress, show_built, show_import
+from tuna_models.cli.model import Kernels, progress, show_built, show_import, show_promise
 from tuna_models.manifest import Precision
 from tuna_models.names import bounded
 from tuna_models.work import store
@@ -83,9 +83,10 @@ def tune(
         )
         stack.enter_context(api.forgotten_if_refused(imported))
         show_import(imported)
-        name = f"{imported.model.name}@{imported.model.version}"
         if not work.own:
             say(f"by the workers of session {session_id}: {work.environment}")
+        with progress(work, "checking"):
+            model = api.keep_error(imported.model, work, arguments["checks"])
         where = f"; kernels for {of_all()} (--cores)" if work.runs_here else ""
         latency, tuned = None, None
         builds_only = wanted.minutes == 0 and wanted.output is not None
@@ -93,7 +94,8 @@ def tune(
             latency = api.Latency(wanted.target_ms, arguments["checks"])
         elif not builds_only:  # which checks it
             with progress(work, "checking"):
-                checked = api.check_model(name, work=work, **arguments)
+                checked = api.check_model(_version(model), work=work, **arguments)
+            model = checked.model
             for line in filter(None, (checked.remark, f"checked: {checked.rule}", checked.report)):
                 say(line)
             say(
@@ -113,6 +115,8 @@ def tune(
                     f" within a factor of {api.CLOSE} by their estimates"
                 )
 
+        show_promise(model.manifest)
+        name = _version(model)
         if wanted.minutes == 0 and latency is None:
             say(f"no task is measured (--minutes 0){where}")
         else:
@@ -152,6 +156,10 @@ def tune(
     failed(tuned.errored, tuned.session_id)
     missed = tuned.reached is not None and tuned.reached.ending is not api.Ending.MET
     return 1 if tuned.errored or missed else 0
+
+
+def _version(model: api.StoredModel) -> str:
+    return f"{model.name}@{model.version}"
 
 
 def _name_of(file: Path, precision: str) -> str:

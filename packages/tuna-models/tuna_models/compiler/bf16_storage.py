@@ -14,7 +14,7 @@ products are as exact as in fp32 (`whole_sums.py`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,8 @@ class Bf16Storage:
         #: parts of the inputs in the sums of recurrent steps, to which the state's is added
         self._parts = {recurrent_steps.product_of(node, graph.functions) for node in graph.nodes}
         self._factors = dict[Any, bool]()
+        #: answers of groups that are left in fp32, and with these what they read
+        self._left, self._precise = set[Any](), set[Any]()
         #: answers of the model, and values of which they are other shapes
         self._results = set(variables(graph.result))
         for node in reversed(graph.nodes):
@@ -96,6 +98,20 @@ class Bf16Storage:
         if var in self._integers.bases or self._is_rounded(var):
             return False
         return var in self._summed or self._becomes_factor(var)
+
+    def leave(self, groups: Iterable[FusionGroup]) -> None:
+        """Leave these in fp32, and what they read and write where it is there in fp32."""
+        for group in groups:
+            self._left.add(group.answer)
+            self._precise.update((group.answer, *group.operands))
+
+    def leaves(self, group: FusionGroup) -> bool:
+        """Whether a group is left in fp32."""
+        return group.answer in self._left
+
+    def may_round(self, var: Any) -> bool:
+        """Whether a variable may be read as bfloat16 where it is there in its own type."""
+        return self.stores(var) and var not in self._precise
 
     def computes(self, group: FusionGroup) -> bool:
         """Whether the factors of a convolution or product may be rounded to bfloat16."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -30,8 +30,10 @@ from tuna.libraries.tvm.problems import layer_of, ranked
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna_models.compiler import fused, hyperbolic, normalisations, passes, reducing
 from tuna_models.compiler.emit import Emitter
+from tuna_models.compiler.groups import FusionGroup
 from tuna_models.compiler.kernel_arguments import Chosen
 from tuna_models.compiler.passes import Analysis
+from tuna_models.compiler.roundings import RoundingEmitter
 from tuna_models.compiler.segments import Cut, Form
 from tuna_models.manifest import Class, Precision
 
@@ -83,10 +85,12 @@ def plan(
     form: Form = Form.MODEL,
     *,
     precision: Precision = Precision.FP32,
+    in_fp32: Collection[int] = (),
 ) -> Planned:
     """Analyse an imported module, and emit it once: see `passes.analyse` and `emit`."""
     tuned = kernels is not None
-    return emit(passes.analyse(module, target, precision=precision, tuned=tuned), kernels, form)
+    analysis = passes.analyse(module, target, precision=precision, tuned=tuned, in_fp32=in_fp32)
+    return emit(analysis, kernels, form)
 
 
 @dataclass(frozen=True)
@@ -117,14 +121,30 @@ def emit(analysis: Analysis, kernels: TaskKernels | None, form: Form = Form.MODE
         if form is Form.MODEL and analysis.integers.groups:
             analysis.written = written
     planned = written.planned
-    final = tvm.IRModule(planned.module.functions, planned.module.attrs)
-    for name, task in planned.functions.items():
-        if kernels is not None and name not in written.own:
-            variable = final.get_global_var(name)
-            final.update_func(variable, kernels.function(task, final[name]))
+    final = planned.module if kernels is None else _scheduled(planned, written.own, kernels)
     return replace(
         planned, module=final, cuts=analysis.cuts, left_in_fp32=analysis.integers.reasons
     )
+
+
+def emit_roundings(analysis: Analysis, kernels: TaskKernels) -> tuple[Planned, list[FusionGroup]]:
+    """Write a model in fp32 that rounds where flags say so; see `roundings`. Returns it, and the
+    groups of the flags in order."""
+    emitter = RoundingEmitter(analysis, kernels)
+    module = fused.with_bounded_names(_legalised(emitter.run(), analysis))
+    own = {name for name, _ in emitter.calls}
+    planned = _described(module, {name: task for name, task in emitter.calls if task is not None})
+    return replace(planned, module=_scheduled(planned, own, kernels)), emitter.sites
+
+
+def _scheduled(planned: Planned, own: set[str], kernels: TaskKernels) -> tvm.IRModule:
+    """The module with schedules for the functions that are TVM's."""
+    final = tvm.IRModule(planned.module.functions, planned.module.attrs)
+    for name, task in planned.functions.items():
+        if name not in own:
+            variable = final.get_global_var(name)
+            final.update_func(variable, kernels.function(task, final[name]))
+    return final
 
 
 def _written(analysis: Analysis, kernels: TaskKernels | None, form: Form) -> Written:

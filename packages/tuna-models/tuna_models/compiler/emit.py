@@ -74,9 +74,8 @@ class Emitter:
         self._graph, self._kernel, self._block = analysis.graph, kernel, analysis.block
         self._machine = machine.from_target(analysis.target)
         self._storage, self._integers = analysis.storage, bytes_of.integers
-        cpu = machine.from_target(analysis.target)
-        self._writer = Writer(analysis.functions, cpu.cores)
-        may_round = self._storage.stores if self._storage else lambda _: True
+        self._writer = Writer(analysis.functions, self._machine.cores)
+        may_round = self._storage.may_round if self._storage else lambda _: True
         self._forms = Forms(self._writer, self._block, self._integers, may_round)
         every: list[Group] = [*groups, *bytes_of.groups]
         self._groups = {group.answer: group for group in every}
@@ -91,7 +90,7 @@ class Emitter:
             for place, cut in enumerate(() if shipped else cuts)
         }
         self._segments, self._ends = form is Form.SEGMENTS, dict[Any, Any]()
-        self._bytes = ByteOperators(self._graph, self._forms, cpu.look_up)
+        self._bytes = ByteOperators(self._graph, self._forms, self._machine.look_up)
         self.calls = self._writer.calls
 
     def run(self) -> tvm.IRModule:
@@ -99,8 +98,7 @@ class Emitter:
         builder = self._writer.builder
         for param in self._graph.params:
             self._forms.values[param, PLAIN] = param
-        taken = self._cuts.values() if self._segments else ()
-        with builder.function("main", [*self._graph.params, *taken]):
+        with builder.function("main", [*self._graph.params, *self._taken()]):
             with builder.dataflow():
                 results = relax.Tuple([self._graph.result, *self._cuts])
                 sources = {answer: table.source for answer, table in self._tables.items()}
@@ -114,6 +112,10 @@ class Emitter:
                 result = builder.emit_output(result)
             builder.emit_func_output(result)
         return builder.finalize()
+
+    def _taken(self) -> list[Any]:
+        """Parameters after those of the model."""
+        return list(self._cuts.values()) if self._segments else []
 
     def _emit(self, node: Node) -> None:
         var, group = node.var, self._groups.get(node.var)
@@ -171,7 +173,7 @@ class Emitter:
         stored = kind if kind in (BYTE, BF16) and kind != str(group.answer.ty.dtype) else OWN
         form = TensorForm(isinstance(core, ConvConfig), stored)
         if chosen.shape is not None:
-            value = self._writer.call(function, args, chosen.shape.native_answer(), kind)
+            value = self._called(group, function, args, chosen.shape.native_answer(), kind)
             if chosen.shape.interleaved != (1, 1):
                 form = form._replace(in_blocks=not chosen.shape.planar)
                 sizes = blocked_extents(shape, self._block) if form.in_blocks else shape
@@ -179,7 +181,7 @@ class Emitter:
             residual = self._forms.bounds.get(group.added.get(RESIDUAL), 0.0)
             self._forms.bounds[group.answer] = max(1.0, residual)
         else:
-            value = self._writer.call(function, args, answer_extents(core), kind)
+            value = self._called(group, function, args, answer_extents(core), kind)
             value = self._writer.shaped(value, shape)
             if ZEROED in group.added:
                 condition, zero = self._leaf(group.added[ZEROED]), relax.const(0.0, kind)
@@ -189,10 +191,15 @@ class Emitter:
             self._forms.derive(group.answer)
         return True
 
+    def _called(self, _group: Group, function: Any, args: list[Any], *answer: Any) -> Any:
+        """The answer of a group's kernel, of this shape and type."""
+        return self._writer.call(function, args, *answer)
+
     def _with_kernel(self, group: Group) -> tuple[Group, Chosen | None]:
         """The group in bf16, if it may be and has a kernel, else as it is; and its kernel."""
-        if isinstance(group, FusionGroup) and self._storage is not None:
-            in_bf16 = self._storage.in_bf16(group)
+        storage = self._storage
+        if isinstance(group, FusionGroup) and storage is not None and not storage.leaves(group):
+            in_bf16 = storage.in_bf16(group)
             if in_bf16 is not None:
                 chosen = self._kernel(in_bf16.task, exact=in_bf16.exact)
                 if chosen is not None:
@@ -286,7 +293,7 @@ class Emitter:
         if function is None or shape is None or not self._reads_blocks(function.sources):
             return False
         storage, bounds = self._storage, self._forms.bounds
-        narrow = storage is not None and all(map(storage.stores, function.sources))
+        narrow = storage is not None and all(map(storage.may_round, function.sources))
         form = NARROW_BLOCKS if narrow else BLOCKS
         value = self._block_call(function, shape, form.type)
         if function.plain is not None:

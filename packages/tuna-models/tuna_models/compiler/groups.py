@@ -59,6 +59,12 @@ class FusionGroup:
         return self.nodes[-1].var
 
     @property
+    def operands(self) -> list[Any]:
+        """The variables that it reads."""
+        leaves = [self.input, self.other, *self.added.values()]
+        return [leaf for leaf in leaves if isinstance(leaf, relax.Var)]
+
+    @property
     def task(self) -> TaskConfig:
         """The group as a config, for a model whose tensors are in blocks."""
         layouts = "layer" if self.weights is None else "native"

@@ -6,7 +6,7 @@ that are checked, are emissions of the same analysis (`build.emit`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -42,6 +42,7 @@ class Analysis:
     target: Any
     precision: Precision
     tuned: bool  #: False: nothing becomes a kernel of ours
+    in_fp32: frozenset[int] = frozenset()  #: places of groups that bf16 leaves in fp32
     graph: Graph = field(default_factory=lambda: Graph([], [], None))
     cuts: list[Cut] = field(default_factory=list)  #: quantised tensors where the model is cut
     #: convolutions, products and sums that are computed with bytes
@@ -59,6 +60,15 @@ class Analysis:
     def block(self) -> int:
         """Number of channels in a block."""
         return machine.from_target(self.target).floats
+
+    def place(self, group: FusionGroup) -> int:
+        """The number of convolutions and products before the group's first one, in the model."""
+        return self._places[next(node.var for node in group.nodes if node.var in self._places)]
+
+    @cached_property
+    def _places(self) -> dict[Any, int]:
+        cores = (node.var for node in self.graph.nodes if node.op in groups.CORES)
+        return {var: place for place, var in enumerate(cores)}
 
     @cached_property
     def reasons(self) -> dict[str, str]:
@@ -78,16 +88,21 @@ def analyse(
     *,
     precision: Precision = Precision.FP32,
     tuned: bool = True,
+    in_fp32: Collection[int] = (),
 ) -> Analysis:
     """Run the passes on an imported module.
 
-    With the `precision` bf16 convolutions and products that have no bytes are in bf16.
+    With the `precision` bf16 convolutions and products that have no bytes are in bf16, but for
+    those whose place (`Analysis.place`) is among `in_fp32`.
     """
-    analysis = Analysis(module, target, precision, tuned)
+    analysis = Analysis(module, target, precision, tuned, frozenset(in_fp32))
     for each in PASSES:
         made = each.run(analysis)
         for name, value in zip(each.makes, made if len(each.makes) > 1 else [made], strict=True):
             setattr(analysis, name, value)
+    if analysis.storage is not None:
+        every = analysis.groups
+        analysis.storage.leave(one for one in every if analysis.place(one) in analysis.in_fp32)
     return analysis
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,15 @@ class Checked:
     recorded: bool = False  #: True for inputs of a file, False for random ones
     winograd: bool = False  #: True if it has Winograd's sums, which may be the reason
     bf16: bool = False  #: True if the model is computed in bf16, which may be the reason
-    alone: str = ""  #: sentence on its operators alone, of a model in bf16 on its layers
+    alone: str = ""  #: sentence on its operators alone
+
+
+class Imprecise(BadInput):
+    """A built model in bf16 whose error is beyond its bound."""
+
+    error: float = (
+        math.inf
+    )  #: Largest error against the reference; infinite: another rule is broken
 
 
 def judge(opset: str, checked: Checked) -> str:

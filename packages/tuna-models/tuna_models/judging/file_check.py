@@ -67,9 +67,10 @@ def read(asked: AskedFile, target: Any) -> ReadFile:
     model = importer.read(path, asked.shapes, asked.batch, asked.values)
     module = importer.to_relax(model, path.name)
     kernels = TaskKernels(target, {}, winograd=False)
-    analysis = passes.analyse(module, target, precision=precision)
+    analysis = passes.analyse(module, target, precision=precision, in_fp32=asked.in_fp32)
     planned = build.emit(analysis, kernels)
-    precisions.check_plan(precision, planned, path.name)
+    if not asked.in_fp32:
+        precisions.check_plan(precision, planned, path.name)
     return ReadFile(model, analysis, planned, kernels)
 
 

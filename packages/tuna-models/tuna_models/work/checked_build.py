@@ -35,10 +35,11 @@ from tuna_models.judging.checks import (
     RUNTIMES,
     Checked,
     Checks,
+    Imprecise,
     disagreement,
     judge,
 )
-from tuna_models.manifest import Class, Manifest, Precision
+from tuna_models.manifest import Class, Manifest, Precision, Promise
 from tuna_models.process import ModelProcess
 from tuna_models.work.files import BuildCache, key_of
 from tuna_models.work.model_job import MeasuredModel, compiled_functions, measure
@@ -119,7 +120,7 @@ class Build:
         """Write the built model to `library`, in a temporary folder: planned, checked and timed
         with the kernels that were the fastest inside it, or taken from the cache of all builds.
 
-        Raises BadInput for a wrong answer.
+        Raises BadInput for a wrong answer, Imprecise for one of a model in bf16.
         """
         cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(self.request)
         kept = cache.find(key, library)
@@ -162,6 +163,11 @@ class Build:
             cache.keep(key, library, facts.model_dump())
         return facts
 
+    def promise(self, folder: Path, built_error: float = 0.0) -> Promise | None:
+        """What the model leaves in fp32 so that its error in bf16 is kept, more than now if it was
+        built and was off by `built_error`; None where that cannot be measured."""
+        return _Draft(self, self.work.process(self.model.name), folder).promise(built_error)
+
     def _timed_in_turn(self, draft: _Draft, library: Path) -> Contenders:
         """Time the library in turn with other runtimes on this machine."""
         cores = self.manifest.cores
@@ -198,6 +204,7 @@ class _Draft:
             shapes=manifest.shapes,
             values=manifest.values,
             precision=manifest.precision,
+            in_fp32=manifest.in_fp32,
             max_error=checks.max_error,
         )
         self.model = file.model_dump()
@@ -215,7 +222,7 @@ class _Draft:
         self._cache = BuildCache(get_settings().home / "cache" / "answers", ".npz")
         versions = [version(package) for package in ("numpy", "onnx")]
         self._key = key_of(
-            {"model": manifest.digest, "inputs": checks.inputs_key, "versions": versions}
+            {"model": manifest.source, "inputs": checks.inputs_key, "versions": versions}
         )
         kept = self._cache.find(self._key, self._answers(REFERENCE))
         if kept is not None:
@@ -243,15 +250,10 @@ class _Draft:
         Without a reference, or if it differs, onnxruntime is asked. Raises BadInput for a
         wrong answer, and for inputs that do not fit.
         """
-        if self._unanswered is None:
-            self._unanswered = self._written(REFERENCE, "")
-            if not self._unanswered:
-                with contextlib.suppress(TunaError, OSError):  # a full disk
-                    facts = self._rules[REFERENCE].model_dump()
-                    self._cache.keep(self._key, self._answers(REFERENCE), facts)
         build, results, doubts = self._build, dict[str, MeasuredModel](), dict[str, float]()
         job = build.work, build.model, self._folder
-        if not self._unanswered:
+        unanswered = self._reference()
+        if not unanswered:
             results[REFERENCE] = measure(*job, self._answers(REFERENCE), plan.operations)
         agrees = REFERENCE in results and results[REFERENCE].right
         refused = "" if agrees else self._written(RIVAL, RIVAL)
@@ -268,24 +270,31 @@ class _Draft:
         in_bf16 = build.manifest.precision is Precision.BF16
         right_ones = [name for name, result in results.items() if result.right]
         alone = ""
-        if REFERENCE in results and not right_ones:
-            alone = self._alone(in_bf16)
+        if REFERENCE in results and not right_ones and not in_bf16:
+            alone = self._alone()
         checked = Checked(
             {name: "" if result.right else result.fault for name, result in results.items()},
             doubts,
-            self._unanswered,
+            unanswered,
             refused if find_spec(RUNTIMES[RIVAL]) else "",
             recorded,
             winograd=plan.winograd,
             bf16=in_bf16,
             alone=alone,
         )
-        remark = judge(build.manifest.opset, checked)
         # infinite where the answer breaks another rule
         errors = {
             name: math.inf if result.error is None else result.error
             for name, result in results.items()
         }
+        try:
+            remark = judge(build.manifest.opset, checked)
+        except BadInput as error:
+            if not in_bf16 or REFERENCE not in errors:
+                raise
+            imprecise = Imprecise(str(error), hint=error.hint)
+            imprecise.error = errors[REFERENCE]
+            raise imprecise from None
         if recorded and REFERENCE in errors:
             errors = {"reference on recorded inputs": errors.pop(REFERENCE), **errors}
         right = right_ones[0]
@@ -298,6 +307,39 @@ class _Draft:
             tolerance=rule.tolerance,
             quantised=rule.quantised,
             report=results[right].report,
+        )
+
+    def promise(self, built_error: float) -> Promise | None:
+        """See `Build.promise`."""
+        if self._reference():
+            return None
+        rule = self._rules[REFERENCE]
+        return (self._kept(rule, built_error) if built_error else rule).promise
+
+    def _reference(self) -> str:
+        """Write the answers of the reference, if they are not there; returns why there are none."""
+        if self._unanswered is None:
+            self._unanswered = self._written(REFERENCE, "")
+            if not self._unanswered:
+                rule = self._rules[REFERENCE]
+                build = self._build
+                if build.manifest.precision is Precision.BF16 and build.checks.max_error < 1:
+                    rule = self._rules[REFERENCE] = self._kept(rule, 0.0)
+                with contextlib.suppress(TunaError, OSError):  # a full disk
+                    self._cache.keep(self._key, self._answers(REFERENCE), rule.model_dump())
+        return self._unanswered
+
+    def _kept(self, rule: WrittenAnswers, built_error: float) -> WrittenAnswers:
+        """What is known of the reference's answers, with what stays in fp32."""
+        return self._process.call(
+            WrittenAnswers,
+            "keep_error",
+            model=self.model,
+            target=self._build.manifest.target,
+            given=self.given,
+            answers=str(self._answers(REFERENCE)),
+            facts=rule.model_dump(),
+            built_error=built_error,
         )
 
     def link(self, functions: str, library: Path) -> None:
@@ -332,15 +374,13 @@ class _Draft:
         output = str(self._answers(name))
         return {"model": self.model, "given": self.given, "by": by, "output": output}
 
-    def _alone(self, in_bf16: bool) -> str:
-        """A sentence on the errors of the layers of a model in bf16, else on the first operator
-        that is wrong alone; empty if the child ends at that."""
-        if in_bf16:
-            question: dict[str, Any] = {"op": "layers", "given": self.given}
-        else:
-            question = {"op": "operators", "answers": str(self._answers(REFERENCE))}
+    def _alone(self) -> str:
+        """A sentence on the first operator that is wrong alone; empty if the child ends at that."""
+        answers = str(self._answers(REFERENCE))
         with contextlib.suppress(BadInput):  # what is to be said is that the model is wrong
-            return self._process.call(Sentence, model=self.model, **question).sentence
+            return self._process.call(
+                Sentence, "operators", model=self.model, answers=answers
+            ).sentence
         return ""
 
 

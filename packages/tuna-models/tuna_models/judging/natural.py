@@ -1,0 +1,101 @@
+"""Inputs like those that models meet: images whose neighbours are alike, a voice with pauses, and
+silence. What is not real is drawn as `inputs.py` draws it.
+
+Errors of rounding add up on these as they do in use. On normal inputs, of which all values are
+about as large and independent, they are smaller in some networks by a factor of ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tuna_models.judging import inputs as drawn
+from tuna_models.judging.draws import Arrays
+from tuna_models.judging.inputs import is_real
+
+#: Extents from which an axis is one of places or moments, and one of moments alone a sound
+_LONG, _SOUND = 16, 400
+#: Part of a channel of an image that is its own
+_OWN = 0.3
+#: Values of a sound each second, and its lowest pitch
+_RATE, _PITCH = 16_000, 90.0
+#: Size of what a microphone records in silence
+_FAINT = 1e-3
+_SEEDS = (11, 12, 13)
+
+
+def sets(
+    inputs: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+) -> Iterator[tuple[str, Arrays]]:
+    """Yield titles and inputs; `values` are drawn ones."""
+    for seed in _SEEDS:
+        random = np.random.default_rng(seed)
+        others = drawn.values(inputs, seed)
+        yield f"natural ({seed})", _real(others, partial(_natural, random=random))
+    if any(map(is_real, values.values())):
+        random = np.random.default_rng(0)
+        natural = _real(values, partial(_natural, random=random))
+        yield "natural (0 to 1)", _real(natural, lambda array: np.clip(0.5 + 0.25 * array, 0, 1))
+        yield "silent", _real(values, np.zeros_like)
+        yield "faint", _real(values, lambda array: _FAINT * array)
+        for level in (0.3, 1.0):
+            yield f"constant ({level})", _real(values, partial(np.full_like, fill_value=level))
+
+
+def _real(values: Mapping[str, Any], make: Callable[[Any], Any]) -> Arrays:
+    """The inputs with others in place of real ones."""
+    return {
+        name: np.asarray(make(array), array.dtype) if is_real(array) and array.size else array
+        for name, array in values.items()
+    }
+
+
+def _natural(array: Any, random: np.random.Generator) -> Any:
+    """Values of such a shape with a spread of about one."""
+    axes = [axis for axis, extent in enumerate(array.shape) if extent >= _LONG]
+    if len(axes) == 1 and array.shape[axes[0]] >= _SOUND:
+        return _voice(array.shape, axes[0], random)
+    if not axes:
+        return array
+    axes = axes[-2:] if array.shape[-1] >= _LONG else axes[:2]
+    shared = _smooth(tuple(array.shape[axis] for axis in axes), random)
+    shape = [extent if axis in axes else 1 for axis, extent in enumerate(array.shape)]
+    whole = np.broadcast_to(shared.reshape(shape), array.shape)
+    if whole.size == shared.size:
+        return whole
+    others = [extent for axis, extent in enumerate(array.shape) if axis not in axes]
+    own = np.stack([_smooth(shared.shape, random) for _ in range(int(np.prod(others)))])
+    own = np.moveaxis(own.reshape(*others, *shared.shape), range(-len(axes), 0), axes)
+    return np.sqrt(1 - _OWN**2) * whole + _OWN * own
+
+
+def _smooth(shape: tuple[int, ...], random: np.random.Generator) -> Any:
+    """Noise whose spectrum falls with the frequency, as that of photographs does, in [-2, 2]."""
+    frequencies = np.meshgrid(*[np.fft.fftfreq(extent) * extent for extent in shape], indexing="ij")
+    away = np.sqrt(sum(each**2 for each in frequencies))
+    spectrum = np.fft.fftn(random.standard_normal(shape)) / np.maximum(away, 1.0)
+    spectrum.flat[0] = 0.0
+    noise = np.fft.ifftn(spectrum).real
+    return np.clip(noise / max(float(noise.std()), 1e-9) + random.uniform(-0.5, 0.5), -2, 2)
+
+
+def _voice(shape: Sequence[int], axis: int, random: np.random.Generator) -> Any:
+    """Harmonics of a pitch that glides, in syllables with pauses, and faint noise, in [-1, 1]."""
+    count = shape[axis]
+    moments = np.arange(count) / _RATE
+    lines = []
+    for _ in range(int(np.prod(shape)) // count):
+        start, phase = random.uniform(0, 6, 2)
+        pitch = _PITCH * (1 + random.uniform(0, 1) + 0.3 * np.sin(9 * moments + start))
+        angle = 2 * np.pi * np.cumsum(pitch) / _RATE
+        tone = sum(np.sin(n * angle + phase) / n**1.2 for n in range(1, 24))
+        loud = np.maximum(0.0, np.sin(2 * np.pi * 3.1 * moments + start)) * (
+            np.sin(2 * np.pi * 0.7 * moments + phase) > -0.3
+        )
+        lines.append(0.3 * tone * loud + _FAINT * random.standard_normal(count))
+    others = [extent for place, extent in enumerate(shape) if place != axis]
+    return np.moveaxis(np.clip(np.stack(lines), -1, 1).reshape(*others, count), -1, axis)
