@@ -295,16 +295,6 @@ def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -
     )
 
 
-def test_an_lstm_of_quantize_dynamic_is_refused_with_what_to_leave_out(tmp_path: Path) -> None:
-    path, net = tmp_path / "net.onnx", Net((4, 1, 8))
-    model = net.model(net.add("DynamicQuantizeLSTM", "x", domain="com.microsoft"), check=False)
-    next(each for each in model.opset_import if each.domain).version = 1
-    onnx.save(model, path)
-    with pytest.raises(BadInput, match="DynamicQuantizeLSTM") as refused:
-        importer.read(path, {})
-    assert "op_types_to_quantize=['MatMul']" in refused.value.hint
-
-
 def test_hints_for_open_extents_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     net, path = Net(("2 * n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
     onnx.save(net.model(net.relu("x")), path)

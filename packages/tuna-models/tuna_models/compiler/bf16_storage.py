@@ -24,7 +24,7 @@ from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType
 from tuna.libraries.tvm.kernels.packing import fit_transformed
-from tuna_models.compiler import recurrent_steps
+from tuna_models.compiler import recurrent_calls
 from tuna_models.compiler.graph import RESHAPES, Graph, Node, constant_of, extents, variables
 from tuna_models.compiler.groups import VALUES, FusionGroup
 from tuna_models.compiler.integers import Integers
@@ -81,7 +81,7 @@ class Bf16Storage:
             if users and not graph.is_result(node.var) and all(map(self._goes_to_sine, users)):
                 self._only_arguments.add(node.var)
         #: parts of the inputs in the sums of recurrent steps, to which the state's is added
-        self._parts = {recurrent_steps.product_of(node, graph.functions) for node in graph.nodes}
+        self._parts = {recurrent_calls.product_of(node, graph.functions) for node in graph.nodes}
         self._factors = dict[Any, bool]()
         #: answers of groups that are left in fp32, and with these what they read
         self._left, self._precise = set[Any](), set[Any]()

@@ -19,7 +19,7 @@ from tuna.configs import ConvConfig
 from tuna.configs.task import RESIDUAL, TaskConfig
 from tuna.libraries.tvm.kernels import machine, signature
 from tuna.libraries.tvm.kernels.types import TYPES
-from tuna_models.compiler import block_operators, elementwise, recurrent_steps
+from tuna_models.compiler import block_operators, elementwise, recurrent_calls
 from tuna_models.compiler.bf16_storage import MOVING
 from tuna_models.compiler.block_operators import BlockFunction
 from tuna_models.compiler.blocked import BF16, BYTE, FP32, blocked_extents
@@ -250,11 +250,11 @@ class Emitter:
             self._forms.values[node.var, PLAIN] = value
             return
         value = substitute(node.value, self._leaf)
-        if node.op == "call_tir":  # a function that TVM's importer, or `recurrent_steps`, wrote
+        if node.op == "call_tir":  # a function that TVM's importer, or `recurrent_calls`, wrote
             called, operands = value.args
             function, name = self._graph.functions[called], called.name_hint
             in_bf16 = self._storage is not None
-            steps = recurrent_steps.specialised(
+            steps = recurrent_calls.specialised(
                 function, operands.fields, self._machine, in_bf16=in_bf16
             )
             if steps is not None:

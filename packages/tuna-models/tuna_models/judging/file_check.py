@@ -44,7 +44,7 @@ _FLOATS = re.compile(
     r"\b(?:load|store|f(?:add|sub|mul|div|cmp|ptosi|ptoui)|[su]itofp|select|call)\b[\w ,.]*?"
     r" (<\d+ x )?(?:float|double|half|bfloat)\b"
 )
-#: Names of functions that Tuna writes as loops of their own (`recurrent_steps.py`, `indices.py`).
+#: Names of functions that Tuna writes as loops of their own (`recurrent_loops.py`, `indices.py`).
 _WRITTEN = ("lstm", "gru", "rnn", "check_indices")
 #: Words in the name of a function that is a convolution or a product.
 _CORE = re.compile(r"(?:^|_)(conv[123]d(?:_transpose)?|matmul)")

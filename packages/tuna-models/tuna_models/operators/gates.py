@@ -42,6 +42,11 @@ class Gates:
         """Weights of gates x units: blocks x units x columns."""
         return self._in_blocks(self._turned(value, [0, 2, 1]))
 
+    def of_columns(self, value: np.ndarray) -> np.ndarray:
+        """Values of gates, for each direction: blocks x columns."""
+        whole: np.ndarray = self._in_blocks(value[:, np.newaxis])
+        return whole[:, :, 0]
+
     def biases(self, value: Any, *, apart: bool) -> tuple[Any, Any]:
         """Return what is added to the part of the inputs, and to that of the state in the last
         gate if it is kept `apart`, of the biases of inputs and state side by side."""
@@ -83,7 +88,8 @@ class Gates:
     def _padded(self, value: Any) -> Any:
         """The value with zeros behind the units of its last axis."""
         *others, _ = _shape(value)
-        zeros = np.zeros((*others, self.steps.wide - self.steps.units), np.float32)
+        kind = value.dtype if isinstance(value, np.ndarray) else np.float32
+        zeros = np.zeros((*others, self.steps.wide - self.steps.units), kind)
         if isinstance(value, np.ndarray):
             return np.concatenate([value, zeros], axis=-1)
         if not zeros.size:
@@ -94,7 +100,8 @@ class Gates:
 def leaf(value: Any) -> Any:
     """The value as an argument of an operator."""
     if isinstance(value, np.ndarray):
-        return relax.const(np.ascontiguousarray(value, np.float32))
+        kind = value.dtype if value.dtype.kind == "i" else np.float32
+        return relax.const(np.ascontiguousarray(value, kind), str(np.dtype(kind)))
     return value
 
 

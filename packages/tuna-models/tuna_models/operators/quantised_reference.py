@@ -53,6 +53,11 @@ class DynamicQuantizeLinear(OpRun):
     op_domain = ""
 
     def _run(self, x: Any) -> Any:
+        return self.rounded(x)
+
+    @staticmethod
+    def rounded(x: Any) -> tuple[Any, Any, Any]:
+        """Bytes, scale and zero point of values."""
         low, high = np.minimum(x.min(initial=0.0), 0), np.maximum(x.max(initial=0.0), 0)
         scale = np.asarray((high - low) / np.float32(255), np.float32)
         some = scale if scale > 0 else np.float32(1)

@@ -1,32 +1,93 @@
 """Recurrent layers of ONNX, LSTM, GRU and RNN, as Relax. Imports TVM.
 
 The part of the inputs in the gates of all steps and directions is one product of matrices, a task
-with a kernel like any other. The steps are one function (`recurrent_steps.py`), so that a thousand
+with a kernel like any other. The steps are one function (`recurrent_loops.py`), so that a thousand
 of them take no longer to compile than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tuna_models.compiler import recurrent_steps
+from tuna_models.compiler import recurrent_calls
 from tuna_models.compiler.graph import constant_of, extents
-from tuna_models.compiler.recurrent_steps import FUNCTIONS, GATES, Steps
+from tuna_models.compiler.recurrent_loops import FUNCTIONS
+from tuna_models.compiler.recurrent_steps import GATES, Steps
+from tuna_models.operators import quantised
 from tuna_models.operators.conversion import kind_of, shape_of
 from tuna_models.operators.gates import Gates, leaf
+from tuna_models.operators.quantised import QuantisedConversion
 from tuna_models.refusals import Unsupported
 
 #: The default functions of gates and state by operator
 _DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 
 
-def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """The outputs of the operator `kind`; raises Unsupported."""
+@dataclass(frozen=True)
+class _Bytes:
+    """Weights of a quantised layer in bytes, and their scales by direction and row."""
+
+    node: QuantisedConversion
+    input_scales: np.ndarray
+    state_scales: np.ndarray
+
+    def product(self, gates: Gates, x: Any, weights: np.ndarray) -> Any:
+        """The part of the inputs, which are rounded to bytes on a scale of their own."""
+        quantize, multiply = (
+            quantised.CONVERTERS[name] for name in ("DynamicQuantizeLinear", "MatMulInteger")
+        )
+        values, scale, zero = quantize(replace(self.node, inputs=[x])).fields
+        factors = [values, leaf(gates.of_input(weights)), zero, None]
+        total = self.node.cast(multiply(replace(self.node, inputs=factors)), "float32")
+        scales = leaf(gates.of_columns(self.input_scales).reshape(-1))
+        return self.node.emit(relax.op.multiply(total, self.node.apply("multiply", scale, scales)))
+
+
+def convert_dynamic(node: QuantisedConversion) -> Any:
+    """The outputs of onnxruntime's DynamicQuantizeLSTM, which rounds inputs, and the state before
+    each step, to bytes on scales of their own; raises Unsupported."""
+    inputs = [*node.inputs, *[None] * 12][:12]
+    (weights, input_scales), (recurrent, state_scales) = (_whole(node, place) for place in (1, 2))
+    if inputs[4] is not None:
+        raise Unsupported("lengths of the rows of a quantised layer are not supported")
+    in_bytes = _Bytes(node, input_scales, state_scales)
+    given = [inputs[0], weights, recurrent, *inputs[3:8]]
+    return convert("LSTM", node.builder, given, node.attributes, in_bytes)
+
+
+def _whole(node: QuantisedConversion, place: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as whole numbers less their zero point, in ONNX's order, and the scales of each
+    direction's rows."""
+    values, scale, zero = (node.known(number) for number in (place, 6 + 2 * place, 7 + 2 * place))
+    if values is None or scale is None:
+        raise Unsupported("its weights or their scales are absent")
+    ways, _, rows = values.shape
+
+    def by_row(numbers: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(numbers.reshape(ways, -1), (ways, rows))
+
+    whole = values.astype(np.int16)
+    if zero is not None:
+        whole = whole - by_row(zero.astype(np.int16))[:, np.newaxis]
+    in_bytes = whole.astype(np.int8)
+    turned = (in_bytes if np.array_equal(in_bytes, whole) else whole).transpose(0, 2, 1)
+    return turned, by_row(scale)
+
+
+def convert(
+    kind: str,
+    builder: Any,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any],
+    in_bytes: _Bytes | None = None,
+) -> Any:
+    """The outputs of the operator `kind`; raises Unsupported. Weights are whole numbers of scales
+    where the layer is `in_bytes`."""
     x, *others = [*inputs, *[None] * 8][:8]
     weights, recurrent, bias, peepholes = (
         _trained(value) for value in (*others[:3], others[6] if kind == "LSTM" else None)
@@ -41,7 +102,8 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     if kind_of(x) != "float32":
         raise Unsupported(f"it has values of {kind_of(x)}, and only fp32 is supported")
     ends = None if others[3] is None else _ends(builder, others[3], shape[0])
-    directions, _, units = shape_of(others[1])
+    known = isinstance(recurrent, np.ndarray)
+    directions, _, units = recurrent.shape if known else shape_of(recurrent)
     reverse = (attributes.get("direction", b"forward") == b"reverse", True)[:directions]
     functions = _functions(kind, directions, attributes)
     steps = Steps(
@@ -54,10 +116,13 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
         reset_after=bool(attributes.get("linear_before_reset", 0)) and kind == "GRU",
         ragged=ends is not None,
         peepholes=peepholes is not None,
+        dynamic=in_bytes is not None,
     )
+    if in_bytes and len(set(functions)) > 1:
+        raise Unsupported("activations that differ by direction in bytes are not supported")
     values = [weights, recurrent, bias, peepholes, *map(_trained, states)]
     if len(set(functions)) == 1:
-        whole = _layer(builder, steps, x, values, ends)
+        whole = _layer(builder, steps, x, values, ends, in_bytes)
     else:
         each = [
             _layer(
@@ -82,7 +147,14 @@ def convert(kind: str, builder: Any, inputs: Sequence[Any], attributes: Mapping[
     return relax.Tuple(whole)
 
 
-def _layer(builder: Any, steps: Steps, x: Any, values: Sequence[Any], ends: Any) -> list[Any]:
+def _layer(
+    builder: Any,
+    steps: Steps,
+    x: Any,
+    values: Sequence[Any],
+    ends: Any,
+    in_bytes: _Bytes | None = None,
+) -> list[Any]:
     """All answers and the last states.
 
     `values` are weights of the inputs and of the state, bias, peepholes and first states; `ends`
@@ -94,7 +166,10 @@ def _layer(builder: Any, steps: Steps, x: Any, values: Sequence[Any], ends: Any)
         bias = np.zeros((directions, 2 * GATES[steps.kind] * steps.units), np.float32)
     # the bias of the product with the state is reset as well
     added, kept = gates.biases(bias, apart=steps.reset_after)
-    product = builder.normalize(relax.op.matmul(x, leaf(gates.of_input(weights))))
+    if in_bytes is None:
+        product = builder.normalize(relax.op.matmul(x, leaf(gates.of_input(weights))))
+    else:
+        product = in_bytes.product(gates, x, weights)
     product = builder.normalize(relax.op.add(product, leaf(added)))
     zeros = np.zeros((directions, steps.batch, steps.units), np.float32)
     first = [leaf(gates.filled(zeros if state is None else state)) for state in states]
@@ -105,7 +180,9 @@ def _layer(builder: Any, steps: Steps, x: Any, values: Sequence[Any], ends: Any)
         operands.append(ends)
     if peepholes is not None:
         operands.append(leaf(gates.filled(peepholes)))
-    results = recurrent_steps.call(builder, steps, operands)
+    if in_bytes is not None:
+        operands.append(leaf(gates.of_columns(in_bytes.state_scales)))
+    results = recurrent_calls.call(builder, steps, operands)
     if steps.wide == steps.units:
         return results
     lasts = (len(extents(value) or ()) - 1 for value in results)

@@ -316,4 +316,5 @@ OWN: Mapping[str, Callable[[QuantisedConversion], Any]] = {
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,
+    "DynamicQuantizeLSTM": recurrent.convert_dynamic,
 }

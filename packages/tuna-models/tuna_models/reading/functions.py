@@ -29,6 +29,7 @@ from tuna_models.reading.bodies import (
 )
 from tuna_models.reading.converters import OWN
 from tuna_models.reading.known import UNKNOWN, Value
+from tuna_models.reading.onnx_files import DYNAMIC_LSTM, QOPERATORS_DOMAIN
 from tuna_models.reading.operator_forms import schema_of
 from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
@@ -102,7 +103,8 @@ def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
     known = known_operators()
     found: dict[str, list[str]] = {}
     for node in nodes:
-        if node.domain not in OWN_DOMAINS or node.op_type not in known:
+        of_onnx = node.domain in OWN_DOMAINS and node.op_type in known
+        if not of_onnx and (node.domain, node.op_type) != (QOPERATORS_DOMAIN, DYNAMIC_LSTM):
             operator, name = names_of(node)
             why = ", which depends on the input" if node.op_type in WITH_BODIES else ""
             found.setdefault(operator, []).append(name + why)

@@ -13,11 +13,14 @@ from onnx import TensorProto, helper
 
 from tuna_models.names import OWN_DOMAINS, quoted
 from tuna_models.reading.known import UNKNOWN, Value
+from tuna_models.reading.onnx_files import DYNAMIC_LSTM
 from tuna_models.refusals import CHANGE_HINT, Refusal
 
 _QUANTISE_HINT = "quantise the model again, on inputs that are finite and not all 0"
 #: Gates of recurrent operators, and activations of a direction
-_GATES = {"GRU": (3, 2), "LSTM": (4, 3), "RNN": (1, 1)}
+_GATES = {"GRU": (3, 2), "LSTM": (4, 3), "RNN": (1, 1), DYNAMIC_LSTM: (4, 3)}
+#: Place of the last input of a recurrent operator; of one in bytes, scales and zero points follow
+_PEEPHOLES = 7
 #: Most tensors that one operator splits a tensor into
 _MAX_PARTS = 1 << 12
 
@@ -54,7 +57,8 @@ class _Call:
 
 def check(node: Any, inputs: Sequence[Value | None]) -> None:
     """Raise Refusal for an operator whose inputs do not fit, as far as they are known."""
-    if node.domain in OWN_DOMAINS and node.op_type in _CHECKS:
+    known = node.domain in OWN_DOMAINS or node.op_type == DYNAMIC_LSTM
+    if known and node.op_type in _CHECKS:
         call = _Call(node, inputs)
         for one in _CHECKS[node.op_type]:
             for why in one(call):
@@ -155,19 +159,26 @@ def _recurrent(call: _Call) -> Iterator[str]:
         if shape is not None and shape[:1] != (count,):
             yield f"its weights of the shape {list(shape)} are not for {count} direction(s)"
     again, values = call.shape(2), call.shape(0)
-    if again is None or values is None or len(values) != 3:
+    if again is None or values is None or len(values) != 3 or len(again) != 3:
         return
-    if (hidden := call.attributes.get("hidden_size", again[-1])) != again[-1]:
-        yield f"its hidden size is {hidden}, and its weights are for {again[-1]}"
+    turned = call.node.op_type == DYNAMIC_LSTM  # its weights have the gates last
+    units = again[1 if turned else 2]
+    if (hidden := call.attributes.get("hidden_size", units)) != units:
+        yield f"its hidden size is {hidden}, and its weights are for {units}"
     gates, functions = _GATES[call.node.op_type]
     rows, batch = gates * hidden, values[0 if call.attributes.get("layout") else 1]
     state = (batch, count, hidden) if call.attributes.get("layout") else (count, batch, hidden)
+    weights = [(count, rows, each) for each in (values[2], hidden)]
+    if turned:
+        weights = [(count, each, rows) for _, _, each in weights]
     shapes = (
-        *((count, rows, values[2]), (count, rows, hidden), (count, 2 * rows), (batch,)),
+        *(*weights, (count, 2 * rows), (batch,)),
         *(state, state, (count, 3 * hidden)),
+        *((count,),) * 4 * turned,
     )
     for place, right in enumerate(shapes, 1):
-        if call.shape(place) not in (None, right):
+        by_column = (count, rows) if place > _PEEPHOLES else right
+        if call.shape(place) not in (None, right, by_column):
             name = quoted(call.node.input[place])
             yield f"its input {name} has the shape {list(call.shape(place) or ())}, not {[*right]}"
     names = call.attributes.get("activations", ())
@@ -253,7 +264,7 @@ _CHECKS: Mapping[str, Sequence[Callable[[_Call], Iterator[str]]]] = {
     "CumSum": (_places,),
     "DepthToSpace": (_blocks,),
     "DequantizeLinear": (*_SCALED, _zero_kind),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), (_recurrent,)),
+    **dict.fromkeys(("GRU", "LSTM", "RNN", DYNAMIC_LSTM), (_recurrent,)),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (_pool,)),
     **dict.fromkeys(("Gather", "GatherElements", "ScatterElements", "ScatterND"), (_places,)),
     "GatherND": (_batches, _places),

@@ -59,8 +59,9 @@ Transpose Trilu Unique Unsqueeze Upsample Where Xor
 #: ONNX's own operators that TVM's importer or Tuna's converters know, or ONNX defines by others.
 OPERATORS = frozenset(_NAMES.split())
 
-#: Quantised operators of onnxruntime's own domain that are written as ONNX's
-QOPERATORS_DOMAIN = "com.microsoft"
+#: Quantised operators of onnxruntime's own domain: those that are written as ONNX's, and the one
+#: that is converted as it is
+QOPERATORS_DOMAIN, DYNAMIC_LSTM = "com.microsoft", "DynamicQuantizeLSTM"
 QOPERATORS = frozenset(
     {
         *("QLinearAdd", "QLinearMul", "QLinearConcat", "QGemm", "QLinearSigmoid"),
@@ -181,7 +182,7 @@ class _Model:
 def _note(foreign: _Foreign, node: Mapping[int, str]) -> None:
     name, operator, domain = (node.get(number, "") for number in _TEXTS["node"])
     known = domain in OWN_DOMAINS and operator in OPERATORS
-    if not known and not (domain == QOPERATORS_DOMAIN and operator in QOPERATORS):
+    if not known and not (domain == QOPERATORS_DOMAIN and operator in QOPERATORS | {DYNAMIC_LSTM}):
         nodes = foreign.setdefault((domain, operator), [])
         if len(nodes) < _MAX_NAMES:
             nodes.append(name or operator)
