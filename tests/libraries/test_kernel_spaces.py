@@ -188,6 +188,15 @@ def test_cores_share_a_convolution_in_one_parallel_region(kind: str, config: Con
     assert text.count("T.parallel") == 1
 
 
+def test_the_last_of_merged_groups_may_have_fewer_blocks() -> None:
+    """37 groups of 24 channels are 18 pairs of three blocks and one of two, not one of all: a block
+    has products with 48 channels instead of 888."""
+    layer = layer_for(target_of("avx512"), conv(in_channels=888, out_channels=888, group_count=37))
+    sizes = layer.shape
+    assert (sizes.merged, sizes.group_count, sizes.out_blocks) == (2, 19, 56)
+    assert {point.blocks for point in FAMILIES["direct"].kernel.space(layer)} == {1}
+
+
 def test_cores_share_the_rows_of_few_images() -> None:
     config = conv(in_channels=16, out_channels=16, group_count=16, in_h=56, in_w=56)
     kernel = FAMILIES["depthwise"].kernel

@@ -250,7 +250,7 @@ def _tiles(layer: Layer) -> list[tuple[int, int]]:
     return [
         (columns, blocks)
         for columns in divisors(_width(layer.shape), _MAX_COLUMNS)
-        for blocks in divisors(layer.shape.group_out_blocks, _MAX_BLOCKS)
+        for blocks in divisors(layer.shape.even_blocks, _MAX_BLOCKS)
         if layer.machine.holds(columns, blocks)
     ]
 

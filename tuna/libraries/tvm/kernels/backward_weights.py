@@ -121,7 +121,7 @@ def space(layer: Layer) -> list[BackwardWeightsParams]:
         (channels, taps, blocks)
         for channels in divisors(shape.in_block, shape.in_block)
         for taps in divisors(shape.filter[1], shape.filter[1])
-        for blocks in divisors(shape.group_out_blocks, _MAX_BLOCKS)
+        for blocks in divisors(shape.even_blocks, _MAX_BLOCKS)
         if machine.holds(channels * taps, blocks)
     ]
     tiles.sort(key=lambda tile: (_cycles(layer, *tile), -tile[2], tile))

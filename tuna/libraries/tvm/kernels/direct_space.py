@@ -232,7 +232,7 @@ def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
             several = row.merged == 1 and columns == row.computed
             if rows > 1 and not (several and shape.out_size[0] % rows == 0):
                 continue
-            for blocks in divisors(shape.group_out_blocks, 8):
+            for blocks in divisors(shape.even_blocks, 8):
                 aligned = blocks % side == 0 or blocks == 1
                 if aligned and layer.machine.fits(rows * columns, blocks, free):
                     found.append((rows, columns, blocks))

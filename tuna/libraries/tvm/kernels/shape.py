@@ -128,14 +128,19 @@ class ConvShape:
 
     @property
     def group_out_blocks(self) -> int:
-        """Blocks of output channels of a merged group."""
-        return self.out_blocks // self.group_count
+        """Blocks of output channels of a merged group; the last group may have fewer."""
+        return math.ceil(self.out_channels // self.groups * self.merged / self.block)
+
+    @property
+    def even_blocks(self) -> int:
+        """Blocks of output channels of which all merged groups have a multiple."""
+        return math.gcd(self.group_out_blocks, self.out_blocks)
 
     @property
     def paired(self) -> int:
         """Blocks of output channels whose weights lie side by side: as many as fill a line of the
         cache."""
-        return math.gcd(self.group_out_blocks, max(1, _LINE_FLOATS // self.block))
+        return math.gcd(self.even_blocks, max(1, _LINE_FLOATS // self.block))
 
     @property
     def read_size(self) -> tuple[int, int]:
@@ -264,11 +269,12 @@ def of(
 
 
 def _merged(groups: int, channels: int, block: int) -> int:
-    """Return how many groups fill whole blocks of output channels; all where none do, or where
-    filling the last ones up would take a block more than the channels."""
+    """Return how many groups fill whole blocks of output channels; all where none do, and of less
+    than two such parts where the last one would have fewer blocks."""
     least = block // math.gcd(channels // groups, block)
     filled = math.ceil(groups / least) * least * (channels // groups)
-    return least if least < groups and filled < channels + block else groups
+    is_even = filled < channels + block
+    return least if least < groups and (is_even or 2 * least <= groups) else groups
 
 
 def _turned_pad(config: ConvConfig) -> tuple[int, int]:
