@@ -64,8 +64,8 @@ _REPEATED = 16
 
 def schedule(function: Any, machine: Machine) -> Schedule | None:
     """The schedule of a function; None where TVM's default is as good: for a change of shape, for
-    tensors without values, and what has no schedule here."""
-    if moves_nothing(function):
+    tensors without values, and what has no schedule here, or is written as loops of its own."""
+    if moves_nothing(function) or function_costs.OPERATIONS in (function.attrs or {}):
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
     try:

@@ -24,6 +24,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
+from tuna.libraries.tvm import function_costs
 from tuna.libraries.tvm.kernels import dots, epilogue, stages
 from tuna.libraries.tvm.kernels.instructions import DotProduct
 from tuna.libraries.tvm.kernels.machine import Machine
@@ -63,7 +64,9 @@ def function(
     kinds = ["float32"] * len(outs)
     name = steps.kind.lower()
     results = te.extern(steps.results, tensors, body, dtype=kinds, out_buffers=outs, name=name)
-    return opaque(stages.module_of([*tensors, *results])["main"])
+    made = opaque(stages.module_of([*tensors, *results])["main"])
+    rows, columns = steps.length * steps.batch * len(steps.reverse), GATES[steps.kind] * steps.units
+    return made.with_attr(function_costs.OPERATIONS, 2 * rows * columns * steps.units)
 
 
 class _Body:

@@ -208,7 +208,8 @@ def _rooflines(read: ReadFile, target: Any) -> dict[str, Roofline]:
         else:
             plain = read.kernels.plain.get(task.key, function)
             operations = function_costs.of_function(plain).operations
-            times = 2.0  # no multiply-adds
+            has_products = function_costs.OPERATIONS in (plain.attrs or {})
+            times = 1.0 if has_products else 2.0
         memory = function_costs.moved_bytes(function) * per_byte
         found[task.label] = Roofline(arithmetic=operations * times, memory=memory)
     return found
