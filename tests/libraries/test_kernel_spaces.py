@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tvm_layers import DEPTHWISE, POINT, STRIDE, THREE, conv
 
-from tuna.configs import Config, ConvConfig, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 
 if find_spec("tvm") is None:
     if os.environ.get("CI") == "true":
@@ -30,6 +30,7 @@ from tuna.common.cpu import data_caches
 from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.kernels import direct, gemm, machine, winograd
 from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels.epilogue import constant_count
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -276,6 +277,14 @@ def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(
     )[0]
     assert best.blocks == 2
     assert 10 <= best.rows * best.columns * best.blocks <= 12
+
+
+def test_sums_of_bytes_leave_registers_for_the_numbers_of_their_epilogue() -> None:
+    layer = conv(**RESNET | {"out_channels": 256, "data_type": "INT8"}, **POINT)
+    epilogue = ("dequantize", "quantize", "residual", "quantize")
+    task = TaskConfig(core=layer, layouts="native", epilogue=epilogue)
+    best = direct.space(layer_for(target_of("znver4"), task))[0]
+    assert best.rows * best.columns * best.blocks + constant_count(epilogue) <= 32
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -96,6 +96,13 @@ def has_constants(epilogue: Sequence[str]) -> bool:
     return not {RELU, PRELU}.issuperset(step for step in epilogue if step in ACTIVATIONS)
 
 
+def constant_count(epilogue: Sequence[str]) -> int:
+    """Return the number of values that an epilogue has in registers for all vectors, about: its
+    numbers, three to convert and round sums of bytes, and ten of an activation."""
+    numbers = sum(len(step.numbers) for step in steps_of(epilogue))
+    return numbers + 3 * (DEQUANTIZE in epilogue) + 10 * has_constants(epilogue)
+
+
 def applied(
     epilogue: Sequence[str],
     value: Any,
