@@ -152,10 +152,14 @@ def test_layers_that_no_kernel_takes_stay_and_say_why() -> None:
     net = Quantised((1, 16, 5, 5), 13)
     x = net.rounded("x", 0.03)
     y = net.rounded(net.conv(x, 16, 16, 3, norm=False), 0.05)
+    w = net.typed(net.random.integers(0, 256, (16, 8, 3, 3)), np.uint8)
+    w = net.add("DequantizeLinear", w, net.constant(0.01), net.typed(3, np.uint8))
+    nine_bits = net.add("Conv", x, w, group=2, pads=[1] * 4)
     z = net.rounded(net.add("MatMul", x, y), 0.05)
-    found, _ = found_in(net.model(z))
+    found, _ = found_in(net.model(z, nine_bits))
     assert not found.groups
     assert dict(found.reasons) == {
+        "conv2d: it has groups or a depth, and its weights less their zero point need nine bits": 1,
         "conv2d: its weights are no multiples of eight bits": 1,
         "matmul: both factors are variables": 1,
     }
