@@ -77,6 +77,8 @@ def test_a_recurrent_layer_in_bf16_keeps_its_state_in_fp32() -> None:
     for case in ({"kind": "LSTM", "units": 33, **BOTH}, {"kind": "GRU", "batch": 5}):
         model, given = recurrent(**case)
         assert 1e-4 < error_of(model, in_bf16(model, HERE), given, HERE) < 1e-2
+    left = planned(model, target=HERE, precision=Precision.BF16, in_fp32=[0])
+    assert error_of(model, left, given, HERE) < 1e-5, "steps follow the part of their inputs"
 
 
 def partly_quantised() -> Any:

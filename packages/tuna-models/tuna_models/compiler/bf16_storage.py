@@ -105,9 +105,10 @@ class Bf16Storage:
             self._left.add(group.answer)
             self._precise.update((group.answer, *group.operands))
 
-    def leaves(self, group: FusionGroup) -> bool:
-        """Whether a group is left in fp32."""
-        return group.answer in self._left
+    def leaves(self, answer: Any) -> bool:
+        """Whether the group that computes a variable is left in fp32, and with it the recurrent
+        steps that read this."""
+        return answer in self._left
 
     def may_round(self, var: Any) -> bool:
         """Whether a variable may be read as bfloat16 where it is there in its own type."""

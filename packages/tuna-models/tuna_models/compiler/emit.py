@@ -198,7 +198,7 @@ class Emitter:
     def _with_kernel(self, group: Group) -> tuple[Group, Chosen | None]:
         """The group in bf16, if it may be and has a kernel, else as it is; and its kernel."""
         storage = self._storage
-        if isinstance(group, FusionGroup) and storage is not None and not storage.leaves(group):
+        if isinstance(group, FusionGroup) and storage and not storage.leaves(group.answer):
             in_bf16 = storage.in_bf16(group)
             if in_bf16 is not None:
                 chosen = self._kernel(in_bf16.task, exact=in_bf16.exact)
@@ -253,15 +253,19 @@ class Emitter:
         if node.op == "call_tir":  # a function that TVM's importer, or `recurrent_calls`, wrote
             called, operands = value.args
             function, name = self._graph.functions[called], called.name_hint
-            in_bf16 = self._storage is not None
-            steps = recurrent_calls.specialised(
-                function, operands.fields, self._machine, in_bf16=in_bf16
-            )
+            steps = self._steps(function, node.args[1].fields[0], operands.fields)
             if steps is not None:
                 function, operands = steps[0], relax.Tuple(steps[1])
             called = self._writer.builder.add_func(function, name)
             value = tvm.ir.Call(value.op, [called, operands], value.attrs, value.ty_args)
         self._forms.values[node.var, PLAIN] = self._fenced(node.var, self._writer.emit(value))
+
+    def _steps(
+        self, function: Any, product: Any, operands: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]] | None:
+        """The function of a recurrent layer's steps, which read a `product`, and its operands."""
+        in_bf16 = self._storage is not None and not self._storage.leaves(product)
+        return recurrent_calls.specialised(function, operands, self._machine, in_bf16=in_bf16)
 
     def _moves_narrow(self, node: Node) -> bool:
         """Whether an operator moves values that are bfloat16 in the model's layout."""

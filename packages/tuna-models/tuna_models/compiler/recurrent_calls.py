@@ -37,7 +37,7 @@ def call(builder: Any, steps: Steps, operands: Sequence[Any]) -> list[Any]:
 
 def product_of(node: Node, functions: Mapping[Any, Any]) -> Any:
     """The part of the inputs that an operator reads if it calls a function of steps."""
-    if node.op != "call_tir" or not _is_steps(functions[node.args[0]]):
+    if node.op != "call_tir" or not is_steps(functions[node.args[0]]):
         return None
     return node.args[1].fields[0]
 
@@ -51,7 +51,7 @@ def specialised(
     machine has an instruction for them; with `in_bf16` others are in bfloat16, if the weights are
     known.
     """
-    if not _is_steps(function):
+    if not is_steps(function):
         return None
     known: dict[str, Any] = json.loads(str(function.attrs[_ATTRIBUTE]))
     lists = {name: tuple(known[name]) for name in ("reverse", "functions")}
@@ -71,7 +71,8 @@ def specialised(
     return recurrent_loops.function(steps, machine, _kinds(operands), dot), operands
 
 
-def _is_steps(function: Any) -> bool:
+def is_steps(function: Any) -> bool:
+    """Whether `call` wrote the function."""
     return _ATTRIBUTE in (function.attrs or {})
 
 

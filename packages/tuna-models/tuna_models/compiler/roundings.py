@@ -3,19 +3,21 @@ flag says so. Imports TVM.
 
 So one compiled model measures the error that each of them makes at the outputs, alone or with
 others. The flags are parameters behind the model's own: fp32 tensors of one value, 1 where the
-tensors that the kernel in bf16 reads and writes in bfloat16 are rounded, 0 where they are not.
+tensors that the kernel in bf16 reads and writes in bfloat16 are rounded, 0 where they are not. The
+flag of the part of the inputs in a recurrent layer's sums is that of its weights, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from tvm import relax, te, tirx
 
 from tuna.libraries.tvm.kernels import epilogue, stages
+from tuna_models.compiler import recurrent_calls
 from tuna_models.compiler.blocked import BF16, FP32, opaque
 from tuna_models.compiler.emit import Emitter
 from tuna_models.compiler.graph import extents
@@ -62,6 +64,14 @@ class RoundingEmitter(Emitter):
         ]
         value = super()._called(group, function, read, *answer)
         return self._rounded(group, value) if kinds[-1] in _NARROW else value
+
+    def _steps(
+        self, function: Any, product: Any, operands: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]] | None:
+        if product in self._kinds and recurrent_calls.is_steps(function):
+            value, weights, *others = operands
+            operands = [value, self._rounded(self._groups[product], weights), *others]
+        return super()._steps(function, product, operands)
 
     def _rounded(self, group: Group, value: Any) -> Any:
         """The tensor, in bfloat16 if the group's flag says so."""
