@@ -13,6 +13,7 @@ import pytest
 import tvm
 from compiled import HERE, TARGET, check, error_of, planned
 from nets import NETS, Net
+from onnx import numpy_helper
 from quantised_nets import Quantised
 from shared_data import need
 from test_model_store import manifest
@@ -289,6 +290,24 @@ def test_an_answer_with_named_parts_is_rounded_beside_a_residual() -> None:
     found = run(te.create_prim_func([given, residual, y]), x, r, empty(64)).astype(np.float32)
     expected = 1 / (1 + np.exp(-x.astype(np.float64))) + r.astype(np.float64)
     np.testing.assert_allclose(found, expected, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16"])
+def test_activations_of_sixteen_bits_stay_in_fp32_and_are_counted(kind: str) -> None:
+    net = Net((1, 16, 8, 8))
+    scale, zero = net.constant(1e-4), f"w{len(net.weights)}"
+    net.weights.append(numpy_helper.from_array(np.array(9, kind), zero))
+    x = net.conv("x", 16, 16, 3, norm=False)
+    for _ in range(2):
+        x = net.add("QuantizeLinear", x, scale, zero)
+        x = net.add("MaxPool", net.add("DequantizeLinear", x, scale, zero), kernel_shape=[1, 1])
+        x = net.conv(x, 16, 16, 1, norm=False)
+    model = net.model(x, check=False)
+    model.opset_import[0].version = 21
+    plan = in_bf16(model)
+    types = [task.core.data_type for task, n in plan.tasks() for _ in range(n) if task.core]
+    assert types == [DataType.BF16, DataType.FP32, DataType.FP32]
+    assert plan.left_in_fp32 == {"conv2d: its activations have 16 bits": 2}
 
 
 def test_a_task_in_bf16_is_another_one_than_in_fp32() -> None:

@@ -87,6 +87,16 @@ def test_natural_images_have_neighbours_alike_and_drawn_ones_do_not() -> None:
     assert not sets["silent"]["x"].any()
 
 
+def test_a_page_has_dark_lines_of_writing_on_light_ground() -> None:
+    for title, arrays in natural.sets(IMAGE, inputs.values(IMAGE, 0)):
+        if title.startswith("written"):
+            page = arrays["x"][0, 0]
+            assert 0.05 < (page < 0).mean() < 0.6
+            rows = (page < 0).any(axis=1)
+            assert rows.any()
+            assert not rows.all()
+
+
 def neighbours(image: object) -> float:
     """The correlation of pixels with those beside them."""
     values = np.asarray(image)

@@ -10,15 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_model_store import manifest
 
 from tuna import errors
 from tuna_models import api
+from tuna_models.api.building import CheckedModel
 from tuna_models.cli import tune
 from tuna_models.cli.model import show_built
+from tuna_models.work.store import StoredModel
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 TypeIn = Callable[..., Any]
-CHECKED = SimpleNamespace(error=1e-6, rule="y to 0.001", report="", remark="")
+STORED = StoredModel("net", manifest())
+CHECKED = CheckedModel(STORED, 1e-6, "y to 0.001", "", "")
 
 
 @pytest.fixture
@@ -30,8 +34,7 @@ def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model of any file is imported and can be built."""
-    stored = SimpleNamespace(name="net", version="1")
-    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
+    monkeypatch.setattr(tune.api, "import_model", lambda *_, **__: SimpleNamespace(model=STORED))
     monkeypatch.setattr(tune, "show_import", lambda _: None)
     open_work = partial(api.open_work, model="")
     monkeypatch.setattr(tune.api, "open_work", lambda *_, **__: open_work())
@@ -91,7 +94,7 @@ def test_a_model_that_is_not_built_says_how_it_is(
 def test_a_time_of_a_busy_machine_is_said_to_be_noisy(capsys: pytest.CaptureFixture[str]) -> None:
     facts: dict[str, Any] = dict.fromkeys(field.name for field in fields(api.BuiltModel))
     empty = {key: {} for key in ("tasks", "shares", "refused", "absent", "errors", "wall_ms")}
-    manifest = SimpleNamespace(whole_numbers=0, left_in_fp32={})
+    manifest = SimpleNamespace(whole_numbers=0, left_in_fp32={}, promise=None)
     numbers = {"runtime_share": 0.0, "cores": 1, "device": "CPU", "path": "m.so"}
     facts |= {**empty, **numbers, "model": SimpleNamespace(manifest=manifest)}
     for noisy in ([], ["tuna"]):

@@ -7,8 +7,8 @@ mask is. A bfloat16 has 8 bits: of a position
 above 256 it is another position, and of the least number of fp32 the infinite one.
 
 Of a quantised model this is so of what is computed without bytes, but for values that are rounded
-to bytes next, which would lose half a step. Bytes less a zero point are bfloat16, and sums of their
-products are as exact as in fp32 (`whole_sums.py`).
+to bytes next, which would lose half a step, and for activations of 16 bits. Bytes less a zero
+point are bfloat16, and sums of their products are as exact as in fp32 (`whole_sums.py`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Bf16Storage:
         """Whether a variable may be stored in bfloat16."""
         if self._whole[var] or var in self._arguments or var in self._exact | self._parts:
             return False
-        if var in self._integers.bases or self._is_rounded(var):
+        if var in self._integers.bases or var in self._integers.wide or self._is_rounded(var):
             return False
         return var in self._summed or self._becomes_factor(var)
 
@@ -127,6 +127,8 @@ class Bf16Storage:
         allowed = _Whole.BYTES if isinstance(group.core, ConvConfig) else _Whole.NONE
         factors = [group.input, *([] if group.other is None else [group.other])]
         factors += [group.added[VALUES]] if VALUES in group.added else []
+        if not self._integers.wide.isdisjoint(factors):
+            return False  # 16 bits are more than bfloat16 has
         if any(self._whole_leaf(leaf) > allowed for leaf in factors):
             return False
         return group.weights is None or not _counts(group.weights)
@@ -172,7 +174,8 @@ class Bf16Storage:
     def _is_rounded(self, var: Any) -> bool:
         """Whether an operator rounds the variable, or what it is in steps, to bytes."""
         users = [user.var for user in self._graph.users.get(var, ())]
-        return any(each in self._integers.roundings for each in (var, *users))
+        roundings, wide = self._integers.roundings, self._integers.wide
+        return any(each in roundings or each in wide for each in (var, *users))
 
     def _is_of_bytes(self, group: FusionGroup) -> bool:
         """Whether both factors are real values of bytes."""

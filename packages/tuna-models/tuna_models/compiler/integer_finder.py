@@ -33,7 +33,7 @@ Refusal = Callable[[TaskConfig], str]
 def find(graph: Graph, block: int, refusal: Refusal) -> IntegerGroups:
     """Return the groups for kernels with channels in blocks of `block`; no operator is in two."""
     found = IntegerGroups(integers.find(graph))
-    if not found.integers.bases:
+    if not (found.integers.bases or found.integers.wide):
         return found
     finder = _Finder(graph, block, refusal, found)
     for node in graph.nodes:
@@ -57,6 +57,9 @@ class _Finder:
         """Add the group of a convolution or a product, or the reason why there is none."""
         source = node.args[0] if node.args else None
         if node.op not in groups.CORES or not isinstance(source, relax.Var):
+            return
+        if source in self.found.integers.wide:
+            self.found.refused.append((node, "its activations have 16 bits"))
             return
         centered = _centered(source, self.graph.makers, self.found.integers)
         real = self.found.integers.grids

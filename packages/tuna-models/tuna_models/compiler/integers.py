@@ -86,6 +86,8 @@ class Integers:
     )  #: by the first operator's variable
     #: operators that move bytes, by their variables: their values are the base of others
     moving: dict[Any, Node] = field(default_factory=dict)
+    #: variables of whole numbers of 16 bits and their real values, and what becomes such
+    wide: set[Any] = field(default_factory=set)
 
     def add(self, var: Any, base: Any, grid: Grid | None = None) -> None:
         """Note that a variable stands for the whole numbers of a base, with a grid for their real
@@ -118,6 +120,7 @@ def find(graph: Graph) -> Integers:
 
 #: Operators whose values are some of those of their only tensor
 _MOVING = {"nn.max_pool2d", "image.resize2d", "strided_slice", "permute_dims", *RESHAPES}
+_WIDE = ("int16", "uint16")
 _OF_IMAGES = {"nn.max_pool2d", "image.resize2d"}
 
 
@@ -131,7 +134,9 @@ def _add_typed(found: Integers, var: Any) -> None:
 def _cast(found: Integers, node: Node) -> None:
     """Add the same numbers in another type."""
     source, kind = node.args[0], str(node.attrs.dtype)
-    if source not in found.bases or source in found.grids:
+    if source in found.wide:
+        found.wide.add(node.var)
+    elif source not in found.bases or source in found.grids:
         _add_typed(found, node.var)
     elif kind in ("float32", "int32", "int8" if _signed(found, source) else "uint8"):
         found.add(node.var, found.bases[source])
@@ -148,6 +153,9 @@ def _quantised(integers: Integers, var: Any, quantisation: Quantisation, graph: 
     if quantisation.kind in ("int8", "uint8"):
         integers.add(var, var)
         integers.signed[var] = quantisation.kind == "int8"
+    elif quantisation.kind in _WIDE or source in integers.wide:
+        integers.wide.update(quantisation.vars)
+        return
     elif quantisation.kind or source not in integers.bases or source in integers.grids:
         return
     if zero is None or scale is None or zero.size * scale.size != 1 or not scale.item() > 0:
@@ -164,6 +172,8 @@ def _quantised(integers: Integers, var: Any, quantisation: Quantisation, graph: 
 
 def _moved(found: Integers, node: Node, source: Any) -> None:
     """Add the whole numbers that an operator moves."""
+    if source in found.wide:
+        found.wide.add(node.var)
     if not isinstance(source, relax.Var) or source not in found.bases:
         return
     if extents(node.var) is None or (node.op in _OF_IMAGES and node.attrs.layout != "NCHW"):

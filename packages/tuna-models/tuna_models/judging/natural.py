@@ -1,8 +1,9 @@
-"""Inputs like those that models meet: images whose neighbours are alike, a voice with pauses, and
+"""Inputs like those that models meet: photographs, pages of writing, a voice with pauses, and
 silence. What is not real is drawn as `inputs.py` draws it.
 
 Errors of rounding add up on these as they do in use. On normal inputs, of which all values are
-about as large and independent, they are smaller in some networks by a factor of ten.
+about as large and independent, they are smaller in some networks by a factor of ten; and detectors
+answer with more than zero only where there is something to detect.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from tuna_models.judging.inputs import is_real
 
 #: Extents from which an axis is one of places or moments, and one of moments alone a sound
 _LONG, _SOUND = 16, 400
-#: Part of a channel of an image that is its own
-_OWN = 0.3
+#: Part of a channel of an image that is its own, and its grain
+_OWN, _GRAIN = 0.3, 0.1
+#: Pixels of a line of writing, at least and at most, and of those that a stroke is wide, one of
+_LINE, _STROKES = (8, 40), 8
 #: Values of a sound each second, and its lowest pitch
 _RATE, _PITCH = 16_000, 90.0
 #: Size of what a microphone records in silence
@@ -40,6 +43,9 @@ def sets(
         random = np.random.default_rng(0)
         natural = _real(values, partial(_natural, random=random))
         yield "natural (0 to 1)", _real(natural, lambda array: np.clip(0.5 + 0.25 * array, 0, 1))
+        for seed in _SEEDS:
+            random = np.random.default_rng(seed)
+            yield f"written ({seed})", _real(values, partial(_written, random=random))
         yield "silent", _real(values, np.zeros_like)
         yield "faint", _real(values, lambda array: _FAINT * array)
         for level in (0.3, 1.0):
@@ -70,7 +76,29 @@ def _natural(array: Any, random: np.random.Generator) -> Any:
     others = [extent for axis, extent in enumerate(array.shape) if axis not in axes]
     own = np.stack([_smooth(shared.shape, random) for _ in range(int(np.prod(others)))])
     own = np.moveaxis(own.reshape(*others, *shared.shape), range(-len(axes), 0), axes)
-    return np.sqrt(1 - _OWN**2) * whole + _OWN * own
+    image = np.sqrt(1 - _OWN**2) * whole + _OWN * own
+    return image + _GRAIN * random.standard_normal(array.shape)
+
+
+def _written(array: Any, random: np.random.Generator) -> Any:
+    """A page of dark writing on light ground, in [-1, 1]; for a sound and what has no places the
+    same as natural values."""
+    axes = [axis for axis, extent in enumerate(array.shape) if extent >= _LONG]
+    if len(axes) < 2:
+        return _natural(array, random)
+    axes = axes[-2:] if array.shape[-1] >= _LONG else axes[:2]
+    tall, wide = (array.shape[axis] for axis in axes)
+    page, top = np.full((tall, wide), random.uniform(0.6, 1.0)), int(random.integers(0, _LONG // 2))
+    while top < tall:
+        height = int(random.integers(*_LINE))
+        stroke = max(1, height // _STROKES)
+        letters = random.random((_STROKES, wide // stroke + 1)) < 0.5
+        words = np.repeat(random.random(wide // height + 1) < 0.8, height)[:wide]
+        ink = np.repeat(np.repeat(letters, stroke, axis=0), stroke, axis=1)[: tall - top, :wide]
+        page[top : top + len(ink)][ink & words] = random.uniform(-1.0, -0.4)
+        top += height + int(random.integers(height // 2, 2 * height))
+    shape = [extent if axis in axes else 1 for axis, extent in enumerate(array.shape)]
+    return np.broadcast_to(page.reshape(shape), array.shape)
 
 
 def _smooth(shape: tuple[int, ...], random: np.random.Generator) -> Any:
