@@ -17,6 +17,7 @@ from tvm.relax import transform
 
 from tuna_models.compiler import elementwise
 from tuna_models.compiler.build import Planned
+from tuna_models.manifest import Precision
 
 
 def test_averages_of_other_channels_at_the_same_size_are_other_functions() -> None:
@@ -118,6 +119,37 @@ def test_channels_that_are_shuffled_are_put_together_in_the_models_own_layout() 
     found = planned(model := net.model(net.conv(mixed, 40, 8, 1)))
     assert "concatenation" not in others(found)
     assert error_of(model, found, image(1, 8, 5, 6)) < 1e-5
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["pixels of a line", "rows and columns"])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_rows_of_channels_are_read_from_blocks_and_written_to_them(
+    flat: bool, precision: Precision
+) -> None:
+    """As around the products of SegFormer, with the pixels of an image in one axis, and of
+    ConvNeXt: N, C, H, W itself is never written."""
+    net = Net((2, 8, 5, 6))
+    x = net.relu(net.conv("x", 8, 32, 3))
+    if flat:
+        x = net.add("Reshape", x, net.whole((2, 32, 30)))
+    x = net.add("Transpose", x, perm=[0, 2, 1] if flat else [0, 2, 3, 1])
+    x = net.add("MatMul", x, net.constant(net.random.normal(0, 0.2, (32, 16))))
+    x = net.add("Transpose", x, perm=[0, 2, 1] if flat else [0, 3, 1, 2])
+    if flat:
+        x = net.add("Reshape", x, net.whole((2, 16, 5, 6)))
+    found = planned(model := net.model(net.conv(x, 16, 8, 1)), precision=precision)
+    names = {name for name in others(found) if "reshape" not in name}
+    assert names == {"to_blocks", "channels_last", "blocks_of_rows", "from_blocks"}
+    assert error_of(model, found, image(2, 8, 5, 6)) < (1e-5 if precision == "fp32" else 2e-2)
+
+
+def test_rows_that_something_else_reads_as_an_image_are_not_put_in_blocks() -> None:
+    net = Net((2, 16, 5, 6))
+    rows = net.relu(net.add("Transpose", "x", perm=[0, 2, 3, 1]))
+    x = net.add("Transpose", rows, perm=[0, 3, 1, 2])
+    found = planned(model := net.model(net.conv(x, 16, 8, 1), net.add("Abs", x)))
+    assert "blocks_of_rows" not in others(found)
+    assert error_of(model, found, image(2, 16, 5, 6)) < 1e-5
 
 
 def pattern(operator: Callable[..., Any]) -> tuple[str, int] | None:

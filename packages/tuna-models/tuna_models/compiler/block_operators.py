@@ -26,6 +26,7 @@ class BlockFunction:
     make: Callable[..., Any]  #: makes it, of its type `kind`
     sources: Sequence[Any]  #: variables, in blocks
     plain: tuple[int, ...] | None = None  #: extents of an answer that is not in blocks
+    keeps: bool = False  #: True: such an answer has the type of the sources
 
 
 def find(node: Node, graph: Graph, block: int) -> BlockFunction | None:
@@ -38,7 +39,7 @@ def find(node: Node, graph: Graph, block: int) -> BlockFunction | None:
     readers = graph.users.get(node.var, [])
     if node.op == "concat" and readers and all(user.op in RESHAPES for user in readers):
         return None  # such as a shuffle of channels, which is in the model's own layout
-    finder = _FINDERS.get(node.op)
+    finder = FINDERS.get(node.op)
     shape = extents(node.var) if finder else None
     if finder is None or shape is None or str(node.var.ty.dtype) != "float32":
         return None
@@ -168,7 +169,8 @@ def _pooling(node: Node) -> blocked.Pooling:
     return blocked.Pooling((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))
 
 
-_FINDERS: dict[str, Callable[[Node, tuple[int, ...], int], BlockFunction | None]] = {
+#: Functions by the operators that have one
+FINDERS: dict[str, Callable[[Node, tuple[int, ...], int], BlockFunction | None]] = {
     "nn.max_pool2d": max_pool,
     "nn.avg_pool2d": _average_pool,
     "mean": mean,

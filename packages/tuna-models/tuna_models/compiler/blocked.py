@@ -179,7 +179,7 @@ def window(
         blocks = total if cut.blocked else -(-total // block)
         extents = (batch * frames.out, blocks, rows, columns, block)
     filled = [z] if cut.value is None else []
-    return _copy([x, *filled, te.compute(extents, value, name=_OUT)])
+    return copied([x, *filled, te.compute(extents, value, name=_OUT)])
 
 
 def _between(place: Any, size: int, before: int, after: bool) -> list[Any]:
@@ -290,7 +290,7 @@ def channels(extents: tuple[int, ...], first: int, blocks: int, kind: str = FP32
         lambda n, c, h, w, i: x[n, c + first, h, w, i],
         name=_OUT,
     )
-    return _copy([x, y])
+    return copied([x, y])
 
 
 def concatenation(extents: tuple[int, ...], parts: tuple[int, ...], kind: str = FP32) -> Any:
@@ -383,7 +383,7 @@ def _const(value: float, kind: str) -> Any:
     return _as(kind, tirx.const(value, FP32)) if kind == BF16 else tirx.const(value, kind)
 
 
-def _copy(arguments: list[Any]) -> Any:
+def copied(arguments: list[Any]) -> Any:
     """The function that writes rows of vectors."""
     sch = Schedule(stages.module_of(arguments))
     in_rows(sch, sch.get_sblock(_OUT))

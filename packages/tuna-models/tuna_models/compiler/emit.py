@@ -19,7 +19,7 @@ from tuna.configs import ConvConfig
 from tuna.configs.task import RESIDUAL, TaskConfig
 from tuna.libraries.tvm.kernels import machine, signature
 from tuna.libraries.tvm.kernels.types import TYPES
-from tuna_models.compiler import block_operators, elementwise, recurrent_calls
+from tuna_models.compiler import block_operators, channels_last, elementwise, recurrent_calls
 from tuna_models.compiler.bf16_storage import MOVING
 from tuna_models.compiler.block_operators import BlockFunction
 from tuna_models.compiler.blocked import BF16, BYTE, FP32, blocked_extents
@@ -51,6 +51,8 @@ from tuna_models.compiler.kernel_arguments import Chosen, Group, answer_extents,
 from tuna_models.compiler.passes import Analysis
 from tuna_models.compiler.segments import Form
 
+#: Operators that read images in blocks
+_READ_BLOCKS = {"nn.conv2d", *block_operators.FINDERS}
 #: Operators whose values are some of those of an image
 _OF_IMAGES = {"nn.max_pool2d": block_operators.max_pool, "image.resize2d": block_operators.resized}
 
@@ -239,6 +241,8 @@ class Emitter:
 
     def _operator(self, node: Node) -> None:
         """Write an operator in blocks if an input is in blocks and the operator supports it."""
+        if self._enters_blocks(node):
+            return
         if self._moves_narrow(node):
             self._move(node, NARROW)
             return
@@ -267,6 +271,21 @@ class Emitter:
         in_bf16 = self._storage is not None and not self._storage.leaves(product)
         return recurrent_calls.specialised(function, operands, self._machine, in_bf16=in_bf16)
 
+    def _enters_blocks(self, node: Node) -> bool:
+        """Write images in blocks that are made of rows of channels, if what reads them does."""
+        function = channels_last.into_blocks(node, self._graph, self._block, _READ_BLOCKS)
+        if function is None or node.var in self._cuts or not self._groups:
+            return False
+        (source,), shape, forms = function.sources, extents(node.var), self._forms
+        assert shape is not None
+        is_narrow = (source, NARROW) in forms.values and forms.may_round(source)
+        form = NARROW_BLOCKS if is_narrow else BLOCKS
+        rows = (shape[0], *shape[2:], shape[1] // self._block, self._block)
+        value = self._writer.shaped(forms.get(source, NARROW if is_narrow else PLAIN), rows)
+        forms.values[node.var, form] = self._block_call(function, shape, form.type, [value])
+        forms.bounds[node.var] = 0.0
+        return True
+
     def _moves_narrow(self, node: Node) -> bool:
         """Whether an operator moves values that are bfloat16 in the model's layout."""
         sources = variables(node.value)
@@ -293,7 +312,10 @@ class Emitter:
             self._forms.values[node.var, BLOCKS] = self._fenced(node.var, value)
             self._forms.bounds[node.var] = bound
             return True
-        function, shape = block_operators.find(node, self._graph, self._block), extents(node.var)
+        function = block_operators.find(
+            node, self._graph, self._block
+        ) or channels_last.out_of_blocks(node, self._graph, self._block)
+        shape = extents(node.var)
         if function is None or shape is None or not self._reads_blocks(function.sources):
             return False
         storage, bounds = self._storage, self._forms.bounds
@@ -301,7 +323,8 @@ class Emitter:
         form = NARROW_BLOCKS if narrow else BLOCKS
         value = self._block_call(function, shape, form.type)
         if function.plain is not None:
-            self._forms.values[node.var, PLAIN] = self._writer.shaped(value, shape)
+            form = NARROW if narrow and function.keeps else PLAIN
+            self._forms.values[node.var, form] = self._writer.shaped(value, shape)
         else:
             self._forms.values[node.var, form] = value
             bounds[node.var] = max(bounds.get(var, 0.0) for var in function.sources)
@@ -316,7 +339,8 @@ class Emitter:
         form = TensorForm(True, kind)
         args = [*args] or [self._forms.get(source, form) for source in block.sources]
         if block.plain is not None:
-            return self._writer.call(function, args, block.plain)
+            kept = (block.keeps and kind) or FP32
+            return self._writer.call(function, args, block.plain, kept)
         extended = blocked_extents(shape, self._block)
         return self._writer.call(function, args, extended, kind or FP32)
 
