@@ -17,7 +17,6 @@ from quantised_nets import Quantised
 
 from tuna_models import child
 from tuna_models.child_answers import FileCheck, Roofline
-from tuna_models.compiler import elementwise
 
 TARGET = '{"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}'
 
@@ -102,24 +101,15 @@ def gates() -> Any:
 
 
 def test_what_runs_as_scalars_is_named_and_shown_of_an_import(
-    type_in: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    """Without a bound for `round`, gates leave the blocks: a row of 7 values is no vector, which
-    the quantisation of the input is either way."""
+    """A row of 7 values is no vector, which the quantisation of the input is."""
     path = tmp_path / "net.onnx"
     onnx.save(gates(), path)
-    asked = {"path": str(path), "target": TARGET}
-    before = child.check_file(asked=asked)["without_kernel"]
-    bounds = {name: bound for name, bound in elementwise.BOUNDS.items() if name != "round"}
-    monkeypatch.setattr(elementwise, "BOUNDS", bounds)
-    rows = child.check_file(asked=asked)["without_kernel"]
-    assert (len(before), len(rows)) == (1, 2)
-    gate, values = rows
-    assert values["task"] == before[0]["task"]
-    assert gate["task"].startswith("task fused_tir_round")
-    assert gate["share"] > values["share"]
-    assert gate["scalars"]
-    assert "LLVM finds no vectors" in gate["reason"]
+    (row,) = child.check_file(asked={"path": str(path), "target": TARGET})["without_kernel"]
+    assert row["task"].startswith("task fused_divide_tir_round")
+    assert row["scalars"]
+    assert "LLVM finds no vectors" in row["reason"]
     onnx.save(conv_of_doubles(), path)
     assert type_in("tuna", "model", "import", "net", path).code == 0
     shown = type_in("tuna", "model", "show", "net").out
