@@ -220,6 +220,18 @@ def test_a_core_asks_for_the_weights_that_it_reads_next() -> None:
         assert place(direct._following(layer, numbers(4, channel)))[:2] == following
 
 
+def test_tiles_of_a_product_ask_for_all_lines_of_the_next_panels() -> None:
+    """Each of the first tiles of rows asks for its part of the panel in the next group's place."""
+    product = on_cores(target_of("avx512"), GemmConfig(128, 768, 384), 2)
+    point, asked = gemm.space(product)[0], set[tuple[int, ...]]()
+    for row in range(0, product.config.m, point.rows):
+        for step in range(0, product.steps, point.unroll):
+            condition, index = gemm._following(product, numbers(row, 0, step))
+            assert tvm.sym.Analyzer().can_prove(condition)
+            asked.add(place(index))
+    assert asked == {(point.blocks * point.group, line, 0) for line in range(product.steps)}
+
+
 def numbers(*values: int) -> list[Any]:
     return [tvm.tirx.const(value, "int64") for value in values]
 

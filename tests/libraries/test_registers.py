@@ -36,11 +36,12 @@ def inner_loops(assembly: str) -> list[str]:
 @pytest.mark.parametrize("activation", [GELU, SILU, HARD_SWISH])
 def test_sums_of_a_product_stay_in_registers_before_an_activation(activation: str, k: int) -> None:
     target = target_of("znver4", **{"num-cores": 2, "opt-level": 3})
-    core = GemmConfig(m=16, n=3072, k=k)
+    core = GemmConfig(m=128, n=3072, k=k)
     task = TaskConfig(core=core, layouts="native", epilogue=(BIAS, activation))
     problem = problems.with_family(task, "gemm", Mode.NATIVE, target)
     library = tvm.tirx.build(problem.candidate(0).mod, target=target)
     loops = inner_loops(library.inspect_source("s"))
     products = max(loops, key=lambda text: text.count("vfmadd"))
     assert products.count("vfmadd") >= 24
+    assert "prefetch" in products, "the next panels are asked for"
     assert not _STACK.findall(products)

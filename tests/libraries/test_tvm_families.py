@@ -67,7 +67,7 @@ DIGESTS = {
     "winograd6": "8420b0cde85555f0",
     "backward_data": "84186c62db1f33da",
     "backward_weights": "949abcb5b636c782",
-    "gemm": "d5342d7536e19563",
+    "gemm": "cd88b0b77a17847d",
     "attention": "555bbe7bdb53bb61",
 }
 #: Winograd's transforms have thirds, which other machines may round otherwise: times this, no value

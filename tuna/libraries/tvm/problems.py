@@ -32,7 +32,7 @@ from tuna.libraries.tvm.kernels.families import (
     is_signed_batch,
     parts_of,
 )
-from tuna.libraries.tvm.kernels.gemm import Product
+from tuna.libraries.tvm.kernels.gemm_space import Product
 from tuna.libraries.tvm.kernels.packing import Steps, extents_of, type_of
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tuna.configs import AttentionConfig
 from tuna.libraries.tvm.kernels import signature
-from tuna.libraries.tvm.kernels.gemm import MAX_BLOCK, run_length
+from tuna.libraries.tvm.kernels.gemm_space import MAX_BLOCK, run_length
 from tuna.libraries.tvm.kernels.machine import Machine, Summed, Work, sum_cycles
 from tuna.libraries.tvm.kernels.shape import Mode, divisors
 from tuna.libraries.tvm.kernels.types import FP32, Types

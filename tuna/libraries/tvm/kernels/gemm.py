@@ -23,78 +23,49 @@ would share one set of L1. Panels are streamed from L2, which costs three lines 
 multiply-adds. K is one part as long as the rows of a tile stay in L1 beside them; then C is written
 once. Rows are in bands where cores cannot share the groups of columns evenly. Where sums are not of
 blocks, a fence keeps those of a tile apart from the constants of its epilogue (`prefetch.fenced`).
+While few tiles of rows use a group of panels, the next group is asked for. Tiles, groups and bands
+are chosen in `gemm_space`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import te, tirx
 
-from tuna.configs import GemmConfig
 from tuna.configs.task import DEQUANTIZE
 from tuna.libraries.tvm.kernels import dots, signature, stages
 from tuna.libraries.tvm.kernels.epilogue import has_constants
+from tuna.libraries.tvm.kernels.gemm_space import (
+    LINE_FLOATS,
+    GemmParams,
+    Product,
+    asks_ahead,
+    bands_of,
+    block_length,
+    row_count,
+    space,
+    work,
+)
 from tuna.libraries.tvm.kernels.instructions import STORED
-from tuna.libraries.tvm.kernels.machine import Machine, Summed, Work, sum_cycles
 from tuna.libraries.tvm.kernels.packing import column_blocks
-from tuna.libraries.tvm.kernels.prefetch import fenced
-from tuna.libraries.tvm.kernels.shape import Mode, divisors
-from tuna.libraries.tvm.kernels.types import BF16, FP32, Types
+from tuna.libraries.tvm.kernels.prefetch import asking_between, fenced
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.types import BF16
+
+__all__ = ["Product", "schedule", "space", "work", "workload"]
 
 _SUMS, _PARTS, _PANELS, _ROWS, _OUT = "sums", "parts", "panels", "rows", "out"
 _ROUNDED = "rounded"
-_POINTS = 16
-#: Number of floats by which a row of a tile is padded: one line
-_LINE_FLOATS = 16
-_MAX_ROWS = 28
-#: Rows at multiples of this from each other share a set of L1
-_PAGE_BYTES = 4096
-#: Steps of K whose products are summed apart, for small errors
-_MIN_BLOCK, MAX_BLOCK = 64, 256
-
-
-@dataclass(frozen=True)
-class Product(Summed):
-    """A matrix product as the kernel gets it."""
-
-    config: GemmConfig
-    #: layouts. NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
-    mode: Mode
-    machine: Machine
-    epilogue: tuple[str, ...] = ()  #: steps of `configs.task`
-    types: Types = FP32
-
-    @property
-    def steps(self) -> int:
-        """Steps of K: its values, or words of them, the last one filled up with zeros."""
-        return math.ceil(self.config.k / self.word)
-
-
-@dataclass(frozen=True)
-class GemmParams:
-    """One point of the space."""
-
-    rows: int  #: rows of the tile
-    blocks: int  #: vectors of columns in the tile
-    group: int  #: panels for which a group of rows is kept
-    unroll: int  #: steps of K that are unrolled
-    #: way of reading rows. 0: in place, 1: copied by groups where they are used, 2: copied once,
-    #: all, ahead
-    copy_rows: int
-    copy_panels: int  #: way of reading panels. 1: copied, 0: in place
-    #: number of parts of K; between two of them the sums of the panel group are in memory
-    passes: int
 
 
 def workload(product: Product) -> tvm.IRModule:
     """The module `main(A, B, [bias,] [R,] C)`; a batch axis leads where the config has one."""
     config, size = product.config, product.machine.floats
-    blocks, high = column_blocks(config.n, size), _row_count(product)
+    blocks, high = column_blocks(config.n, size), row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
     stored = (config.k, config.m) if config.trans_a else (config.m, config.k)
     dot, types, word, steps = product.dot, product.types, product.word, product.steps
@@ -161,13 +132,33 @@ def workload(product: Product) -> tvm.IRModule:
         return value(sums[at], index)
 
     arguments = [a, b, *added, te.compute(extents, written, name=_OUT)]
-    if dot is None:
-        fences = has_constants(epilogue) and length == steps  # sums in blocks end with their block
-        change = functools.partial(fenced, name=_OUT) if fences else None
-        return stages.module_of(arguments, change)
     axis, channels = len(batch) + 2, len(batch) + 1 if started else None
-    lanes = functools.partial(dots.in_vectors, name=_SUMS, dot=dot, axis=axis, channels=channels)
-    return stages.module_of(arguments, lanes)
+
+    def change(function: Any) -> Any:
+        if dot is not None:
+            function = dots.in_vectors(function, _SUMS, dot=dot, axis=axis, channels=channels)
+        elif has_constants(epilogue) and length == steps:  # sums in blocks end with their block
+            function = fenced(function, _OUT)
+        if asks_ahead(product):
+            name = _SUMS if length == steps else _PARTS
+            function = asking_between(function, name, "B", functools.partial(_following, product))
+        return function
+
+    return stages.module_of(arguments, change)
+
+
+def _following(product: Product, axes: list[Any]) -> tuple[Any, list[Any]]:
+    """Return when a sum at these axes asks for a line, and the index of that: its panel's place in
+    the next group, of which each of as many tiles of rows asks for a part, at its unrolled steps.
+    All of it at once would wait for the memory as well."""
+    params, steps, length = space(product)[0], product.steps, block_length(product)
+    part, i, j = axes[:3] if length < steps else (0, *axes[:2])
+    step, unroll, rows = part * length + axes[-1], params.unroll, params.rows
+    vectors = max(1, LINE_FLOATS // product.machine.floats)
+    inside = tirx.all(tirx.floormod(i, rows) == 0, tirx.floormod(step, unroll) == 0)
+    tile = tirx.floormod(tirx.floordiv(i, rows), math.ceil(unroll / vectors))
+    asked = tile * (steps // unroll) + tirx.floordiv(step, unroll)
+    return inside, [j + params.blocks * params.group, asked * vectors, tirx.const(0, "int64")]
 
 
 def schedule(sch: Any, product: Product, params: GemmParams) -> None:
@@ -216,7 +207,7 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     if params.copy_rows:
         if params.copy_rows == 1:
             sch.compute_at(rows, i, preserve_unit_loops=True)
-        sch.storage_align(rows, 0, -2, _LINE_FLOATS * 2, _LINE_FLOATS)
+        sch.storage_align(rows, 0, -2, LINE_FLOATS * 2, LINE_FLOATS)
         _vectorize_copy(sch, rows, product)
     else:
         sch.compute_inline(rows)
@@ -242,22 +233,6 @@ def _schedule_parts(sch: Any, at: Any, params: GemmParams) -> None:
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(parts, r), len(loops) - 4)
 
 
-def block_length(product: Product) -> int:
-    """Return the number of steps of K that are summed before they are added to the sums of those
-    before: all, unless K is long, in fp32, and has a divisor of that size."""
-    return product.steps if product.dot is not None else run_length(product.steps, 4)
-
-
-def run_length(steps: int, unit: int = 1, least: int = _MIN_BLOCK) -> int:
-    """Return the number of steps of a sum in fp32 that are summed before they are added to the sum
-    of those before: all, unless there are many and a multiple of `unit` from `least` on divides
-    them."""
-    sizes = range(MAX_BLOCK, least - 1, -unit)
-    if steps < 2 * MAX_BLOCK:
-        return steps
-    return next((size for size in sizes if steps % size == 0), steps)
-
-
 def _rounds_first(product: Product) -> bool:
     """Whether a stage rounds whole vectors to bfloat16, of which the columns are copied: these fill
     none, and read no arguments. Rounded in the copy 1500 x 1500 x 64 takes 1.12 of the time."""
@@ -265,111 +240,6 @@ def _rounds_first(product: Product) -> bool:
     narrow = product.types is BF16 and signature.answer_type(epilogue, BF16) == BF16.input
     added = signature.added(epilogue, BF16, padded=False)
     return narrow and not added and column_blocks(columns, size) * size != columns
-
-
-def space(product: Product) -> list[GemmParams]:
-    """The points worth trying, by estimate, the best first."""
-    config, machine = product.config, product.machine
-    high, blocks = _row_count(product), column_blocks(product.config.n, product.machine.floats)
-    tiles = sorted(
-        _tiles(high, blocks, product), key=lambda tile: (_tile_cycles(tile, product), -tile[0])
-    )
-    unroll = 4 if product.steps % 4 == 0 else 1
-    found = []
-    for tile in tiles[:4]:
-        panels = blocks // tile[1]
-        for passes in _passes(product, tile[0], unroll):
-            kept = 4 * product.steps // passes * tile[1] * machine.floats
-            shared = max(1, config.batch_count * panels // machine.cores)  # a group for each core
-            groups = divisors(panels, min(machine.l2_bytes // 2 // kept, shared))
-            for group in groups[::-1][:2] or [1]:
-                for copy_rows, copy_panels in _copies(product, tile[0]):
-                    found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels, passes))
-    return found[:_POINTS]
-
-
-def work(product: Product, params: GemmParams) -> Work:
-    """Return what a run takes of the busiest core, copies at two cycles for a vector."""
-    return _work(product, params, bands_of(product, params))
-
-
-def bands_of(product: Product, params: GemmParams) -> int:
-    """Return the number of bands of rows with which cores share the product most evenly."""
-    if product.machine.cores == 1:
-        return 1
-    counts = divisors(_row_count(product) // params.rows, 4 * product.machine.cores)
-    return min(counts, key=lambda count: _work(product, params, count).cycles())
-
-
-def _work(product: Product, params: GemmParams, bands: int) -> Work:
-    config, size = product.config, product.machine.floats
-    blocks = column_blocks(product.config.n, product.machine.floats)
-    tile = params.rows, params.blocks
-    sums = _row_count(product) * blocks * product.steps * _tile_cycles(tile, product)
-    copied = 2.0 * product.steps * blocks * bands if params.copy_panels else 0.0
-    if params.copy_rows:
-        times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
-        copied += 2.0 * config.m * product.steps / size * times
-    if params.passes > 1:
-        copied += 2.0 * config.m * blocks * params.passes
-    groups = config.batch_count * (blocks // (params.blocks * params.group))
-    own = config.batch_count * product.machine.part(groups * bands)
-    return Work(own * sums, own * copied)
-
-
-def _passes(product: Product, rows: int, unroll: int) -> list[int]:
-    """Return numbers of parts of K, the likelier first: enough parts that the rows of a tile do not
-    fill L1."""
-    k, length, room = product.steps, block_length(product), product.machine.l1_bytes // 2
-    unit = unroll if length == k else length
-    if 4 * rows * k <= room:
-        return [1]
-    for count in range(2, k):
-        if k % (count * unit) == 0 and 4 * rows * k // count <= room:
-            return [count, 1]
-    return [1]
-
-
-def _copies(product: Product, tile_rows: int) -> list[tuple[int, int]]:
-    """Which of the matrices are copied, the likelier first: a copy pays when it is used often, and
-    of rows where they would fill a set of L1; else they take 4 to 8 % less time in place."""
-    config = product.config
-    rows_must = _row_count(product) > config.m
-    many = 2 if config.trans_a else 1
-    panels_must = config.n % product.machine.floats != 0 or config.trans_b
-    ways = product.machine.l1_bytes // _PAGE_BYTES
-    clashing = config.n > 64 and 4 * config.k % _PAGE_BYTES == 0 and 2 * tile_rows > ways
-    rows = [many] if rows_must else ([many, 0] if clashing else [0, many])
-    panels = [1] if panels_must else ([1, 0] if config.m > 64 else [0, 1])
-    if product.dot is not None:  # words are read from copies alone
-        rows, panels = ([1, 2] if product.machine.cores > 1 else [2, 1]), [1]
-    if product.mode is Mode.NATIVE:
-        panels = [0]
-    return [(row, panel) for panel in panels for row in rows]
-
-
-def _tiles(high: int, blocks: int, product: Product) -> list[tuple[int, int]]:
-    free = product.dot.spare if product.dot else 0
-    return [
-        (rows, count)
-        for rows in divisors(high, _MAX_ROWS)
-        for count in divisors(blocks, 8)
-        if product.machine.holds(rows, count, free)
-    ]
-
-
-def _tile_cycles(tile: tuple[int, int], product: Product) -> float:
-    return sum_cycles(*tile, time=product.dot.time if product.dot else 1.0)
-
-
-def _row_count(product: Product) -> int:
-    """Rows that are computed: those of C, or a few more where they divide into better tiles."""
-    high, blocks = product.config.m, column_blocks(product.config.n, product.machine.floats)
-
-    def cost(count: int) -> float:
-        return count * min(_tile_cycles(tile, product) for tile in _tiles(count, blocks, product))
-
-    return min(range(high, high + min(_MAX_ROWS, high // 8) + 1), key=cost)
 
 
 def _panel(b: Any, product: Product, *index: Any) -> Any:
@@ -400,7 +270,7 @@ def _vectorize_copy(sch: Any, block: Any, product: Product) -> None:
     if not product.config.trans_a:
         if int(sch.get(last).extent) % size == 0:
             sch.vectorize(sch.split(last, [None, size])[1])
-    elif _row_count(product) == product.config.m and int(sch.get(row).extent) % size == 0:
+    elif row_count(product) == product.config.m and int(sch.get(row).extent) % size == 0:
         group, lane = sch.split(row, [None, size])
         sch.reorder(group, last, lane)
         sch.vectorize(lane)

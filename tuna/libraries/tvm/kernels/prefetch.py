@@ -44,11 +44,23 @@ def asking_ahead(function: Any, name: str, following: Callable[[list[Any]], list
         read = getattr(block.body.value, "value", block.body.value)  # or a conversion of it
         *index, line, _ = read.indices
         zero = tirx.const(0, "int64")
-        wanted = [*following(index), zero, zero]
-        address = tirx.address_of(tirx.BufferLoad(read.source, wanted))
-        asked = tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address))
-        imported = tirx.AttrStmt(zero, "pragma_import_llvm", _ASK, asked)
-        return _after(tirx.IfThenElse(line == 0, imported, None), block)
+        return _after(_asked(read.source, [*following(index), zero, zero], line == 0), block)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))
+
+
+def asking_between(
+    function: Any, name: str, letter: str, lines: Callable[[list[Any]], tuple[Any, list[Any]]]
+) -> Any:
+    """Return `function` with a prefetch of lines of its argument `letter` in its stage `name`;
+    `lines` returns for the stage's axes whether a line is asked for there, and its index."""
+
+    def replaced(block: Any) -> Any:
+        if block.name_hint != name:
+            return block
+        (source,) = (read.source for read in block.reads if read.source.name == letter)
+        inside, index = lines([axis.var for axis in block.iter_vars])
+        return _after(_asked(source, index, inside), block)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))
 
@@ -71,6 +83,14 @@ def fenced(function: Any, name: str) -> Any:
     return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replaced)))
 
 
+def _asked(source: Any, index: list[Any], inside: Any) -> Any:
+    """Return the prefetch of a line of an array, at an index, if it is `inside`."""
+    address = tirx.address_of(tirx.BufferLoad(source, index))
+    asked = tirx.Evaluate(tirx.call_extern("int32", "tuna_ask", address))
+    imported = tirx.AttrStmt(tirx.const(0, "int64"), "pragma_import_llvm", _ASK, asked)
+    return tirx.IfThenElse(inside, imported, None)
+
+
 def _after(statement: Any, block: Any) -> Any:
     """Return a block that does something else first."""
     return s_tir.SBlock(
@@ -79,5 +99,6 @@ def _after(statement: Any, block: Any) -> Any:
         block.writes,
         block.name_hint,
         tirx.SeqStmt([statement, block.body]),
+        block.init,
         annotations=block.annotations,
     )
