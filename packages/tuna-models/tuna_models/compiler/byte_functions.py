@@ -24,7 +24,7 @@ _OUT, _SUMS = "out", "sums"
 _SUM = (QUANTIZE, RESIDUAL, QUANTIZE)
 #: Numbers of a product, before those of `quantize`: zero points, and the factor of whole numbers
 _PRODUCT = 3
-#: Bytes that are looked up in the time of a step of another function
+#: Bytes that are looked up, or added, in the time of a step of another function
 _AT_ONCE = 8
 
 
@@ -131,7 +131,7 @@ def rounded_mean(extents: tuple[int, ...]) -> Any:
     images, *_, lanes = schedule.get_loops(out)
     images = schedule.fuse(images, schedule.get_loops(out)[1])
     schedule.vectorize(lanes)
-    schedule.annotate(images, SHARED, math.prod(extents))
+    schedule.annotate(images, SHARED, math.prod(extents) // _AT_ONCE)
     schedule.compute_at(total, images, preserve_unit_loops=True)
     *_, i, rows, columns = schedule.get_loops(total)
     schedule.reorder(rows, columns, i)
