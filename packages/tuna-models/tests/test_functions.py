@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -17,7 +18,7 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tuna.configs.task import DEFINITIONS
 from tuna.libraries.task_reference import FUNCTIONS
 from tuna.libraries.tvm import function_costs, functions
-from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.kernels import epilogue, machine
 from tuna.libraries.tvm.kernels.epilogue import TIR
 from tuna_models.compiler import blocked
 
@@ -278,6 +279,21 @@ def test_rounding_is_in_vectors() -> None:
     assert "llvm.nearbyint" in str(made.script())
     values = np.resize(np.float32([0.5, 1.5, -0.5, -2.5, 2.4999998, 1e9]), (2, 64))
     assert np.array_equal(of_odd_values(made, values), np.rint(values))
+
+
+def test_padding_that_is_rounded_to_bfloat16_is_in_vectors() -> None:
+    padded = topi.reshape(topi.nn.pad(x(1, 438), [0, 127], [0, 128]), (1, 1, 693))
+    answer = te.compute(padded.shape, lambda *at: epilogue.rounded(padded[at], "bfloat16"))
+    given = padded.op.input_tensors[0].op.input_tensors[0]
+    sch = functions.schedule(function([given, answer]), machine.from_target(target()))
+    assert sch is not None
+    assert "vectorized" in str(sch.mod.script())
+    run = tvm.tirx.build(sch.mod, target=target())["main"]
+    values = np.random.default_rng(0).standard_normal((1, 438)).astype(np.float32)
+    made = tvm.runtime.tensor(np.full((1, 1, 693), 1, ml_dtypes.bfloat16))
+    run(tvm.runtime.tensor(values), made)
+    right = np.pad(values, ((0, 0), (127, 128))).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(made.numpy(), right[None])
 
 
 def test_exp_of_truth_values_is_in_vectors() -> None:

@@ -58,6 +58,8 @@ _WHOLE_LIMITS = {
 #: Maximum of these functions within each other. Each has names for its parts, and compiling takes
 #: about three times as long for each name within the values of others.
 _MAX_NESTED = 2
+#: What chooses which of two values is read, as padding does
+_CHOICES = {"prim.if_then_else"}
 #: Readings of a value from which on a stage is computed once, before all others
 _REPEATED = 16
 
@@ -211,12 +213,18 @@ def _inlined(sch: Any, block: Any) -> bool:
         return False
     if _is_repeated(sch, block):
         return False
+    if _slow(stage, _CHOICES) and any(_writes_bf16(sch.get(reader)) for reader in readers):
+        return False  # TVM cannot store vectors of bfloat16 that are rounded behind a choice
     if _slow(stage, _IN_VECTORS) >= _MAX_NESTED and any(
         _slow(sch.get(reader), _IN_VECTORS) for reader in readers
     ):
         return False
     sch.compute_inline(block)
     return True
+
+
+def _writes_bf16(stage: Any) -> bool:
+    return any(str(write.source.dtype) == "bfloat16" for write in stage.writes)
 
 
 def _is_repeated(sch: Any, block: Any) -> bool:
