@@ -81,12 +81,11 @@ def workload(product: Product) -> tvm.IRModule:
 
     def row_value(*index: Any) -> Any:
         *lead, i, r = index
+        i = tirx.min(i, config.m - 1) if high > config.m else i
         inside = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
-        conditions = [i < config.m] if high > config.m else []
         if dot is None:
-            return stages.where(conditions, inside)
-        if steps * word > config.k:
-            conditions.append(r < config.k)
+            return inside
+        conditions = [r < config.k] if steps * word > config.k else []
         copied = dots.copied(inside, types, dot)
         return stages.where(conditions, copied, tirx.const(0, dot.reads))
 
