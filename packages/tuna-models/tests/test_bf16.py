@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from quantised_nets import Quantised
 from shared_data import need
 from test_model_store import manifest
-from test_operators import BOTH, recurrent
+from test_recurrent import BOTH, recurrent
 from tvm import te, tirx
 
 from tuna.configs import TaskConfig

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tvm
 from compiled import TARGET, planned
-from test_operators import BOTH, answers, of_onnxruntime, recurrent, same
+from test_operators import answers, of_onnxruntime, same
+from test_recurrent import BOTH, recurrent
 
 from tuna_models.compiler.program import machine_of
 from tuna_models.judging import bounds
