@@ -206,6 +206,15 @@ def test_cores_share_the_rows_of_few_images() -> None:
     assert cycles[0] == 2 * cycles[1]
 
 
+def test_cores_share_the_only_row_of_a_sound() -> None:
+    row = {"in_h": 1, "in_w": 6400, "pad_h": 0, "fil_h": 1, "fil_w": 11, "pad_w": 5}
+    config = conv(in_channels=16, out_channels=16, **row)
+    kernel = FAMILIES["direct"].kernel
+    one, two = (on_cores(target_of("avx512"), config, cores) for cores in (1, 2))
+    cycles = [kernel.work(layer, kernel.space(layer)[0]).cycles() for layer in (one, two)]
+    assert 0.45 < cycles[1] / cycles[0] < 0.6
+
+
 def test_a_core_asks_for_the_weights_that_it_reads_next() -> None:
     """Winograd's next product has 32 panels, of which each of two cores reads 16; direct sums read
     all channels of a block group before the next group."""

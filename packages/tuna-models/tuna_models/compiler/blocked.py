@@ -26,6 +26,8 @@ _OUT, _SUMS = "out", "sums"
 #: Annotation of a loop whose iterations cores may share: steps of all loops within, and the least
 #: number of these that is worth it
 SHARED, _MIN_SHARED_STEPS = "tuna_shared", 1 << 14
+#: Number of iterations from which on cores share them evenly
+_MIN_SHARED_ROWS = 8
 #: Number of images of a block of channels up to which cores share their rows
 _FEW_IMAGES = 4
 
@@ -123,7 +125,7 @@ def from_blocks(
     n, c, *rows, w = sch.get_loops(sch.get_sblock(_OUT))
     c, lane = sch.split(c, [None, block])
     sch.reorder(n, c, *rows, lane, w)  # all channels of a row while it is in cache
-    share(sch, sch.get_sblock(_OUT), 2 + len(rows))
+    share(sch, sch.get_sblock(_OUT), 2 + len(rows), 3 + len(rows))
     return opaque(sch.mod["main"])
 
 
@@ -395,14 +397,17 @@ def in_rows(sch: Schedule, block: Any) -> None:
     *rows, last = sch.get_loops(block)
     sch.vectorize(last)
     if rows:
-        share(sch, block, min(len(rows), 3))
+        share(sch, block, min(len(rows), 3), len(rows))
 
 
-def share(sch: Schedule, block: Any, loops: int) -> None:
-    """Let cores share the outermost loops of a block: see `in_parallel`."""
+def share(sch: Schedule, block: Any, loops: int, most: int = 0) -> None:
+    """Let cores share the outermost loops of a block: see `in_parallel`. Where these have few
+    iterations, as those of an image of one row, up to `most` are shared."""
     every = sch.get_loops(block)
-    steps = math.prod(int(sch.get(loop).extent) for loop in every)
-    sch.annotate(sch.fuse(*every[:loops]), SHARED, steps)
+    extents = [int(sch.get(loop).extent) for loop in every]
+    while loops < most and math.prod(extents[:loops]) < _MIN_SHARED_ROWS:
+        loops += 1
+    sch.annotate(sch.fuse(*every[:loops]), SHARED, math.prod(extents))
 
 
 def in_parallel(function: Any, cores: int) -> Any:

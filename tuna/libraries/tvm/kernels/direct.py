@@ -1,6 +1,6 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    for part of K, n, band of rows:                                       on several cores, parallel
+    for part of K, n, band of rows, or part of the only one:              on several cores, parallel
         D = copy of the band of X with its padding, C/b H W b      (or X itself, or in parts)
         for block group of K, row, column group:                  (or the rows before the blocks)
             acc[blocks][rows][columns][b] = 0                                       registers
@@ -172,10 +172,13 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
         h, row = sch.split(h, [None, together])
     first = [n]
     if shared:
-        groups, bands = grid_of(layer, params)
+        groups, bands, parts = grid_of(layer, params)
         group, k = sch.split(k, [groups, None])
         band, h = sch.split(h, [bands, None])
         first = [group, n, band]
+        if parts > 1:
+            part, v = sch.split(v, [parts, None])
+            first.append(part)
     outer = {
         BLOCKS_OUTSIDE: [k, h, v, c],
         ROWS_OUTSIDE: [h, k, row, v, c],

@@ -62,8 +62,9 @@ class DirectParams:
 
 
 @functools.lru_cache(maxsize=1024)
-def grid_of(layer: Layer, params: DirectParams) -> tuple[int, int]:
-    """Return the groups of output channels and the bands of rows that cores share.
+def grid_of(layer: Layer, params: DirectParams) -> tuple[int, int, int]:
+    """Return the groups of output channels, the bands of rows, and the parts of the row of images
+    of one that cores share.
 
     Each core reads the weights of its groups and the input of its bands, and copies this input for
     itself: bands where the input is the larger, groups where the weights are.
@@ -75,20 +76,22 @@ def grid_of(layer: Layer, params: DirectParams) -> tuple[int, int]:
     read = _data_bytes(layer) / L3_BYTES * (1 if shape.image else shape.group_count)
     if copies(layer):
         read *= 3
-    halo = (shape.filter[0] - 1) / shape.in_size[0]
+    across = 1
+    if shape.out_size[0] == 1 and params.order != CHANNELS_OUTSIDE:
+        across = 1 if tiles_unrolled(layer, params) else rows_of(layer).computed // params.columns
+    along = int(across > 1)  #: the axis along which the input is cut
+    halo = (shape.filter[along] - 1) / shape.in_size[along]
 
-    def cost(parts: tuple[int, int]) -> float:
-        groups, bands = parts
-        items = shape.batch * groups * bands
+    def cost(grid: tuple[int, int, int]) -> float:
+        groups, *cuts = grid
+        items = shape.batch * math.prod(grid)
         part = machine.part(items)
         weights = _weight_bytes(shape) / L3_BYTES / groups
-        own = items * part * (read * (1 / bands + halo) + weights)
+        own = items * part * (read * (1 / math.prod(cuts) + halo) + weights)
         return part * _sum_cycles(layer, params) + own
 
-    return min(
-        itertools.product(divisors(shape.out_blocks // params.blocks, most), divisors(down, most)),
-        key=cost,
-    )
+    counts = shape.out_blocks // params.blocks, down, across
+    return min(itertools.product(*(divisors(count, most) for count in counts)), key=cost)
 
 
 def asks_ahead(layer: Layer) -> bool:
@@ -208,8 +211,7 @@ def space(layer: Layer) -> list[DirectParams]:
 
 def work(layer: Layer, params: DirectParams) -> Work:
     """Return what a run takes of the busiest core."""
-    groups, bands = grid_of(layer, params)
-    part = layer.machine.part(layer.shape.batch * groups * bands)
+    part = layer.machine.part(layer.shape.batch * math.prod(grid_of(layer, params)))
     return Work(part * _sum_cycles(layer, params), part * stages.conversion_cycles(layer))
 
 
