@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -90,6 +91,7 @@ def work(product: Product, params: GemmParams) -> Work:
     return _work(product, params, bands_of(product, params))
 
 
+@functools.lru_cache(maxsize=1024)
 def bands_of(product: Product, params: GemmParams) -> int:
     """Return the number of bands of rows with which cores share the product most evenly."""
     if product.machine.cores == 1:
@@ -158,6 +160,7 @@ def _tile_cycles(tile: tuple[int, int], product: Product) -> float:
     return sum_cycles(*tile, time=product.dot.time if product.dot else 1.0)
 
 
+@functools.lru_cache(maxsize=256)
 def row_count(product: Product) -> int:
     """Rows that are computed: those of C, or a few more where they divide into better tiles."""
     high, blocks = product.config.m, column_blocks(product.config.n, product.machine.floats)
