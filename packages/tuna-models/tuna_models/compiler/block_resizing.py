@@ -9,7 +9,8 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from tuna.libraries.tvm.kernels import stages
-from tuna_models.compiler.blocked import FP32, in_rows, opaque
+from tuna_models.compiler.blocked import FP32, opaque
+from tuna_models.compiler.sharing import in_rows
 
 _OUT = "out"
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
@@ -20,14 +19,10 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812 (as TVM names it)
 
 from tuna.libraries.tvm.kernels import epilogue, stages
 from tuna.libraries.tvm.reductions import in_parts
+from tuna_models.compiler.sharing import SHARED, in_rows, share
 
 FP32, BF16, BYTE = "float32", "bfloat16", "uint8"
 _OUT, _SUMS = "out", "sums"
-#: Annotation of a loop whose iterations cores may share: steps of all loops within, and the least
-#: number of these that is worth it
-SHARED, _MIN_SHARED_STEPS = "tuna_shared", 1 << 14
-#: Number of iterations from which on cores share them evenly
-_MIN_SHARED_ROWS = 8
 #: Number of images of a block of channels up to which cores share their rows
 _FEW_IMAGES = 4
 
@@ -390,38 +385,6 @@ def copied(arguments: list[Any]) -> Any:
     sch = Schedule(stages.module_of(arguments))
     in_rows(sch, sch.get_sblock(_OUT))
     return opaque(sch.mod["main"])
-
-
-def in_rows(sch: Schedule, block: Any) -> None:
-    """Schedule a block in vectors, and let cores share its rows."""
-    *rows, last = sch.get_loops(block)
-    sch.vectorize(last)
-    if rows:
-        share(sch, block, min(len(rows), 3), len(rows))
-
-
-def share(sch: Schedule, block: Any, loops: int, most: int = 0) -> None:
-    """Let cores share the outermost loops of a block: see `in_parallel`. Where these have few
-    iterations, as those of an image of one row, up to `most` are shared."""
-    every = sch.get_loops(block)
-    extents = [int(sch.get(loop).extent) for loop in every]
-    while loops < most and math.prod(extents[:loops]) < _MIN_SHARED_ROWS:
-        loops += 1
-    sch.annotate(sch.fuse(*every[:loops]), SHARED, math.prod(extents))
-
-
-def in_parallel(function: Any, cores: int) -> Any:
-    """The function with loops that several `cores` share where these are worth it."""
-
-    def shared(loop: Any) -> Any:
-        if SHARED not in loop.annotations:
-            return loop
-        kept = {name: value for name, value in loop.annotations.items() if name != SHARED}
-        is_long = int(loop.annotations[SHARED]) >= _MIN_SHARED_STEPS
-        kind = tirx.ForKind.PARALLEL if cores > 1 and is_long else loop.kind
-        return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=kept)
-
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, shared)))
 
 
 def opaque(function: Any) -> Any:

@@ -17,7 +17,8 @@ from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.epilogue import applied
 from tuna.libraries.tvm.kernels.look_up import ENTRIES, LookUp
 from tuna.libraries.tvm.kernels.types import INT8
-from tuna_models.compiler.blocked import BYTE, FP32, SHARED, in_rows, opaque
+from tuna_models.compiler.blocked import BYTE, FP32, opaque
+from tuna_models.compiler.sharing import SHARED, in_rows
 
 _OUT, _SUMS = "out", "sums"
 #: Steps of a sum of bytes, which are those of a convolution behind its first rounding

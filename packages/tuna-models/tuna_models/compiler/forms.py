@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tvm import relax
 
 from tuna.configs.task import TaskConfig
-from tuna_models.compiler import blocked, small_functions
+from tuna_models.compiler import blocked, sharing, small_functions
 from tuna_models.compiler.blocked import BF16, BYTE, FP32
 from tuna_models.compiler.graph import constant_of, extents
 from tuna_models.compiler.integers import Integers
@@ -59,7 +59,7 @@ class Writer:
         """The function of this key, made once; one of TVM's own, unless `add` returns it."""
         if key not in self._functions:
             if key not in self._made:
-                self._made[key] = blocked.opaque(blocked.in_parallel(make(), self._cores))
+                self._made[key] = blocked.opaque(sharing.in_parallel(make(), self._cores))
             self._functions[key] = self.builder.add_func(self._made[key], name)
         return self._functions[key]
 
