@@ -24,13 +24,13 @@ from tuna_models.compiler.forms import (
     as_bytes,
 )
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
-from tuna_models.compiler.integer_groups import Addition, Product, Rounded, Table
+from tuna_models.compiler.integer_groups import Addition, Multiplication, Pair, Rounded, Table
 from tuna_models.compiler.integers import Rounding
 
 #: Names and functions of sums and products of two tensors
 _PAIRS: Mapping[type, tuple[str, Callable[..., Any]]] = {
     Addition: ("byte_sum", byte_functions.rounded_sum),
-    Product: ("byte_product", byte_functions.rounded_product),
+    Multiplication: ("byte_product", byte_functions.rounded_product),
 }
 
 
@@ -42,7 +42,7 @@ class ByteOperators:
         self._graph, self._forms, self._look_up = graph, forms, look_up
         self._block, self._writer, self._integers = forms.block, forms.writer, forms.integers
 
-    def pair(self, pair: Addition | Product) -> None:
+    def pair(self, pair: Pair) -> None:
         """Write a sum or a product of two tensors."""
         given = [pair.first, pair.second]
         form = self._form(pair.answer, *given)

@@ -19,7 +19,7 @@ from tuna.configs.task import DEFINITIONS, SIGMOID
 from tuna.libraries.task_reference import FUNCTIONS
 from tuna.libraries.tvm.kernels.look_up import ENTRIES
 from tuna_models.compiler.graph import Graph, Node, constant_of, extents
-from tuna_models.compiler.integer_groups import IntegerGroups, Product, Table
+from tuna_models.compiler.integer_groups import IntegerGroups, Multiplication, Table
 from tuna_models.compiler.integers import Integers
 
 _SAME = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "abs", "negative")
@@ -58,7 +58,7 @@ def find(graph: Graph, groups: IntegerGroups, *, through: bool) -> list[Table]:
     pairs, taken = {pair.answer: pair for pair in groups.pairs}, groups.taken
     for node in graph.nodes:
         pair = pairs.get(node.var)
-        if isinstance(pair, Product):
+        if isinstance(pair, Multiplication):
             finder.product(pair)
         elif node.var not in taken:
             finder.visit(node)
@@ -112,7 +112,7 @@ class _Finder:
             entries = (values + 128.0 * signed).astype(np.uint8)
             self.tables[node.var] = Table(sources[0], node.var, entries)
 
-    def product(self, pair: Product) -> None:
+    def product(self, pair: Multiplication) -> None:
         """Compute the product of two tensors of bytes that are functions of the same one."""
         if not self._through:
             return

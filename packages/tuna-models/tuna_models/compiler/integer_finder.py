@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tvm import relax
@@ -21,11 +21,13 @@ from tuna_models.compiler.integer_groups import (
     Addition,
     IntegerGroup,
     IntegerGroups,
-    Product,
+    Multiplication,
+    Pair,
     Rounded,
 )
 from tuna_models.compiler.integers import Integers, Rounding
 
+_Pair = TypeVar("_Pair", bound=Pair)
 #: The reason why there is no kernel for a task, empty where there is one
 Refusal = Callable[[TaskConfig], str]
 
@@ -82,7 +84,7 @@ class _Finder:
         """Add a sum or a product of two tensors of bytes that is part of no group."""
         if node.op not in ("add", "multiply") or node.var in self.taken:
             return
-        pair = self._addition(node) if node.op == "add" else self._product_of_bytes(node)
+        pair = self._addition(node) if node.op == "add" else self._multiplication(node)
         if pair is not None and pair.answer not in self.taken:
             self.taken.update(member.var for member in pair.nodes)
             self.found.pairs.append(pair)
@@ -251,13 +253,9 @@ class _Finder:
         real, (first, second) = self.found.integers.grids, node.args
         if first not in real or second not in real or extents(first) != extents(second):
             return None
-        ended = self._limited(node.var)
-        if ended is None:
-            return None
-        rounded, nodes = ended
-        return Addition(first, second, (real[first], real[second]), rounded, [node, *nodes])
+        return self._pair(Addition, node, first, second)
 
-    def _product_of_bytes(self, node: Node) -> Product | None:
+    def _multiplication(self, node: Node) -> Multiplication | None:
         real = self.found.integers.grids
         if not all(isinstance(arg, relax.Var) and arg in real for arg in node.args):
             return None
@@ -267,11 +265,15 @@ class _Finder:
             return None
         if others != sizes and others != (*sizes[:2], *[1] * (len(sizes) - 2)):
             return None
-        ended = self._limited(node.var)
+        return self._pair(Multiplication, node, first, second)
+
+    def _pair(self, kind: type[_Pair], node: Node, first: Any, second: Any) -> _Pair | None:
+        """What an operator makes of two tensors of bytes, if that is rounded next."""
+        ended, real = self._limited(node.var), self.found.integers.grids
         if ended is None:
             return None
         rounded, nodes = ended
-        return Product(first, second, (real[first], real[second]), rounded, [node, *nodes])
+        return kind(first, second, (real[first], real[second]), rounded, [node, *nodes])
 
 
 #: Largest sum of products that 32 bits hold

@@ -15,6 +15,7 @@ the byte, because rounding keeps the order.
 
 from __future__ import annotations
 
+import abc
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -62,8 +63,8 @@ class Rounded:
 
 
 @dataclass(frozen=True)
-class Addition:
-    """The sum of two tensors of bytes, rounded to bytes."""
+class Pair(abc.ABC):
+    """Two tensors of bytes, of which one value is made and rounded to bytes."""
 
     first: Any  #: variable of real values
     second: Any
@@ -77,8 +78,18 @@ class Addition:
         return self.nodes[-1].var
 
     @property
+    @abc.abstractmethod
     def scalars(self) -> list[float]:
         """The scalars of the function that is none of a kernel."""
+
+
+@dataclass(frozen=True)
+class Addition(Pair):
+    """Their sum."""
+
+    @property
+    def scalars(self) -> list[float]:
+        """Those of `rounded_sum`."""
         return byte_functions.sum_scalars(self.grids[0].stored_zero, self.numbers)
 
     @property
@@ -92,20 +103,9 @@ class Addition:
 
 
 @dataclass(frozen=True)
-class Product:
-    """The product of two tensors of bytes, rounded to bytes: an image and its gates, or an
-    activation and its argument. The second one may have one value for each channel."""
-
-    first: Any  #: variable of real values
-    second: Any
-    grids: tuple[Grid, Grid]
-    rounded: Rounded
-    nodes: list[Node]
-
-    @property
-    def answer(self) -> Any:
-        """The variable of the whole numbers."""
-        return self.nodes[-1].var
+class Multiplication(Pair):
+    """Their product: of an image and its gates, or an activation and its argument. The second one
+    may have one value for each channel."""
 
     @property
     def factor(self) -> float:
@@ -115,7 +115,7 @@ class Product:
 
     @property
     def scalars(self) -> list[float]:
-        """The scalars of its function."""
+        """Those of `rounded_product`."""
         zeros = [grid.stored_zero for grid in self.grids]
         return byte_functions.product_scalars(zeros, self.factor, self.rounded.numbers)
 
@@ -247,7 +247,7 @@ class IntegerGroups:
 
     integers: Integers = field(default_factory=Integers)
     groups: list[IntegerGroup] = field(default_factory=list)
-    pairs: list[Addition | Product] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     #: tables of the last rounding alone, of tensors that are all results
     steps: list[Table] = field(default_factory=list)
