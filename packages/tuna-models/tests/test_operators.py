@@ -357,5 +357,4 @@ def test_the_operators_that_a_service_takes_are_those_that_the_importer_may_know
         if not schema.domain and (schema.has_function or schema.has_context_dependent_function)
     }
     known = {*onnx_frontend._get_convert_map(), *converters.OWN, "Constant", *WITH_BODIES}
-    known -= {onnx_files.DYNAMIC_LSTM}  # of onnxruntime's own domain
     assert known | by_others | own_functions.OPERATORS == onnx_files.OPERATORS

@@ -27,7 +27,7 @@ from tuna_models.names import OWN_DOMAINS
 from tuna_models.reading import costs, functions, inference, misfits
 from tuna_models.reading.bodies import Inside, names_read, version_of
 from tuna_models.reading.known import UNKNOWN, Value
-from tuna_models.reading.onnx_files import DYNAMIC_LSTM
+from tuna_models.reading.onnx_files import is_own
 from tuna_models.reading.onnx_reference import evaluator
 from tuna_models.reading.whole_constants import MOVING, Product, product_of, write
 from tuna_models.refusals import Refusal
@@ -152,15 +152,11 @@ class _Walk:
         if node.domain in OWN_DOMAINS and node.op_type in _WRITERS:
             if _WRITERS[node.op_type](self, node):
                 return
-        elif node.domain in OWN_DOMAINS:
+        elif is_own(node.domain, node.op_type):
             answers = inference.answers(node, inputs, self._opset)
             for answer in answers:
                 self._budget.check_size(answer, node)
             answers = self._computed(node, inputs, answers)
-        elif node.op_type == DYNAMIC_LSTM and inputs:
-            real = helper.make_node("LSTM", [node.input[0]] * 3, node.output)
-            real.attribute.extend(node.attribute)
-            answers = inference.answers(real, inputs[:1] * 3, self._opset)
         self.values.update(zip(node.output, answers, strict=False))
         if not all(self.values[name].is_known for name in node.output if name):
             self._nodes.append(node)

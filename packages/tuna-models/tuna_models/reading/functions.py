@@ -29,7 +29,7 @@ from tuna_models.reading.bodies import (
 )
 from tuna_models.reading.converters import OWN
 from tuna_models.reading.known import UNKNOWN, Value
-from tuna_models.reading.onnx_files import DYNAMIC_LSTM, QOPERATORS_DOMAIN
+from tuna_models.reading.onnx_files import is_own
 from tuna_models.reading.operator_forms import schema_of
 from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
@@ -94,7 +94,7 @@ def _form(node: Any, opset: int) -> Any:
 
 @functools.cache
 def known_operators() -> frozenset[str]:
-    """Return the names of ONNX's own operators that can be converted."""
+    """Return the names of the operators that can be converted."""
     return frozenset({*converters_of_tvm(), *OWN, "Constant"})
 
 
@@ -103,8 +103,7 @@ def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
     known = known_operators()
     found: dict[str, list[str]] = {}
     for node in nodes:
-        of_onnx = node.domain in OWN_DOMAINS and node.op_type in known
-        if not of_onnx and (node.domain, node.op_type) != (QOPERATORS_DOMAIN, DYNAMIC_LSTM):
+        if not is_own(node.domain, node.op_type) or node.op_type not in known:
             operator, name = names_of(node)
             why = ", which depends on the input" if node.op_type in WITH_BODIES else ""
             found.setdefault(operator, []).append(name + why)

@@ -18,6 +18,7 @@ from onnx import defs, helper, shape_inference
 from tuna.common.messages import one_line
 from tuna_models.names import quoted
 from tuna_models.reading.known import UNKNOWN, Value
+from tuna_models.reading.onnx_files import DYNAMIC_LSTM
 from tuna_models.reading.operator_forms import schema_of
 from tuna_models.refusals import CHANGE_HINT, REASON_CHARS, Refusal
 
@@ -66,7 +67,12 @@ _MAX_ANSWERS = 1 << 14
 
 def answers(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Value]:
     """Infer the outputs of one of ONNX's operators from its inputs; raises Refusal for inputs that
-    contradict each other or are not what it takes."""
+    contradict each other or are not what it takes. Those of an LSTM in bytes are those of the real
+    one of as many units, which follow from its first input."""
+    if node.op_type == DYNAMIC_LSTM and inputs:
+        real = helper.make_node("LSTM", [node.input[0]] * 3, node.output)
+        real.attribute.extend(node.attribute)
+        node, inputs = real, inputs[:1] * 3
     if node.op_type in _SAME:
         return [Value(each.text) for each in inputs[:1] if each is not None]
     if node.op_type == "Range":  # some exporters write vectors of one value

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tuna_models.names import OWN_DOMAINS, quoted
+from tuna_models.names import quoted
 from tuna_models.reading.known import UNKNOWN, Value
-from tuna_models.reading.onnx_files import DYNAMIC_LSTM
+from tuna_models.reading.onnx_files import DYNAMIC_LSTM, is_own
 from tuna_models.refusals import CHANGE_HINT, Refusal
 
 _QUANTISE_HINT = "quantise the model again, on inputs that are finite and not all 0"
@@ -57,8 +57,7 @@ class _Call:
 
 def check(node: Any, inputs: Sequence[Value | None]) -> None:
     """Raise Refusal for an operator whose inputs do not fit, as far as they are known."""
-    known = node.domain in OWN_DOMAINS or node.op_type == DYNAMIC_LSTM
-    if known and node.op_type in _CHECKS:
+    if is_own(node.domain, node.op_type) and node.op_type in _CHECKS:
         call = _Call(node, inputs)
         for one in _CHECKS[node.op_type]:
             for why in one(call):

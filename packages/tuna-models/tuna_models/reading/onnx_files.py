@@ -39,24 +39,25 @@ Abs Acos Acosh Add AffineGrid AllClassNMS And ArgMax ArgMin Asin Asinh Atan Atan
 AveragePool BatchNormalization Bernoulli BiasGelu BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
 BitwiseXor BlackmanWindow Cast CastLike CausalConvWithState Ceil Celu CenterCropPad Clip Col2Im
 Compress Concat ConcatFromSequence Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos Cosh
-CumProd CumSum DFT DeformConv DepthToSpace DequantizeLinear Det Div Dropout DynamicQuantizeLinear
-Einsum Elu EmbedLayerNormalization Equal Erf Exp Expand EyeLike FastGelu Flatten Floor GRU Gather
-GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater
-GreaterOrEqual GridSample GroupNormalization HammingWindow HannWindow HardSigmoid HardSwish Hardmax
-Identity If InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual
-LinearAttention Log LogSoftmax Loop LpNormalization LpPool MatMul MatMulInteger MatMulInteger16 Max
-MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization MelWeightMatrix Min Mish Mod Mul Neg
-NegativeLogLikelihoodLoss NonMaxSuppression NonZero Not OneHot Optional OptionalGetElement
-OptionalHasElement Or PRelu Pad Pow QLinearConv QLinearMatMul QuantizeLinear RMSNormalization RNN
-Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding
-Round STFT Scan Scatter ScatterElements ScatterND Selu SequenceAt SequenceConstruct SequenceEmpty
-SequenceErase SequenceInsert SequenceLength SequenceMap Shape Shrink Sigmoid Sign Sin Sinh Size
-SkipLayerNormalization Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split
-SplitToSequence Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK
-Transpose Trilu Unique Unsqueeze Upsample Where Xor
+CumProd CumSum DFT DeformConv DepthToSpace DequantizeLinear Det Div Dropout DynamicQuantizeLSTM
+DynamicQuantizeLinear Einsum Elu EmbedLayerNormalization Equal Erf Exp Expand EyeLike FastGelu
+Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool
+GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HammingWindow HannWindow
+HardSigmoid HardSwish Hardmax Identity If InstanceNormalization IsInf IsNaN LRN LSTM
+LayerNormalization LeakyRelu Less LessOrEqual LinearAttention Log LogSoftmax Loop LpNormalization
+LpPool MatMul MatMulInteger MatMulInteger16 Max MaxPool MaxRoiPool MaxUnpool Mean
+MeanVarianceNormalization MelWeightMatrix Min Mish Mod Mul Neg NegativeLogLikelihoodLoss
+NonMaxSuppression NonZero Not OneHot Optional OptionalGetElement OptionalHasElement Or PRelu Pad Pow
+QLinearConv QLinearMatMul QuantizeLinear RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2
+ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding Round STFT Scan Scatter ScatterElements
+ScatterND Selu SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
+SequenceLength SequenceMap Shape Shrink Sigmoid Sign Sin Sinh Size SkipLayerNormalization Slice
+Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split SplitToSequence Sqrt Squeeze
+Sub Sum SwiGLU Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK Transpose Trilu Unique
+Unsqueeze Upsample Where Xor
 """
-#: ONNX's own operators that TVM's importer or Tuna's converters know, or ONNX defines by others.
+#: Operators that TVM's importer or Tuna's converters know, or ONNX defines by others.
 OPERATORS = frozenset(_NAMES.split())
 
 #: Quantised operators of onnxruntime's own domain: those that are written as ONNX's, and the one
@@ -179,10 +180,16 @@ class _Model:
         raise EOFError
 
 
+def is_own(domain: str, operator: str) -> bool:
+    """Whether an operator is ONNX's own, or the one of onnxruntime's that is converted as these
+    are."""
+    return domain in OWN_DOMAINS or (domain, operator) == (QOPERATORS_DOMAIN, DYNAMIC_LSTM)
+
+
 def _note(foreign: _Foreign, node: Mapping[int, str]) -> None:
     name, operator, domain = (node.get(number, "") for number in _TEXTS["node"])
-    known = domain in OWN_DOMAINS and operator in OPERATORS
-    if not known and not (domain == QOPERATORS_DOMAIN and operator in QOPERATORS | {DYNAMIC_LSTM}):
+    known = is_own(domain, operator) and operator in OPERATORS
+    if not known and not (domain == QOPERATORS_DOMAIN and operator in QOPERATORS):
         nodes = foreign.setdefault((domain, operator), [])
         if len(nodes) < _MAX_NAMES:
             nodes.append(name or operator)
