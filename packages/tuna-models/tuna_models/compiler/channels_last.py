@@ -22,22 +22,22 @@ def out_of_blocks(node: Node, graph: Graph, block: int) -> BlockFunction | None:
     """The function of an operator that makes rows of channels of an image; None for others."""
     if node.op != "permute_dims":
         return None
-    source = node.args[0]
-    maker = graph.makers.get(source)
-    is_reshaped = maker is not None and maker.op in RESHAPES and len(extents(source) or ()) == 3
-    image = extents(maker.args[0] if is_reshaped and maker else source)
+    source, given = node.args[0], extents(node.args[0])
+    maker, order = graph.makers.get(source), [0, 2, 3, 1]
+    if maker is not None and maker.op in RESHAPES and len(given or ()) == 3:
+        source, order = maker.args[0], [0, 2, 1]
+    image = extents(source)
     if image is None or len(image) != 4 or image[1] % block or not _is_real(node):
         return None
-    pixels = (*image[:2], image[2] * image[3])
-    order = [0, 2, 1] if is_reshaped else [0, 2, 3, 1]
-    if _order(node) != order or extents(source) != (pixels if is_reshaped else image):
+    pixels = image if len(order) == 4 else (*image[:2], image[2] * image[3])
+    if _order(node) != order or given != pixels:
         return None
     rows = (image[0], *image[2:], image[1] // block, block)
     return BlockFunction(
         "channels_last",
         (image,),
         partial(_rows_of_blocks, image, block),
-        [maker.args[0] if is_reshaped and maker else source],
+        [source],
         rows,
         keeps=True,
     )

@@ -257,16 +257,17 @@ class Emitter:
         if node.op == "call_tir":  # a function that TVM's importer, or `recurrent_calls`, wrote
             called, operands = value.args
             function, name = self._graph.functions[called], called.name_hint
-            steps = self._steps(function, node.args[1].fields[0], operands.fields)
-            if steps is not None:
-                function, operands = steps[0], relax.Tuple(steps[1])
+            product = recurrent_calls.product_of(node, self._graph.functions)
+            if product is not None:
+                function, values = self._steps(function, product, operands.fields)
+                operands = relax.Tuple(values)
             called = self._writer.builder.add_func(function, name)
             value = tvm.ir.Call(value.op, [called, operands], value.attrs, value.ty_args)
         self._forms.values[node.var, PLAIN] = self._fenced(node.var, self._writer.emit(value))
 
     def _steps(
         self, function: Any, product: Any, operands: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]] | None:
+    ) -> tuple[Any, Sequence[Any]]:
         """The function of a recurrent layer's steps, which read a `product`, and its operands."""
         in_bf16 = self._storage is not None and not self._storage.leaves(product)
         return recurrent_calls.specialised(function, operands, self._machine, in_bf16=in_bf16)

@@ -37,22 +37,20 @@ def call(builder: Any, steps: Steps, operands: Sequence[Any]) -> list[Any]:
 
 def product_of(node: Node, functions: Mapping[Any, Any]) -> Any:
     """The part of the inputs that an operator reads if it calls a function of steps."""
-    if node.op != "call_tir" or not is_steps(functions[node.args[0]]):
+    if node.op != "call_tir" or _ATTRIBUTE not in (functions[node.args[0]].attrs or {}):
         return None
     return node.args[1].fields[0]
 
 
 def specialised(
     function: Any, operands: Sequence[Any], machine: Machine, *, in_bf16: bool
-) -> tuple[Any, Sequence[Any]] | None:
-    """The function for a machine and its operands, of one that `call` wrote; None for others.
+) -> tuple[Any, Sequence[Any]]:
+    """The function for a machine and its operands, of one that `call` wrote.
 
     Products of a state that is rounded to bytes are sums of bytes, if the weights are, and the
     machine has an instruction for them; with `in_bf16` others are in bfloat16, if the weights are
     known.
     """
-    if not is_steps(function):
-        return None
     known: dict[str, Any] = json.loads(str(function.attrs[_ATTRIBUTE]))
     lists = {name: tuple(known[name]) for name in ("reverse", "functions")}
     steps = Steps(**known | lists)
@@ -69,11 +67,6 @@ def specialised(
             others = [*others, relax.const(values.sum(axis=2, dtype=np.int32))]
     operands = [product, weights, *others]
     return recurrent_loops.function(steps, machine, _kinds(operands), dot), operands
-
-
-def is_steps(function: Any) -> bool:
-    """Whether `call` wrote the function."""
-    return _ATTRIBUTE in (function.attrs or {})
 
 
 def _words(weights: np.ndarray, dot: DotProduct) -> np.ndarray:

@@ -17,7 +17,6 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tuna.libraries.tvm.kernels import epilogue, stages
-from tuna_models.compiler import recurrent_calls
 from tuna_models.compiler.blocked import BF16, FP32, opaque
 from tuna_models.compiler.emit import Emitter
 from tuna_models.compiler.graph import extents
@@ -67,8 +66,8 @@ class RoundingEmitter(Emitter):
 
     def _steps(
         self, function: Any, product: Any, operands: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]] | None:
-        if product in self._kinds and recurrent_calls.is_steps(function):
+    ) -> tuple[Any, Sequence[Any]]:
+        if product in self._kinds:
             value, weights, *others = operands
             operands = [value, self._rounded(self._groups[product], weights), *others]
         return super()._steps(function, product, operands)
