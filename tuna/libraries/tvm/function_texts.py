@@ -1,4 +1,6 @@
-"""TIR functions as text, in which tasks of models are kept."""
+"""TIR functions as text, in which tasks of models are kept. Imports TVM.
+
+The text is TVM's JSON of the function. Nothing is executed to read it, as TVMScript would be."""
 
 from __future__ import annotations
 

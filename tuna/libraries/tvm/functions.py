@@ -1,7 +1,6 @@
 """Functions of models without a core (softmax, normalisations, reductions, elementwise stages):
-their text, which of them can be tuned, the right answer, and a schedule by rule. Imports TVM.
+which of them can be tuned, the right answer, and a schedule by rule. Imports TVM.
 
-The text is TVM's JSON of the TIR function. Nothing is executed to read it, as TVMScript would be.
 The schedule:
 
     for row, all axes that every stage has, as one loop           parallel, if that is worth it
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
-import tvm_ffi.serialization
 from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tuna.api.golden import find
 from tuna.api.rows import benchmarks, open_database, reading, writing
@@ -33,6 +33,7 @@ from tuna_models.work.store import StoredModel
 #: Parts of a measured model: its run as a whole, and TVM's of it (`whole_models`).
 _TIMED, _UNTUNED = "timed_0", "untuned"
 _CHECKS = Checks()
+_Built = TypeVar("_Built")
 #: Builds of a model in bf16 that may be beyond its bound, each with more in fp32
 _ATTEMPTS = 3
 
@@ -115,11 +116,8 @@ def build_model(
     if session_id is not None and golden is not None:
         raise BadInput("Kernels come from a session or from a golden version, not from both.")
     with _opened(work, name, session_id, output) as opened:
-        known: Mapping[str, Sequence[Winner]] = {}
-        lookup_s = 0.0
 
-        def run(model: StoredModel) -> BuildFacts:
-            nonlocal known, lookup_s
+        def run(model: StoredModel) -> tuple[BuildFacts, Mapping[str, Sequence[Winner]], float]:
             manifest = planned_for(model.manifest, opened)
             with reading(open_database()) as connection:
                 release = None if golden is None else find(connection, golden, "tvm").id
@@ -137,9 +135,9 @@ def build_model(
                 temporary = Path(folder) / "new.so"
                 facts = Build(opened, model, manifest, records, winograd, checks).run(temporary)
                 _move(temporary, output)
-            return facts
+            return facts, known, lookup_s
 
-        model, facts = _kept(find_model(name, opened), opened, checks, run)
+        model, (facts, known, lookup_s) = _kept(find_model(name, opened), opened, checks, run)
         manifest = planned_for(model.manifest, opened)
     built = _described(output, model, facts, known, lookup_s=lookup_s, cores=manifest.cores)
     if not facts.cached:
@@ -179,10 +177,10 @@ def _kept(
     model: StoredModel,
     work: ModelWork,
     checks: Checks,
-    run: Callable[[StoredModel], BuildFacts],
-) -> tuple[StoredModel, BuildFacts]:
-    """Build a model as the import that keeps the error of bf16; one that does not after all leaves
-    more in fp32."""
+    run: Callable[[StoredModel], _Built],
+) -> tuple[StoredModel, _Built]:
+    """Build a model by `run`, as the import that keeps the error of bf16; one that does not after
+    all leaves more in fp32."""
     model = keep_error(model, work, checks)
     for _ in range(_ATTEMPTS):
         try:

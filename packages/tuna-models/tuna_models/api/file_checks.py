@@ -104,15 +104,12 @@ def peak_shares(
     and whether of arithmetic or memory; nothing for tasks without a time, and for the target of
     another machine."""
     rooflines = {} if check is None else check.rooflines
-    timed = [task for task in tasks if task.winner is not None and task.label in rooflines]
-    peak = _peak_gflops(model.manifest.target) if timed else None
+    times_ms = {task.label: task.winner.time_ms for task in tasks if task.winner is not None}
+    known = times_ms.keys() & rooflines.keys()
+    peak = _peak_gflops(model.manifest.target) if known else None
     if peak is None:
         return {}
-    return {
-        task.label: rooflines[task.label].said(task.winner.time_ms, peak)
-        for task in timed
-        if task.winner is not None
-    }
+    return {label: rooflines[label].said(times_ms[label], peak) for label in known}
 
 
 def _peak_gflops(target: str) -> float | None:

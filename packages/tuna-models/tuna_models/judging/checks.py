@@ -85,9 +85,8 @@ class Checked:
 class Imprecise(BadInput):
     """A built model in bf16 whose error is beyond its bound."""
 
-    error: float = (
-        math.inf
-    )  #: Largest error against the reference; infinite: another rule is broken
+    #: Largest error against the reference; infinite: another rule is broken
+    error: float = math.inf
 
 
 def judge(opset: str, checked: Checked) -> str:

@@ -62,15 +62,13 @@ def _real(values: Mapping[str, Any], make: Callable[[Any], Any]) -> Arrays:
 
 def _natural(array: Any, random: np.random.Generator) -> Any:
     """Values of such a shape with a spread of about one."""
-    axes = [axis for axis, extent in enumerate(array.shape) if extent >= _LONG]
+    axes = _axes(array.shape)
     if len(axes) == 1 and array.shape[axes[0]] >= _SOUND:
         return _voice(array.shape, axes[0], random)
     if not axes:
         return array
-    axes = axes[-2:] if array.shape[-1] >= _LONG else axes[:2]
     shared = _smooth(tuple(array.shape[axis] for axis in axes), random)
-    shape = [extent if axis in axes else 1 for axis, extent in enumerate(array.shape)]
-    whole = np.broadcast_to(shared.reshape(shape), array.shape)
+    whole = _spread(shared, axes, array.shape)
     if whole.size == shared.size:
         return whole
     others = [extent for axis, extent in enumerate(array.shape) if axis not in axes]
@@ -83,10 +81,9 @@ def _natural(array: Any, random: np.random.Generator) -> Any:
 def _written(array: Any, random: np.random.Generator) -> Any:
     """A page of dark writing on light ground, in [-1, 1]; for a sound and what has no places the
     same as natural values."""
-    axes = [axis for axis, extent in enumerate(array.shape) if extent >= _LONG]
+    axes = _axes(array.shape)
     if len(axes) < 2:
         return _natural(array, random)
-    axes = axes[-2:] if array.shape[-1] >= _LONG else axes[:2]
     tall, wide = (array.shape[axis] for axis in axes)
     page, top = np.full((tall, wide), random.uniform(0.6, 1.0)), int(random.integers(0, _LONG // 2))
     while top < tall:
@@ -97,8 +94,19 @@ def _written(array: Any, random: np.random.Generator) -> Any:
         ink = np.repeat(np.repeat(letters, stroke, axis=0), stroke, axis=1)[: tall - top, :wide]
         page[top : top + len(ink)][ink & words] = random.uniform(-1.0, -0.4)
         top += height + int(random.integers(height // 2, 2 * height))
-    shape = [extent if axis in axes else 1 for axis, extent in enumerate(array.shape)]
-    return np.broadcast_to(page.reshape(shape), array.shape)
+    return _spread(page, axes, array.shape)
+
+
+def _axes(shape: Sequence[int]) -> list[int]:
+    """The axes of places or moments, two at most: before the channels where these are last."""
+    axes = [axis for axis, extent in enumerate(shape) if extent >= _LONG]
+    return axes[-2:] if axes and axes[-1] == len(shape) - 1 else axes[:2]
+
+
+def _spread(values: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:
+    """The values along these axes, the same along all others."""
+    own = [extent if axis in axes else 1 for axis, extent in enumerate(shape)]
+    return np.broadcast_to(values.reshape(own), shape)
 
 
 def _smooth(shape: tuple[int, ...], random: np.random.Generator) -> Any:

@@ -98,16 +98,15 @@ def choose(
     """
     fixed = {number for number, place in enumerate(roundings.places) if place in left}
     search = _Search(answers, roundings, costs, fixed)
-    sites = set(range(len(roundings.sites)))
-    errors = search.errors(sites)
-    now = max(search.errors(sites - fixed)) if fixed else max(errors)
+    errors = search.errors(search.sites)
+    now = max(search.errors(search.sites - fixed)) if fixed else max(errors)
     if built_error and now > 0:
         search.bounds = search.bounds / max(1.0, min(built_error, _LARGEST) / now)
     in_fp32 = search.run(errors, at_least=len(fixed) + bool(built_error))
     chosen = sorted(in_fp32, key=lambda number: -costs[number])
     return Promise(
         max_error=answers.tolerance,
-        error=_digits(max(search.errors(sites - in_fp32))),
+        error=_digits(max(search.errors(search.sites - in_fp32))),
         whole_error=_digits(max(errors)),
         left=tuple(
             LeftInFp32(
@@ -146,13 +145,15 @@ class _Search:
     roundings: Roundings
     costs: Sequence[float]
     fixed: set[int]  #: sites that stay in fp32
-    bounds: Any = None  #: of each case
-    #: squares of the errors of sites by case, relative to their sum's; and what they sum up to
+    bounds: Any = field(init=False)  #: largest errors, by case
+    sites: set[int] = field(init=False)  #: numbers of all sites
+    #: by case, squares of the errors of sites that add up to what was measured of all
     squares: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tolerances = [case.tolerance or self.answers.tolerance for case in self.answers.cases]
         self.bounds = _PART * np.array(tolerances)
+        self.sites = set(range(len(self.roundings.sites)))
 
     def errors(self, rounded: Collection[int]) -> Any:
         """The error of each case where these sites round."""
@@ -161,8 +162,7 @@ class _Search:
     def run(self, errors: Any, at_least: int) -> set[int]:
         """The sites that stay in fp32, more than `at_least` - 1; `errors` are those where all
         round."""
-        sites = set(range(len(self.roundings.sites)))
-        in_fp32 = set(self.fixed)
+        sites, in_fp32 = self.sites, set(self.fixed)
         errors = self.errors(sites - in_fp32) if in_fp32 else errors
         for _ in range(_ATTEMPTS):
             beyond = [int(at) for at in np.argsort(-errors / self.bounds)]
@@ -175,7 +175,7 @@ class _Search:
                 rounding = self.squares[at][sorted(sites - in_fp32)].sum()
                 if rounding > 0:  # what adds up is what was measured, and some more
                     self.squares[at] *= 1.05 * errors[at] ** 2 / rounding
-            chosen = self._chosen(sites)
+            chosen = self._chosen()
             if chosen <= in_fp32 or len(chosen | in_fp32) < at_least:
                 chosen |= {self._worst(sites - in_fp32)}
             in_fp32 = chosen | self.fixed
@@ -195,11 +195,11 @@ class _Search:
             squares[numbers] = self.roundings.error(case, numbers) ** 2 / len(numbers)
         return squares
 
-    def _chosen(self, sites: set[int]) -> set[int]:
+    def _chosen(self) -> set[int]:
         """The cheapest sites, nearly, without which no sum of squares is beyond its bound."""
         shares = np.array([self.squares[at] / self.bounds[at] ** 2 for at in self.squares])
         costs = np.maximum(np.array(self.costs), _FREE)
-        in_fp32 = set(self.fixed)
+        sites, in_fp32 = self.sites, set(self.fixed)
         while rounded := sorted(sites - in_fp32):
             beyond = shares[:, rounded].sum(axis=1) > 1
             if not beyond.any():
@@ -219,11 +219,10 @@ class _Search:
 
     def _without_unneeded(self, in_fp32: set[int], at_least: int) -> set[int]:
         """The set without those that the bounds do not need, the dearest first."""
-        sites = set(range(len(self.roundings.sites)))
         for number in sorted(in_fp32 - self.fixed, key=lambda number: -self.costs[number]):
             if len(in_fp32) == at_least:
                 break
-            if self._is_kept((sites - in_fp32) | {number}):
+            if self._is_kept((self.sites - in_fp32) | {number}):
                 in_fp32 = in_fp32 - {number}
         return in_fp32
 

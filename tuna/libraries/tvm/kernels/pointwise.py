@@ -60,7 +60,7 @@ def workload(layer: Layer) -> tvm.IRModule:
     flat = te.compute(
         (shape.batch, shape.out_channels, pixels),
         lambda n, k, p: value(
-            (n, k, tirx.floordiv(p, width), tirx.floormod(p, width)), sums[n, k, p]
+            sums[n, k, p], (n, k, tirx.floordiv(p, width), tirx.floormod(p, width))
         ),
         name=_FLAT,
     )

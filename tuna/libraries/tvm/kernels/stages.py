@@ -216,17 +216,16 @@ def epilogue_arguments(
 def finished(
     layer: Layer, scalars: Any = None, *, started: bool = False
 ) -> tuple[list[Any], Callable[..., Any]]:
-    """The epilogue's placeholders, and what makes a value of the answer from its index in the
-    answer and its sum, which may have `started` with an argument."""
+    """The epilogue's placeholders, and what makes a value of the answer from its sum, which may
+    have `started` with an argument, and its index in the answer."""
     shape = layer.shape
     native = layer.mode is Mode.NATIVE
     extents = shape.native_output() if native else shape.layer_output()
     axes = (1, 4) if native else (3,) if shape.out_layout.endswith("C") else (1,)
     own = (shape.out_blocks, shape.block) if started else ()
-    inputs, of_sum = epilogue_arguments(
+    return epilogue_arguments(
         layer.epilogue, layer.types, extents, axes, scalars, own, layer.rounding
     )
-    return inputs, lambda index, total: of_sum(total, index)
 
 
 def answer(
@@ -261,7 +260,7 @@ def answer(
         else:
             n, k, h, w = (index[i] for i in ((0, 3, 1, 2) if last else range(4)))
             total = accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)]
-        return value(split(index), total)
+        return value(total, split(index))
 
     rows = (*extents[:at], height // merged, width * merged, *extents[at + 2 :])
     is_view = merged > 1 or shape.interleaved != (1, 1)
