@@ -72,7 +72,7 @@ def answers(node: Any, inputs: Sequence[Value | None], opset: int) -> list[Value
     if node.op_type == DYNAMIC_LSTM and inputs:
         real = helper.make_node("LSTM", [node.input[0]] * 3, node.output)
         real.attribute.extend(node.attribute)
-        node, inputs = real, inputs[:1] * 3
+        node, inputs = real, [inputs[0]] * 3
     if node.op_type in _SAME:
         return [Value(each.text) for each in inputs[:1] if each is not None]
     if node.op_type == "Range":  # some exporters write vectors of one value

@@ -90,8 +90,10 @@ def grid_of(layer: Layer, params: DirectParams) -> tuple[int, int, int]:
         own = items * part * (read * (1 / math.prod(cuts) + halo) + weights)
         return part * _sum_cycles(layer, params) + own
 
-    counts = shape.out_blocks // params.blocks, down, across
-    return min(itertools.product(*(divisors(count, most) for count in counts)), key=cost)
+    groups, bands, parts = (
+        divisors(count, most) for count in (shape.out_blocks // params.blocks, down, across)
+    )
+    return min(itertools.product(groups, bands, parts), key=cost)
 
 
 def asks_ahead(layer: Layer) -> bool:
